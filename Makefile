@@ -1,0 +1,36 @@
+# Every target sets up what it needs: on a fresh machine `make demo` and `make test` work alone.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test test-all check bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,dev]'
+	touch $(READY)
+
+demo: $(READY)
+	mkdir -p demo
+	$(BIN)/penstock simulate resnet50 --network mg-wfbp-k80-10gbe --workers 4,8,16,32,64,128,256,512,1024,2048 \
+	    --all-reduce ring --picture demo/scaling.png
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_imports.py
+
+test: check
+	$(BIN)/python -m pytest
+
+test-all: check
+	$(BIN)/python -m pytest -m 'not gpu'
+
+bench: $(READY)
+	$(BIN)/python benchmarks/planners.py
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache

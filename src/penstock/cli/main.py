@@ -1,0 +1,30 @@
+"""The `penstock` command: collects the verbs and turns errors into one line.
+
+A verb's module imports what it needs inside its function, so that `penstock --help` answers at once.
+"""
+
+import sys
+
+import typer
+
+from penstock.errors import PenstockError
+
+app = typer.Typer(
+    name="penstock",
+    help="Communication-efficient data-parallel training: plan it, prove it, time it, run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line; exit with 2 and one line where the user's input cannot be used."""
+    try:
+        app()
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        sys.stderr.close()
+        raise SystemExit(141) from None

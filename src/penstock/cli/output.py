@@ -1,0 +1,44 @@
+"""Printing results: a rich table for people, JSON for programs; never both."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_json(document: Any) -> None:
+    """Print `document` as JSON on standard output."""
+    json.dump(document, sys.stdout, indent=1, allow_nan=False)
+    print()
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], note: str = "") -> None:
+    """Print a table; columns whose cells are numbers are set to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+    for index, column in enumerate(columns):
+        numeric = all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, str) else format_cell(cell) for cell in row))
+    width = None if sys.stdout.isatty() else 160  # do not fold tables that go to a file
+    Console(width=width).print(table)
+
+
+def format_cell(value: object) -> str:
+    """Return a number with four significant digits, anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time in the unit a person would use.
+
+    >>> format_seconds(0.0123)
+    '12.3 ms'
+    """
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

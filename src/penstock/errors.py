@@ -1,0 +1,47 @@
+"""Every exception penstock raises on purpose: what was found, what was wanted, what to do.
+
+All derive from `PenstockError`, so a training script can catch one class; the command line prints the message
+as one line and exits with code 2.
+"""
+
+
+class PenstockError(Exception):
+    """The user's input or surroundings cannot be used as they are; the message says what to change."""
+
+
+class FormatError(PenstockError):
+    """A file does not hold what its format promises."""
+
+    def __init__(self, where: str, field: str, found: object, wanted: str) -> None:
+        self.where, self.field, self.found, self.wanted = where, field, found, wanted
+        super().__init__(f"{where}: {field}: found {shorten(found)}; wanted {wanted}")
+
+
+class TraceError(PenstockError):
+    """A trace contradicts itself."""
+
+
+class NetworkError(PenstockError):
+    """A network lacks the numbers that a question about it needs."""
+
+
+class PlanError(PenstockError):
+    """A plan does not fit the trace or the planner cannot answer."""
+
+
+class FitError(PenstockError):
+    """Measured points do not determine a cost line."""
+
+
+class StrategyError(PenstockError):
+    """A strategy is unknown or cannot be built with these options."""
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """Return `repr(value)`, cut so that an error stays one line.
+
+    >>> shorten("x" * 100, 10)
+    "'xxxxxx..."
+    """
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,149 @@
+"""Reading JSON field by field, so that every mistake in a file is one clear line.
+
+`Fields` wraps one JSON object together with the file's name and the path to the object inside it. Each method
+returns a checked value or raises `FormatError` naming the file, the field, what was found and what was wanted.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.errors import FormatError
+
+T = TypeVar("T")
+REQUIRED: Any = object()  # marks a field without a default; None is a legal default
+
+
+class Fields:
+    """One JSON object and where it came from."""
+
+    def __init__(self, values: object, where: str, path: str = "") -> None:
+        if not isinstance(values, dict):
+            raise FormatError(where, path or "top level", values, "a JSON object")
+        self._values, self._where, self._path = values, where, path
+
+    def error(self, name: str, wanted: str) -> FormatError:
+        """Return the error for field `name`; the caller raises it."""
+        found = self._values[name] if name in self._values else _Missing()
+        return FormatError(self._where, self._path + name, found, wanted)
+
+    def text(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return a non-empty string."""
+        return self._checked(name, default, "a non-empty string", lambda v: isinstance(v, str) and v != "")
+
+    def optional_text(self, name: str) -> str | None:
+        """Return a non-empty string, or None where the field is null or absent."""
+        found = self._checked(
+            name, None, "a non-empty string or null", lambda v: v is None or (isinstance(v, str) and v != "")
+        )
+        return None if found is None else str(found)
+
+    def choice(self, name: str, choices: tuple[str, ...], default: Any = REQUIRED) -> Any:
+        """Return one of `choices`."""
+        return self._checked(name, default, "one of " + ", ".join(choices), lambda v: v in choices)
+
+    def flag(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return true or false."""
+        return self._checked(name, default, "true or false", lambda v: isinstance(v, bool))
+
+    def integer(self, name: str, minimum: int, default: Any = REQUIRED) -> Any:
+        """Return a whole number of at least `minimum`."""
+        return self._checked(name, default, f"a whole number >= {minimum}", lambda v: _is_integer(v) and v >= minimum)
+
+    def amount(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return a finite number of at least 0 as a float: seconds, or seconds per byte."""
+        value = self._checked(name, default, "a finite number >= 0", _is_amount)
+        return float(value) if _is_amount(value) else value
+
+    def text_list(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        ok = self._checked(
+            name, REQUIRED, "a list of strings", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)
+        )
+        return tuple(ok)
+
+    def objects(self, name: str, default: Any = REQUIRED) -> "Iterator[Fields]":
+        """Yield the objects of a list, each as `Fields` that know their index."""
+        values = self._checked(name, default, "a list of objects", lambda v: isinstance(v, list))
+        for index, value in enumerate(values):
+            yield Fields(value, self._where, f"{self._path}{name}[{index}].")
+
+    def mapping(self, name: str, default: Any = REQUIRED) -> "Iterator[tuple[str, Fields]]":
+        """Yield the entries of an object of objects."""
+        values = self._checked(name, default, "an object", lambda v: isinstance(v, dict))
+        for key, value in values.items():
+            yield key, Fields(value, self._where, f"{self._path}{name}.{key}.")
+
+    def reject_unknown(self, known: tuple[str, ...]) -> None:
+        """Refuse fields outside `known`: a misspelt optional field must not be ignored."""
+        for name in self._values:
+            if name not in known:
+                raise FormatError(
+                    self._where, self._path + name, self._values[name], "no such field; known: " + ", ".join(known)
+                )
+
+    def _checked(self, name: str, default: Any, wanted: str, accept: Callable[[Any], bool]) -> Any:
+        if name not in self._values and default is not REQUIRED:
+            return default
+        if name not in self._values or not accept(self._values[name]):
+            raise self.error(name, wanted)
+        return self._values[name]
+
+
+class _Missing:
+    """Prints as `nothing`: what an error says was found where a field is absent."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def read_json(path: str | os.PathLike[str], expected_format: str, build: Callable[[Fields], T]) -> T:
+    """Read the JSON file at `path`, check its `format` field and hand its fields to `build`."""
+    where = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(where, "file", _reason(error), f"a readable {expected_format} file") from error
+    return parse_json(text, where, expected_format, build)
+
+
+def parse_json(text: str, where: str, expected_format: str, build: Callable[[Fields], T]) -> T:
+    """Parse `text`, check its `format` field and hand its fields to `build`."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        found = f"{error.msg} at line {error.lineno} column {error.colno} of {text.count(chr(10)) + 1} lines"
+        raise FormatError(where, "JSON", found, f"a whole {expected_format} document") from error
+    except RecursionError as error:
+        raise FormatError(where, "JSON", "nesting too deep", f"a {expected_format} document") from error
+    fields = Fields(values, where)
+    fields.choice("format", (expected_format,))
+    return build(fields)
+
+
+def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
+    """Write `document` to `path` whole or not at all: a reader never sees half a file."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise FormatError(str(path), "file", _reason(error), "a path that can be written") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

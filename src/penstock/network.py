@@ -1,0 +1,114 @@
+"""A `Network`: how long messages take between workers, as numbers that can be measured and written down.
+
+The model is alpha-beta-gamma: a message of M bytes takes `alpha + beta M` seconds between two workers, and summing
+M received bytes into M local ones takes `gamma M`. A whole collective of a given algorithm is then a line
+`a + b M` (MG-WFBP Eq. 10), which can also be measured directly.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import NetworkError
+from penstock.fields import Fields, read_json, write_json
+
+FORMAT = "penstock-network/1"
+_FIELDS = (
+    "format", "name", "workers", "alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "all_reduce", "source",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Seconds as a line in bytes: `a + b M` (MG-WFBP Eq. 10)."""
+
+    a_seconds: float  # startup: paid once per message, however small
+    b_seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        for name in ("a_seconds", "b_seconds_per_byte"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise NetworkError(f"{name} is {value}; wanted a finite number >= 0")
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time one message of `nbytes` takes."""
+        return self.a_seconds + self.b_seconds_per_byte * nbytes
+
+    def __add__(self, other: "LinearCost") -> "LinearCost":
+        """Return the cost of doing both, one after the other."""
+        return LinearCost(self.a_seconds + other.a_seconds, self.b_seconds_per_byte + other.b_seconds_per_byte)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The links between `workers` equal workers."""
+
+    workers: int  # world size at which it was measured; `all_reduce` holds for this size only
+    alpha_seconds: float  # startup of one point-to-point message
+    beta_seconds_per_byte: float  # 1 / bandwidth of one NIC in one direction
+    gamma_seconds_per_byte: float  # summing one received byte into a local one
+    all_reduce: Mapping[str, LinearCost] = field(default_factory=dict)  # measured, by strategy
+    name: str = "network"
+    source: str = ""  # where the numbers come from, in words
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise NetworkError(f"network {self.name!r}: workers is {self.workers}; wanted >= 1")
+        for name in ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise NetworkError(f"network {self.name!r}: {name} is {value}; wanted a finite number >= 0")
+
+    @property
+    def link(self) -> LinearCost:
+        """The cost of one point-to-point message."""
+        return LinearCost(self.alpha_seconds, self.beta_seconds_per_byte)
+
+
+def load_network(path: str | os.PathLike[str]) -> Network:
+    """Read a network from a `penstock-network/1` JSON file."""
+    return read_json(path, FORMAT, network_from_fields)
+
+
+def network_from_fields(fields: Fields) -> Network:
+    """Build a network from the fields of a `penstock-network/1` document."""
+    fields.reject_unknown(_FIELDS)
+    lines = {}
+    for name, line in fields.mapping("all_reduce", {}):
+        line.reject_unknown(("a_seconds", "b_seconds_per_byte"))
+        lines[name] = LinearCost(line.amount("a_seconds"), line.amount("b_seconds_per_byte"))
+    return Network(
+        workers=fields.integer("workers", 1),
+        alpha_seconds=fields.amount("alpha_seconds"),
+        beta_seconds_per_byte=fields.amount("beta_seconds_per_byte"),
+        gamma_seconds_per_byte=fields.amount("gamma_seconds_per_byte"),
+        all_reduce=lines,
+        name=fields.text("name", "network"),
+        source=fields.text("source", ""),
+    )
+
+
+def network_document(network: Network) -> dict[str, Any]:
+    """Return the network as a `penstock-network/1` document."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "name": network.name,
+        "workers": network.workers,
+        "alpha_seconds": network.alpha_seconds,
+        "beta_seconds_per_byte": network.beta_seconds_per_byte,
+        "gamma_seconds_per_byte": network.gamma_seconds_per_byte,
+    }
+    if network.all_reduce:
+        document["all_reduce"] = {
+            name: {"a_seconds": line.a_seconds, "b_seconds_per_byte": line.b_seconds_per_byte}
+            for name, line in network.all_reduce.items()
+        }
+    return {**document, "source": network.source} if network.source else document
+
+
+def save_network(network: Network, path: str | os.PathLike[str]) -> None:
+    """Write the network to `path` as JSON."""
+    write_json(path, network_document(network))

@@ -1,0 +1,180 @@
+"""A `Plan`: which gradients travel together, in which order, and by which way.
+
+Buckets stand in the order in which they are sent, which is the order in which their gradients become ready. A plan
+names tensors, so it can be checked against a trace or a model; its hash covers only what ranks must agree on.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PlanError
+from penstock.fields import Fields, read_json, write_json
+from penstock.timeline import Timeline, timeline_document, timeline_from_fields
+from penstock.trace import TIMES, Trace
+
+FORMAT = "penstock-plan/1"
+_FIELDS = (
+    "format", "model", "workers", "planner", "overlap", "times", "iteration_seconds", "non_overlapped_seconds",
+    "buckets", "timeline", "hash",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors that are sent as one message."""
+
+    tensors: tuple[str, ...]  # in the order their gradients become ready
+    nbytes: int  # dense gradient bytes, before any codec
+    strategy: str  # the collective that carries it
+    codec: str | None = None  # None: sent as it is
+    partitions: int = 1  # parts that are compressed and sent independently
+
+    @property
+    def name(self) -> str:
+        """A short name for pictures: the first and the last tensor."""
+        first, last = self.tensors[0], self.tensors[-1]
+        return first if first == last else f"{first} .. {last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The buckets of one iteration and what they are predicted to cost."""
+
+    model: str
+    workers: int
+    planner: str
+    buckets: tuple[Bucket, ...]
+    overlap: bool = True  # False: sending begins only after the whole backward pass (naive S-SGD)
+    times: str = "measured"  # "estimated" where the trace's times are
+    iteration_seconds: float = 0.0  # predicted
+    non_overlapped_seconds: float = 0.0  # predicted communication that no computation hides
+    timeline: Timeline = Timeline(())  # as predicted; may be empty
+
+    def __post_init__(self) -> None:
+        holder: dict[str, int] = {}
+        for index, bucket in enumerate(self.buckets):
+            if not bucket.tensors:
+                raise PlanError(f"bucket {index} is empty; a bucket holds at least one tensor")
+            for name in bucket.tensors:
+                if name in holder:
+                    both = f"buckets {holder[name]} and {index}" if holder[name] != index else f"bucket {index} twice"
+                    raise PlanError(f"tensor {name!r} is in {both}; a plan holds each tensor once")
+                holder[name] = index
+
+    @property
+    def hash(self) -> str:
+        """A digest of what all ranks must agree on: buckets, their ways, and when sending starts."""
+        agreed = [self.overlap, [_bucket_document(bucket) for bucket in self.buckets]]
+        return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
+
+    def check_against(self, trace: Trace) -> None:
+        """Raise `PlanError` unless the plan holds every tensor of `trace`, in the trace's order, with its bytes."""
+        planned = [name for bucket in self.buckets for name in bucket.tensors]
+        known = {tensor.name: nbytes for tensor, nbytes in zip(trace.tensors, trace.nbytes, strict=True)}
+        for name in planned:
+            if name not in known:
+                raise PlanError(f"plan holds tensor {name!r}, which trace {trace.model!r} does not have; plan anew")
+        if missing := set(known) - set(planned):
+            raise PlanError(f"plan lacks tensor {sorted(missing)[0]!r} of trace {trace.model!r}; plan anew")
+        if planned != list(known):
+            at = next(i for i, (a, b) in enumerate(zip(planned, known, strict=True)) if a != b)
+            raise PlanError(
+                f"plan sends {planned[at]!r} where trace {trace.model!r} has {list(known)[at]!r} ready; plan anew"
+            )
+        for index, bucket in enumerate(self.buckets):
+            if bucket.nbytes != (wanted := sum(known[name] for name in bucket.tensors)):
+                raise PlanError(f"bucket {index} says {bucket.nbytes} bytes; its tensors have {wanted}; plan anew")
+
+
+def cut_into_buckets(trace: Trace, ends: Sequence[int], strategies: Sequence[str]) -> tuple[Bucket, ...]:
+    """Cut the trace after the tensors with indices `ends` (the last one included), a strategy for each piece.
+
+    >>> cut_into_buckets(trace_of_four, [0, 3], ["ring", "ring"])  # tensor 0 alone, then 1, 2 and 3
+    """
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    sizes = trace.nbytes
+    return tuple(
+        Bucket(tuple(t.name for t in trace.tensors[start : end + 1]), sum(sizes[start : end + 1]), strategy)
+        for start, end, strategy in zip(starts, ends, strategies, strict=True)
+    )
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read a plan from a `penstock-plan/1` JSON file."""
+    return read_json(path, FORMAT, plan_from_fields)
+
+
+def plan_from_fields(fields: Fields) -> Plan:
+    """Build a plan from the fields of a `penstock-plan/1` document."""
+    fields.reject_unknown(_FIELDS)
+    buckets = []
+    seen: set[str] = set()
+    for item in fields.objects("buckets"):
+        buckets.append(_bucket(item, seen))
+    plan = Plan(
+        model=fields.text("model", "model"),
+        workers=fields.integer("workers", 1, 1),
+        planner=fields.text("planner"),
+        buckets=tuple(buckets),
+        overlap=fields.flag("overlap", True),
+        times=fields.choice("times", TIMES, "measured"),
+        iteration_seconds=fields.amount("iteration_seconds", 0.0),
+        non_overlapped_seconds=fields.amount("non_overlapped_seconds", 0.0),
+        timeline=timeline_from_fields(list(fields.objects("timeline", []))),
+    )
+    if fields.text("hash", plan.hash) != plan.hash:
+        raise fields.error(
+            "hash", f"{plan.hash}, the hash of these buckets; the file was edited by hand: drop the field"
+        )
+    return plan
+
+
+def _bucket(fields: Fields, seen: set[str]) -> Bucket:
+    fields.reject_unknown(("tensors", "nbytes", "strategy", "codec", "partitions"))
+    tensors = fields.text_list("tensors")
+    if not tensors:
+        raise fields.error("tensors", "at least one tensor")
+    for name in tensors:
+        if name in seen:
+            raise fields.error("tensors", f"each tensor once in a plan ({name!r} stands twice)")
+        seen.add(name)
+    codec = fields.optional_text("codec")
+    return Bucket(
+        tensors, fields.integer("nbytes", 0), fields.text("strategy"), codec, fields.integer("partitions", 1, 1)
+    )
+
+
+def _bucket_document(bucket: Bucket) -> dict[str, Any]:
+    return {
+        "tensors": list(bucket.tensors),
+        "nbytes": bucket.nbytes,
+        "strategy": bucket.strategy,
+        "codec": bucket.codec,
+        "partitions": bucket.partitions,
+    }
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the plan as a `penstock-plan/1` document."""
+    return {
+        "format": FORMAT,
+        "model": plan.model,
+        "workers": plan.workers,
+        "planner": plan.planner,
+        "overlap": plan.overlap,
+        "times": plan.times,
+        "iteration_seconds": plan.iteration_seconds,
+        "non_overlapped_seconds": plan.non_overlapped_seconds,
+        "hash": plan.hash,
+        "buckets": [_bucket_document(bucket) for bucket in plan.buckets],
+        "timeline": timeline_document(plan.timeline),
+    }
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Write the plan to `path` as JSON."""
+    write_json(path, plan_document(plan))
