@@ -16,7 +16,8 @@ from penstock.fields import Fields, read_json, write_json
 
 FORMAT = "penstock-network/1"
 _FIELDS = (
-    "format", "name", "workers", "alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "all_reduce", "source",
+    "format", "name", "workers", "alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte",
+    "all_reduce", "source",
 )  # fmt: skip
 
 

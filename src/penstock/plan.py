@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import PlanError
@@ -52,7 +52,7 @@ class Plan:
     times: str = "measured"  # "estimated" where the trace's times are
     iteration_seconds: float = 0.0  # predicted
     non_overlapped_seconds: float = 0.0  # predicted communication that no computation hides
-    timeline: Timeline = Timeline(())  # as predicted; may be empty
+    timeline: Timeline = field(default_factory=lambda: Timeline(()))  # as predicted; may be empty
 
     def __post_init__(self) -> None:
         holder: dict[str, int] = {}
