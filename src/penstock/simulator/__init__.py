@@ -1,0 +1,1 @@
+"""The clock: a discrete-event engine, and the two things it times: programs and training iterations."""

@@ -1,0 +1,192 @@
+"""Times a program: the second reader of the same instructions that `verify` proves and the runtime runs.
+
+The network is alpha-beta-gamma with full-duplex links: a NIC sends one message and receives one message at a time,
+a message of M bytes holds both NICs for `alpha + beta M` seconds, and merging M bytes takes `gamma M` of the rank's
+processor. Copies are free. Racks joined by an oversubscribed uplink are given by `Uplinks`.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.network import Network
+from penstock.program import Instruction, Op, Program, Slice
+from penstock.simulator.engine import Resource, Task, run_tasks
+from penstock.timeline import Span, Timeline
+
+CodecSeconds = Callable[[Op, int], float]  # (ENCODE or DECODE, dense bytes) -> seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Uplinks:
+    """Racks of `ranks_per_rack` consecutive ranks; each rack's uplink carries `width` messages at once."""
+
+    ranks_per_rack: int
+    width: int  # uplink rate / NIC rate, at least 1
+
+    def crossed(self, source: int, target: int) -> tuple[Resource, ...]:
+        """Return the uplinks a message between two ranks occupies."""
+        here, there = source // self.ranks_per_rack, target // self.ranks_per_rack
+        return () if here == there else (("up", here), ("down", there))
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCost:
+    """What a codec does to sizes and times, as far as a program's clock needs to know."""
+
+    ratio: float = 1.0  # encoded bytes / dense bytes
+    seconds: CodecSeconds = field(default=lambda op, nbytes: 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramTiming:
+    """How long a program takes and when each message travels."""
+
+    seconds: float
+    timeline: Timeline
+
+
+def simulate_program(
+    program: Program,
+    network: Network,
+    itemsize: int = 4,
+    *,
+    uplinks: Uplinks | None = None,
+    codec: CodecCost | None = None,
+    native_seconds: Callable[[float], float] | None = None,
+) -> ProgramTiming:
+    """Time `program` on `network`; `itemsize` is the bytes of one element.
+
+    `native_seconds` gives the time of the engine's own collective for a number of bytes; without it a program with a
+    NATIVE instruction cannot be timed.
+    """
+    translation = _Translation(program, network, itemsize, uplinks, codec or CodecCost(), native_seconds)
+    tasks, names = translation.tasks()
+    capacity: Mapping[Resource, int] = translation.capacity()
+    spans = []
+    for task, ran, (name, lane, rank) in zip(tasks, run_tasks(tasks, capacity), names, strict=True):
+        if task.seconds or task.uses:
+            spans.append(Span(name, lane, ran.start_seconds, ran.end_seconds, rank))
+    timeline = Timeline(tuple(spans))
+    return ProgramTiming(timeline.iteration_seconds, timeline)
+
+
+def count_steps(program: Program) -> int:
+    """Count time steps when a message takes one step and everything else none, as Wang et al. do in Fig. 2."""
+    unit = Network(workers=program.world_size, alpha_seconds=1.0, beta_seconds_per_byte=0.0, gamma_seconds_per_byte=0.0)
+    return round(simulate_program(program, unit, native_seconds=lambda nbytes: 1.0).seconds)
+
+
+Key = tuple[int, int]  # (rank, instruction index)
+
+
+@dataclass(slots=True)
+class _Translation:
+    """Turns instructions into tasks: a send and its recv become one message."""
+
+    program: Program
+    network: Network
+    itemsize: int
+    uplinks: Uplinks | None
+    codec: CodecCost
+    native_seconds: Callable[[float], float] | None
+
+    def tasks(self) -> tuple[list[Task], list[tuple[str, str, int]]]:
+        """Return tasks in the order a rank-by-rank, step-by-step reading meets them, and a name for each."""
+        owner = self._group()
+        order = sorted(owner, key=lambda key: (key[1], key[0]))
+        index_of: dict[Key, int] = {}
+        members: list[list[Key]] = []
+        for key in order:
+            head = owner[key]
+            if head not in index_of:
+                index_of[head] = len(members)
+                members.append([])
+            members[index_of[head]].append(key)
+        return [self._task(keys, owner, index_of) for keys in members], [self._name(keys[0]) for keys in members]
+
+    def capacity(self) -> dict[Resource, int]:
+        if self.uplinks is None:
+            return {}
+        racks = range(-(-self.program.world_size // self.uplinks.ranks_per_rack))
+        return {(way, rack): self.uplinks.width for way in ("up", "down") for rack in racks}
+
+    def _group(self) -> dict[Key, Key]:
+        """Map each instruction to the head of its group: a recv to its send, all natives to rank 0's."""
+        sends: defaultdict[tuple[int, int], deque[Key]] = defaultdict(deque)
+        natives: defaultdict[int, list[Key]] = defaultdict(list)
+        owner: dict[Key, Key] = {}
+        for rank, instructions in enumerate(self.program.ranks):
+            for index, instruction in enumerate(instructions):
+                owner[rank, index] = (rank, index)
+                if instruction.op is Op.SEND and instruction.peer is not None:
+                    sends[rank, instruction.peer].append((rank, index))
+                if instruction.op is Op.NATIVE:
+                    natives[rank].append((rank, index))
+        for rank, instructions in enumerate(self.program.ranks):
+            for index, instruction in enumerate(instructions):
+                if instruction.op is Op.RECV and instruction.peer is not None:
+                    owner[rank, index] = sends[instruction.peer, rank].popleft()
+            for count, key in enumerate(natives[rank]):
+                owner[key] = natives[0][count]
+        return owner
+
+    def _task(self, keys: list[Key], owner: Mapping[Key, Key], index_of: Mapping[Key, int]) -> Task:
+        after = {index_of[owner[rank, earlier]] for rank, index in keys for earlier in self._at(rank, index).after}
+        after |= {index_of[key] for key in self._previous(keys)}
+        rank, index = keys[0]
+        if any(self._at(*key).op is Op.SEND for key in keys):
+            source, target = next(((r, self._at(r, i).peer) for r, i in keys if self._at(r, i).op is Op.SEND))
+            assert target is not None
+            uses = (("out", source), ("in", target), *(self.uplinks.crossed(source, target) if self.uplinks else ()))
+            return Task(self._message_seconds(keys), uses, tuple(sorted(after)))
+        if self._at(rank, index).op is Op.NATIVE:
+            return Task(self._native(self._at(rank, index)), tuple(("cpu", r) for r, _ in keys), tuple(sorted(after)))
+        seconds = self._compute_seconds(self._at(rank, index))
+        return Task(seconds, (("cpu", rank),) if seconds else (), tuple(sorted(after)))
+
+    def _previous(self, keys: list[Key]) -> list[Key]:
+        """Return the message sent before this one to the same rank: a link keeps its messages in order."""
+        for rank, index in keys:
+            if self._at(rank, index).op is Op.SEND:
+                earlier = [i for i in range(index) if self._sends_to(rank, i, self._at(rank, index).peer)]
+                return [(rank, earlier[-1])] if earlier else []
+        return []
+
+    def _sends_to(self, rank: int, index: int, peer: int | None) -> bool:
+        return self._at(rank, index).op is Op.SEND and self._at(rank, index).peer == peer
+
+    def _message_seconds(self, keys: list[Key]) -> float:
+        read = next(self._at(*key).read for key in keys if self._at(*key).op is Op.SEND)
+        assert read is not None
+        return self.network.link.seconds(self._nbytes(read))
+
+    def _native(self, instruction: Instruction) -> float:
+        assert instruction.write is not None
+        assert self.native_seconds is not None, "a native program needs native_seconds"
+        return self.native_seconds(self._nbytes(instruction.write))
+
+    def _compute_seconds(self, instruction: Instruction) -> float:
+        assert instruction.write is not None
+        assert instruction.read is not None
+        dense = instruction.write.numel * self.itemsize
+        if instruction.op is Op.MERGE:
+            encoded = self.program.buffer(instruction.read.buffer).encoded
+            decoding = self.codec.seconds(Op.DECODE, dense) if encoded else 0.0
+            return self.network.gamma_seconds_per_byte * dense + decoding
+        return self.codec.seconds(instruction.op, dense) if instruction.op in (Op.ENCODE, Op.DECODE) else 0.0
+
+    def _nbytes(self, touched: Slice) -> float:
+        ratio = self.codec.ratio if self.program.buffer(touched.buffer).encoded else 1.0
+        return touched.numel * self.itemsize * ratio
+
+    def _at(self, rank: int, index: int) -> Instruction:
+        return self.program.ranks[rank][index]
+
+    def _name(self, key: Key) -> tuple[str, str, int]:
+        instruction = self._at(*key)
+        lane = "network" if instruction.op in (Op.SEND, Op.RECV) else "codec" if instruction.op in _CODEC else "merge"
+        return str(instruction).split(" (")[0], lane, key[0]
+
+
+_CODEC = (Op.ENCODE, Op.DECODE)
