@@ -1,0 +1,1 @@
+"""CompLL: gradient compressors written in twenty lines, compiled to the CPU and to the GPU."""
