@@ -1,0 +1,92 @@
+"""Fits cost lines to measured points, robustly, and says how good the fit is.
+
+Message sizes span five decades, so residuals are taken relative to the measured time; otherwise the largest message
+alone decides. Outliers (a scheduler's hiccup) are weighed down by Huber's rule, iterated to convergence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import FitError
+from penstock.network import LinearCost, Network
+
+Points = Sequence[tuple[float, float]]  # (bytes, seconds)
+_HUBER = 1.345  # standard deviations beyond which a point's pull no longer grows; the usual constant
+_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A line and how well it describes the points."""
+
+    line: LinearCost
+    median_error: float  # median of |measured - line| / measured
+    worst_error: float  # maximum of the same
+    points: int
+
+
+def fit_line(points: Points, what: str = "points") -> Fit:
+    """Fit `a + b M` with a, b >= 0 to measured (bytes, seconds).
+
+    Refuses points that cannot determine such a line: fewer than two sizes, a non-positive time, or times that do not
+    grow with size. `what` names the measurement in errors.
+    """
+    nbytes, seconds = _checked(points, what)
+    _check_growth(nbytes, seconds, what)
+    a, b = _huber(nbytes, seconds)
+    if a < 0:  # a line through the origin: the startup is too small to be seen
+        a, b = 0.0, float(np.median(seconds / np.maximum(nbytes, 1e-300)))
+    errors = np.abs(seconds - (a + b * nbytes)) / seconds
+    return Fit(LinearCost(a, b), float(np.median(errors)), float(errors.max()), len(seconds))
+
+
+def fit_network(
+    workers: int, link_points: Points, merge_points: Points, name: str = "measured"
+) -> tuple[Network, dict[str, Fit]]:
+    """Fit alpha and beta to point-to-point times and gamma to summation times."""
+    link = fit_line(link_points, "point-to-point times")
+    merge = fit_line(merge_points, "summation times")
+    alpha, beta, gamma = link.line.a_seconds, link.line.b_seconds_per_byte, merge.line.b_seconds_per_byte
+    return Network(workers, alpha, beta, gamma, name=name), {"link": link, "merge": merge}
+
+
+def _checked(points: Points, what: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    table = np.asarray(points, dtype=np.float64).reshape(-1, 2)
+    nbytes, seconds = table[:, 0], table[:, 1]
+    if not np.isfinite(table).all() or (nbytes < 0).any() or (seconds <= 0).any():
+        raise FitError(f"{what}: a size or time is negative, zero or not finite; wanted sizes >= 0 and times > 0")
+    if len(np.unique(nbytes)) < 2:
+        raise FitError(f"{what}: {len(np.unique(nbytes))} different sizes; wanted at least 2, measure more sizes")
+    return nbytes, seconds
+
+
+def _check_growth(nbytes: NDArray[np.float64], seconds: NDArray[np.float64], what: str) -> None:
+    sizes = np.unique(nbytes)
+    medians = np.array([np.median(seconds[nbytes == size]) for size in sizes])
+    slopes = [
+        (medians[j] - medians[i]) / (sizes[j] - sizes[i]) for i in range(len(sizes)) for j in range(i + 1, len(sizes))
+    ]
+    if np.median(slopes) <= 0 or medians[-1] <= medians[0]:
+        found = f"{sizes[0]:.0f} bytes took {medians[0]:.3g} s and {sizes[-1]:.0f} bytes {medians[-1]:.3g} s"
+        raise FitError(f"{what} do not grow with size: {found}; measure longer, or larger messages")
+
+
+def _huber(nbytes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
+    scale = nbytes.max()
+    design = np.stack([np.ones_like(nbytes), nbytes / scale], axis=1) / seconds[:, None]  # relative residuals
+    target = np.ones_like(seconds)
+    weights = np.ones_like(seconds)
+    solution = np.zeros(2)
+    for _ in range(_ROUNDS):
+        root = np.sqrt(weights)
+        updated = np.asarray(np.linalg.lstsq(design * root[:, None], target * root, rcond=None)[0], dtype=np.float64)
+        residuals = np.abs(target - design @ updated)
+        spread = max(1.4826 * float(np.median(residuals)), 1e-12)
+        weights = np.minimum(1.0, _HUBER * spread / np.maximum(residuals, 1e-300))
+        if np.allclose(updated, solution, rtol=1e-12, atol=0.0):
+            break
+        solution = updated
+    return float(solution[0]), float(solution[1] / scale)

@@ -1,0 +1,50 @@
+"""Planners decide which gradients travel together. Each is a function of values; none knows the simulator.
+
+A planner takes a trace and the ways a bucket can travel and returns buckets in sending order. All but `exact` use the
+first way for every bucket and exist to be compared with.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.cost.ways import Way
+from penstock.errors import PlanError
+from penstock.plan import Bucket
+from penstock.planners.exact import plan_exact
+from penstock.planners.greedy import plan_greedy
+from penstock.planners.single import plan_single
+from penstock.planners.threshold import plan_threshold
+from penstock.planners.wfbp import plan_wfbp
+from penstock.trace import Trace
+
+PlanFunction = Callable[[Trace, Sequence[Way]], tuple[Bucket, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A planner under its name."""
+
+    name: str
+    buckets: PlanFunction
+    overlap: bool  # may sending begin while the backward pass runs?
+    summary: str
+
+
+PLANNERS: dict[str, Planner] = {
+    planner.name: planner
+    for planner in (
+        Planner("naive", plan_wfbp, False, "one message per tensor, sent after the whole backward pass"),
+        Planner("wfbp", plan_wfbp, True, "one message per tensor, sent as soon as it is ready"),
+        Planner("single", plan_single, True, "one message with everything (SyncEASGD)"),
+        Planner("threshold", plan_threshold, True, "stock DDP: 1 MiB first, then buckets of 25 MiB"),
+        Planner("greedy", plan_greedy, True, "MG-WFBP Algorithm 1 as published"),
+        Planner("exact", plan_exact, True, "the optimum"),
+    )
+}
+
+
+def find_planner(name: str) -> Planner:
+    """Return the planner called `name`."""
+    if name not in PLANNERS:
+        raise PlanError(f"no planner called {name!r}; wanted one of {', '.join(PLANNERS)}")
+    return PLANNERS[name]

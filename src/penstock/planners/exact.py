@@ -1,0 +1,128 @@
+"""The optimal merging of gradients, in time linear in tensors x ways (one stage), proved in docs/decisions.
+
+In ready order, let r_j be when gradient j is ready, S_j the bytes of gradients 1..j, and f_j the earliest time at which
+1..j can all have been sent. The last message of an optimal schedule of 1..j holds some i+1..j, so
+
+    f_j = min over i < j and ways (a, b) of  max(f_i, r_j) + a + b (S_j - S_i),     f_0 = 0.
+
+f and r never decrease. Hence the candidates i split into those with f_i <= r_j, among which the last is best (it sends
+the fewest bytes after r_j), and the rest, a window whose left end only moves right, where the least f_i - b S_i wins: a
+monotone queue per way holds it. Each index enters and leaves each queue once.
+
+    r = 1 2 3, one byte each, a = 2, b = 0.1:   f_1 = 1+2+0.1 = 3.1
+    j=2: alone after 1: 3.1+2.1 = 5.2; with 1: 2+2.2 = 4.2          f_2 = 4.2
+    j=3: alone after 2: 4.2+2.1 = 6.3; with 2: 3.1+2.2; all: 3+2.3   f_3 = 5.3
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+
+from penstock.cost.ways import Way
+from penstock.errors import PlanError
+from penstock.network import LinearCost
+from penstock.plan import Bucket, cut_into_buckets
+from penstock.trace import Trace
+
+
+def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
+    """Return the buckets, and the way of each, that end the iteration earliest."""
+    if not ways:
+        raise PlanError("no way to send a bucket was given; wanted at least one")
+    prefix = list(accumulate(trace.nbytes, initial=0))
+    if all(len(way.stages) == 1 for way in ways):
+        cuts = optimal_cuts(trace.ready_seconds, prefix, [way.stages[0] for way in ways])
+    else:
+        cuts = _optimal_staged_cuts(trace.ready_seconds, prefix, ways)
+    return cut_into_buckets(trace, [end for end, _ in cuts], [ways[chosen].strategy for _, chosen in cuts])
+
+
+def optimal_cuts(ready: Sequence[float], prefix: Sequence[int], costs: Sequence[LinearCost]) -> list[tuple[int, int]]:
+    """Return (index of the last tensor, index of the way) for each message of an optimal schedule.
+
+    `prefix[j]` is the bytes of the first j tensors, so it has one entry more than `ready`.
+    """
+    lines = [(cost.a_seconds, cost.b_seconds_per_byte, deque[int]()) for cost in costs]
+    finish = [0.0]
+    cut = [(0, 0)]  # where the last message of an optimal schedule of 1..j begins, and its way
+    waited = 0  # the last i with finish[i] <= ready of the current tensor
+    for j, ready_j in enumerate(ready, start=1):
+        while waited + 1 < j and finish[waited + 1] <= ready_j:
+            waited += 1
+        best, choice = float("inf"), (0, 0)
+        for way, (a, b, queue) in enumerate(lines):
+            while queue and queue[0] <= waited:
+                queue.popleft()
+            ends = ready_j + a + b * (prefix[j] - prefix[waited])
+            if ends < best:
+                best, choice = ends, (waited, way)
+            if queue:
+                ends = finish[queue[0]] + a + b * (prefix[j] - prefix[queue[0]])
+                if ends < best:
+                    best, choice = ends, (queue[0], way)
+        finish.append(best)
+        cut.append(choice)
+        for _, b, queue in lines:
+            level = best - b * prefix[j]
+            while queue and finish[queue[-1]] - b * prefix[queue[-1]] > level:
+                queue.pop()
+            queue.append(j)
+    return _walk_back(cut)
+
+
+def _walk_back(cut: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    messages: list[tuple[int, int]] = []
+    j = len(cut) - 1
+    while j > 0:
+        start, way = cut[j]
+        messages.append((j - 1, way))
+        j = start
+    return messages[::-1]
+
+
+State = tuple[tuple[float, ...], "State | None", int, int]  # stage finish times, predecessor, last tensor + 1, way
+
+
+def _optimal_staged_cuts(ready: Sequence[float], prefix: Sequence[int], ways: Sequence[Way]) -> list[tuple[int, int]]:
+    """Return the optimal messages where each passes several stages, such as push and pull.
+
+    The time one prefix ends is now a vector, one entry per stage, and only states that another one beats in no entry
+    can lead to the optimum. Keeping all others is exact; it is quadratic in tensors, times the few states kept.
+    """
+    if len({len(way.stages) for way in ways}) > 1:
+        raise PlanError("ways with different numbers of stages cannot be mixed; plan for one kind at a time")
+    stages = len(ways[0].stages)
+    frontier: list[list[State]] = [[((0.0,) * stages, None, 0, 0)]]
+    for j, ready_j in enumerate(ready, start=1):
+        reached: list[State] = []
+        for i in range(j):
+            for state in frontier[i]:
+                for chosen, way in enumerate(ways):
+                    times = _pass_stages(state[0], ready_j, way.stages, prefix[j] - prefix[i])
+                    reached.append((times, state, j, chosen))
+        frontier.append(_undominated(reached))
+    messages: list[tuple[int, int]] = []
+    last = min(frontier[-1], key=lambda found: found[0][-1])
+    while last[1] is not None:
+        messages.append((last[2] - 1, last[3]))
+        last = last[1]
+    return messages[::-1]
+
+
+def _pass_stages(
+    free: tuple[float, ...], ready: float, stages: tuple[LinearCost, ...], nbytes: int
+) -> tuple[float, ...]:
+    times = []
+    for available, stage in zip(free, stages, strict=True):
+        ready = max(available, ready) + stage.seconds(nbytes)
+        times.append(ready)
+    return tuple(times)
+
+
+def _undominated(states: list[State]) -> list[State]:
+    """Keep the states that no other reaches at least as early in every stage."""
+    kept: list[State] = []
+    for state in sorted(states, key=lambda found: found[0]):
+        if not any(all(a <= b for a, b in zip(other[0], state[0], strict=True)) for other in kept):
+            kept.append(state)
+    return kept

@@ -1,0 +1,90 @@
+"""Executes one training iteration in simulated time and returns its timeline.
+
+The forward pass and then each tensor's backward computation run on the compute lane; a bucket is sent when its last
+gradient is ready and the buckets before it have left. With parameter servers a bucket is pushed, then pulled, and the
+push of the next bucket overlaps the pull of this one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from penstock.cost.ways import Way
+from penstock.errors import PlanError
+from penstock.plan import Bucket, Plan
+from penstock.planners import Planner
+from penstock.simulator.engine import Task, run_tasks
+from penstock.timeline import COMPUTE, Span, Timeline
+from penstock.trace import Trace
+
+
+def simulate_iteration(
+    trace: Trace,
+    buckets: Sequence[Bucket],
+    ways: Sequence[Way],
+    *,
+    overlap: bool = True,
+    ready_seconds: Sequence[float] | None = None,
+) -> Timeline:
+    """Run one iteration of `trace` with `buckets`, each sent by the way of its strategy.
+
+    `ready_seconds` replaces the trace's ready times: with stragglers, when the slowest worker's gradient is ready.
+    """
+    by_strategy = {way.strategy: way for way in ways}
+    ready = trace.ready_seconds if ready_seconds is None else tuple(ready_seconds)
+    tasks, spans = _computation(trace, ready)
+    last_of = _last_tensors(trace, buckets)
+    free: dict[str, int] = {}  # the latest task of each lane
+    for bucket, last in zip(buckets, last_of, strict=True):
+        way = _way(by_strategy, bucket)
+        after = len(ready) if not overlap else last + 1  # task 0 is the forward pass
+        for stage, lane in zip(way.stages, way.lanes, strict=True):
+            before = (free[lane],) if lane in free else ()
+            tasks.append(Task(stage.seconds(bucket.nbytes), (lane,), (after, *before)))
+            spans.append((bucket.name, lane))
+            after = free[lane] = len(tasks) - 1
+    ran = run_tasks(tasks)
+    return Timeline(
+        tuple(Span(name, lane, r.start_seconds, r.end_seconds) for (name, lane), r in zip(spans, ran, strict=True))
+    )
+
+
+def _computation(trace: Trace, ready: Sequence[float]) -> tuple[list[Task], list[tuple[str, str]]]:
+    """Return the forward pass and each backward step as tasks that end exactly at their ready times."""
+    starts = [
+        ready[0] - trace.tensors[0].backward_seconds,
+        *ready,
+    ]  # what precedes the first tensor is the forward pass
+    starts[0] = max(0.0, starts[0])
+    tasks = [Task(starts[0], (COMPUTE,))]
+    spans = [("forward", COMPUTE)]
+    for index, tensor in enumerate(trace.tensors):
+        tasks.append(Task(max(0.0, ready[index] - starts[index]), (COMPUTE,), (index,)))
+        spans.append((tensor.name, COMPUTE))
+    return tasks, spans
+
+
+def _last_tensors(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
+    index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
+    try:
+        return [max(index_of[name] for name in bucket.tensors) for bucket in buckets]
+    except KeyError as error:
+        raise PlanError(f"plan holds tensor {error.args[0]!r}, which trace {trace.model!r} does not have") from error
+
+
+def _way(ways: Mapping[str, Way], bucket: Bucket) -> Way:
+    if bucket.strategy not in ways:
+        raise PlanError(f"bucket {bucket.name!r} wants strategy {bucket.strategy!r}; known here: {', '.join(ways)}")
+    return ways[bucket.strategy]
+
+
+def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int) -> Plan:
+    """Let `planner` plan `trace` and return the plan with its predicted timeline."""
+    buckets = planner.buckets(trace, ways)
+    timeline = simulate_iteration(trace, buckets, ways, overlap=planner.overlap)
+    plan = Plan(trace.model, workers, planner.name, buckets, overlap=planner.overlap, times=trace.times)
+    return replace(
+        plan,
+        timeline=timeline,
+        iteration_seconds=timeline.iteration_seconds,
+        non_overlapped_seconds=timeline.non_overlapped_seconds,
+    )

@@ -1,0 +1,111 @@
+"""Scaling studies: the iteration on 4, 8, ... 2,048 workers, planner by planner.
+
+Weak scaling: every worker keeps its batch, so speed-up is `p x (compute on one worker) / iteration` and efficiency is
+speed-up over p (MG-WFBP Eq. 4-5).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from penstock.cost.ways import Way, way_for
+from penstock.errors import PlanError
+from penstock.network import Network
+from penstock.planners import Planner
+from penstock.simulator.iteration import simulate_iteration
+from penstock.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """Workers that are not all equally fast.
+
+    In every iteration each worker's computation is stretched by its own factor: log-normal with mean 1 and standard
+    deviation `jitter`, times `straggler` for the first `stragglers` workers. A synchronous collective waits for the
+    slowest, so gradients are ready when the slowest worker's are.
+    """
+
+    jitter: float = 0.0  # relative standard deviation of a worker's iteration
+    straggler: float = 1.0  # how many times slower the slow workers are
+    stragglers: int = 0  # how many workers are slow
+    iterations: int = 20  # simulated and averaged
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.jitter) and self.jitter >= 0):
+            raise PlanError(f"jitter is {self.jitter}; wanted a finite number >= 0")
+        if not (math.isfinite(self.straggler) and self.straggler >= 1):
+            raise PlanError(f"straggler is {self.straggler}; wanted a factor >= 1")
+        if self.stragglers < 0 or self.iterations < 1:
+            raise PlanError(f"{self.stragglers} stragglers, {self.iterations} iterations; wanted >= 0 and >= 1")
+
+    def slowest_factors(self, workers: int) -> list[float]:
+        """Return, for each iteration, the factor of the slowest worker."""
+        sigma = math.sqrt(math.log1p(self.jitter**2))
+        draws = np.random.default_rng([self.seed, workers]).normal(
+            -sigma * sigma / 2, sigma, (self.iterations, workers)
+        )
+        factors = np.exp(draws)
+        factors[:, : min(self.stragglers, workers)] *= self.straggler
+        return [float(factor) for factor in factors.max(axis=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """One planner on one number of workers."""
+
+    workers: int
+    planner: str
+    messages: int
+    iteration_seconds: float  # mean over iterations where workers vary
+    non_overlapped_seconds: float
+    speedup: float
+    efficiency: float
+    cost: str  # "measured" line or "model" (closed form)
+
+    def document(self) -> dict[str, Any]:
+        """Return the row for `--json`."""
+        return asdict(self)
+
+
+def scaling_study(
+    trace: Trace,
+    network: Network,
+    workers: Iterable[int],
+    planners: Sequence[Planner],
+    strategy: str,
+    variation: Variation | None = None,
+) -> list[ScalingRow]:
+    """Simulate every planner on every number of workers."""
+    return [
+        _row(trace, planner, way_for(network, strategy, p), p, variation)
+        for p in workers
+        for planner in planners
+    ]  # fmt: skip
+
+
+def _row(trace: Trace, planner: Planner, way: Way, p: int, variation: Variation | None) -> ScalingRow:
+    buckets = planner.buckets(trace, [way])
+    factors = variation.slowest_factors(p) if variation else [1.0]
+    runs = [
+        simulate_iteration(
+            trace, buckets, [way], overlap=planner.overlap, ready_seconds=[f * r for r in trace.ready_seconds]
+        )
+        for f in factors
+    ]
+    seconds = fmean(run.iteration_seconds for run in runs)
+    speedup = p * trace.compute_seconds / seconds if seconds else float(p)
+    return ScalingRow(
+        workers=p,
+        planner=planner.name,
+        messages=len(buckets),
+        iteration_seconds=seconds,
+        non_overlapped_seconds=fmean(run.non_overlapped_seconds for run in runs),
+        speedup=speedup,
+        efficiency=speedup / p,
+        cost="measured" if way.measured else "model",
+    )
