@@ -37,6 +37,10 @@ class StrategyError(PenstockError):
     """A strategy is unknown or cannot be built with these options."""
 
 
+class ClusterError(PenstockError):
+    """Emulated hosts were asked for in a way that makes no sense, or this machine cannot provide them."""
+
+
 def shorten(value: object, limit: int = 60) -> str:
     """Return `repr(value)`, cut so that an error stays one line.
 

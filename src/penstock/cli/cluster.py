@@ -1,0 +1,77 @@
+"""`penstock cluster`: hosts and links emulated on this machine, to run anything on."""
+
+import typer
+
+from penstock.cli.output import print_json, print_table
+
+app = typer.Typer(
+    help="Emulated hosts on this machine: run a program on them, check them, clean up.", no_args_is_help=True
+)
+PASS_THROUGH = {"allow_interspersed_args": False}  # what follows the first word of CMD belongs to CMD
+
+
+@app.command(context_settings=PASS_THROUGH)
+def run(
+    command: list[str] = typer.Argument(..., metavar="CMD...", help="what to run, after `--`"),
+    hosts: int = typer.Option(4, help="number of emulated hosts"),
+    rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
+    uplink: str = typer.Option("", help="put the hosts in racks joined by links of this rate"),
+    racks: int = typer.Option(2, help="number of racks, with --uplink"),
+    per_host: int = typer.Option(1, help="workers per host"),
+    env: list[str] = typer.Option([], help="NAME=VALUE for every worker; may be given several times"),
+    grace: float = typer.Option(5.0, help="seconds the others have to end by themselves when one worker fails"),
+    timeout: float = typer.Option(0.0, help="seconds after which everything is ended; 0 is never"),
+    rank0: bool = typer.Option(
+        False, "--rank0", help="print only rank 0's output, and the last lines of one that fails"
+    ),
+) -> None:
+    """Run CMD once per worker, with rank, world size and rendezvous address in the environment as under torchrun."""
+    from penstock.cluster.emulate import emulated_cluster
+    from penstock.cluster.sinks import RankZero, default_sink
+
+    sink = RankZero() if rank0 else default_sink(hosts * per_host)
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as cluster:
+        outcome = cluster.run(
+            command,
+            per_host=per_host,
+            environment=parse_environment(env),
+            sink=sink,
+            grace_seconds=grace,
+            timeout_seconds=timeout or None,
+        )
+    if outcome.failed_rank is not None:
+        if isinstance(sink, RankZero):
+            sink.explain(outcome.failed_rank)
+        typer.echo(f"penstock: rank {outcome.failed_rank} failed first, with exit code {outcome.exit_code}", err=True)
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def clean(as_json: bool = typer.Option(False, "--json", help="print JSON")) -> None:
+    """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
+    import os
+    import sys
+    from dataclasses import asdict
+
+    from penstock.cluster.clean import clean_dead_runs
+    from penstock.cluster.tools import require_tools
+
+    require_tools(sys.platform, os.geteuid())
+    removed = clean_dead_runs()
+    if as_json:
+        print_json([asdict(run) for run in removed])
+    elif removed:
+        rows = [(run.slot, run.namespaces, run.processes) for run in removed]
+        print_table("Removed", ("slot", "namespaces", "processes"), rows)
+    else:
+        print("nothing to clean")
+
+
+def parse_environment(settings: list[str]) -> dict[str, str]:
+    """Read NAME=VALUE settings."""
+    from penstock.errors import ClusterError, shorten
+
+    for setting in settings:
+        if not setting.partition("=")[0].isidentifier() or "=" not in setting:
+            raise ClusterError(f"--env {shorten(setting)}: wanted NAME=VALUE")
+    return {name: value for name, _, value in (setting.partition("=") for setting in settings)}

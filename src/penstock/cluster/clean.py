@@ -1,0 +1,75 @@
+"""Removing an emulated cluster: its processes first, then its namespaces; the kernel takes the links with them."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cluster.layout import slot_of
+from penstock.cluster.slots import STATE_DIRECTORY, Slot, dead_slots, list_namespaces
+from penstock.cluster.tools import Runner, run_command
+from penstock.errors import ClusterError
+
+NAMESPACE_DIRECTORY = Path("/run/netns")
+KILL_WAIT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was left of one cluster."""
+
+    slot: int
+    namespaces: int
+    processes: int
+
+
+def clean_dead_runs(runner: Runner = run_command, directory: Path = STATE_DIRECTORY) -> list[Removed]:
+    """Remove what launchers that were killed left behind; live runs are not touched."""
+    return [remove_run(slot, runner) for slot in dead_slots(runner, directory)]
+
+
+def remove_run(slot: Slot, runner: Runner = run_command) -> Removed:
+    """Remove everything in a slot that the caller holds, then give up the slot."""
+    namespaces = [name for name in list_namespaces(runner) if slot_of(name) == slot.index]
+    killed = kill_inside(namespaces)
+    for name in namespaces:
+        code, _, complaint = runner(("ip", "netns", "del", name))
+        if code != 0:
+            raise ClusterError(f"namespace {name} cannot be removed: {complaint.strip()}; try `ip netns del {name}`")
+    slot.release()
+    return Removed(slot.index, len(namespaces), killed)
+
+
+def kill_inside(namespaces: Iterable[str]) -> int:
+    """Kill every process in these namespaces and wait until all are gone; return how many there were."""
+    names = list(namespaces)
+    seen: set[int] = set()
+    give_up = time.monotonic() + KILL_WAIT_SECONDS
+    while inside := processes_inside(names):
+        if time.monotonic() > give_up:
+            raise ClusterError(f"processes {sorted(inside)} of an emulated cluster do not end; look at them with `ps`")
+        for process in inside:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        seen |= inside
+        time.sleep(0.01)
+    return len(seen)
+
+
+def processes_inside(namespaces: Iterable[str]) -> set[int]:
+    """Return the processes whose network is one of `namespaces`, zombies left out (they have no network any more)."""
+    wanted = {_identity(NAMESPACE_DIRECTORY / name) for name in namespaces} - {None}
+    if not wanted:
+        return set()
+    return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _identity(entry / "ns" / "net") in wanted}
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # the process or the namespace has just gone
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,99 @@
+"""An emulated cluster for the length of a `with` block.
+
+    with emulated_cluster(hosts=4, rate="1gbit") as cluster:
+        outcome = cluster.run(["python", "train.py"])
+
+Needs Linux, root and iproute2. Two programs may do this at once; what a killed one left, the next one removes.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cluster.clean import clean_dead_runs, remove_run
+from penstock.cluster.launch import Outcome, Sink, run_workers
+from penstock.cluster.layout import Layout, plan_layout
+from penstock.cluster.links import setup_steps
+from penstock.cluster.rates import parse_rate, parse_rates
+from penstock.cluster.sinks import default_sink
+from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim
+from penstock.cluster.stopping import signals_unwind, signals_wait
+from penstock.cluster.tools import Runner, perform, require_tools, run_command
+from penstock.cluster.workers import hosts_lines, plan_workers
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedCluster:
+    """Hosts that exist now; `run` starts a program on all of them."""
+
+    layout: Layout
+    files: Path  # directory for what its runs write; it goes with the cluster
+
+    @property
+    def hosts_file(self) -> Path:
+        """An /etc/hosts with every host's name."""
+        return self.files / "hosts"
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        per_host: int = 1,
+        environment: Mapping[str, str] | None = None,
+        sink: Sink | None = None,
+        grace_seconds: float = 5.0,
+        timeout_seconds: float | None = None,
+    ) -> Outcome:
+        """Run `command` once per worker with `torchrun`'s environment and wait for all.
+
+        `sink` takes every line a worker prints; by default they are printed here, with the rank before them.
+        """
+        workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
+        return run_workers(workers, sink or default_sink(len(workers)), grace_seconds, timeout_seconds)
+
+
+@contextlib.contextmanager
+def emulated_cluster(
+    hosts: int,
+    rate: str = "1gbit",
+    *,
+    uplink: str | None = None,
+    racks: int | None = None,
+    runner: Runner = run_command,
+    state_directory: Path = STATE_DIRECTORY,
+) -> Iterator[EmulatedCluster]:
+    """Build hosts and links, and remove them however the block ends.
+
+    `rate` is each NIC's, in both directions: one for all (`1gbit`), or one per host (`1gbit,1gbit,100mbit`), or `none`.
+    With `uplink`, the hosts stand in `racks` racks (2 where not given), each joined to a core switch at that rate.
+    """
+    require_tools(sys.platform, os.geteuid())
+    rack_count = racks if racks is not None else (1 if uplink is None else 2)
+    uplink_bits_per_second = None if uplink is None else parse_rate(uplink)
+    rates = parse_rates(rate, hosts)
+    plan_layout(0, rates, rack_count, uplink_bits_per_second)  # complain before anything is made
+    with signals_unwind(), contextlib.ExitStack() as stack:
+        with signals_wait():
+            clean_dead_runs(runner, state_directory)
+            slot = claim(state_directory)
+            stack.callback(_tear_down, slot, runner)
+            layout = plan_layout(slot.index, rates, rack_count, uplink_bits_per_second)
+            cluster = EmulatedCluster(layout, slot.files)
+            _set_up(slot, cluster, runner)
+        yield cluster
+
+
+def _set_up(slot: Slot, cluster: EmulatedCluster, runner: Runner) -> None:
+    slot.note(hosts=len(cluster.layout.hosts))
+    cluster.files.mkdir(exist_ok=True)
+    cluster.hosts_file.write_text(hosts_lines(cluster.layout))
+    for step in setup_steps(cluster.layout):
+        perform(step, runner, keep_open=(slot.lock,))
+
+
+def _tear_down(slot: Slot, runner: Runner) -> None:
+    with signals_wait():
+        remove_run(slot, runner)

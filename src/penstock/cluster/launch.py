@@ -1,0 +1,175 @@
+"""Running workers side by side: streams their output, ends all when one fails, leaves none behind.
+
+One thread waits for everything at once: pipes for output, process descriptors (`pidfd`) for exits.
+"""
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from penstock.cluster.stopping import exit_code
+from penstock.cluster.workers import Worker
+from penstock.errors import ClusterError
+
+Sink = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", a line with its end
+TERMINATE_WAIT_SECONDS = 2.0  # between SIGTERM and SIGKILL
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a group of workers ended."""
+
+    exit_code: int  # 0, or that of the first worker that failed; 128 + signal where a signal ended it
+    failed_rank: int | None  # the first that failed
+    seconds: float  # from the first start to the last exit
+
+
+def run_workers(
+    workers: Sequence[Worker], sink: Sink, grace_seconds: float = 5.0, timeout_seconds: float | None = None
+) -> Outcome:
+    """Start every worker and wait for all.
+
+    When one fails, the others have `grace_seconds` to notice and end by themselves. After `timeout_seconds` all
+    are ended and `ClusterError` is raised.
+    """
+    started = time.monotonic()
+    group = _Group(sink)
+    try:
+        for worker in workers:
+            group.start(worker)
+        group.wait(grace_seconds, None if timeout_seconds is None else started + timeout_seconds)
+        if group.failure is None and group.running:
+            raise ClusterError(f"ranks {sorted(group.running)} still ran after {timeout_seconds:g} s; all were ended")
+    finally:
+        group.end()
+    code, rank = group.failure or (0, None)
+    return Outcome(code, rank, time.monotonic() - started)
+
+
+class _Group:
+    """Processes that live and end together."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.failure: tuple[int, int] | None = None  # exit code and rank of the first that failed
+        self.selector = selectors.DefaultSelector()
+        self.die_with_parent = _death_signal_setter()
+
+    def start(self, worker: Worker) -> None:
+        process = subprocess.Popen(
+            worker.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we end them in order
+            preexec_fn=self.die_with_parent,
+        )
+        self.running[worker.rank] = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            os.set_blocking(pipe.fileno(), False)
+            self.selector.register(pipe, selectors.EVENT_READ, _Lines(worker.rank, name, pipe, self.sink))
+        self.selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, worker.rank)
+
+    def wait(self, grace_seconds: float, deadline: float | None) -> None:
+        """Pump output until all have ended, or until the deadline, which a failure brings forward."""
+        while self.running:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if remaining == 0.0:
+                return
+            had_failed = self.failure is not None
+            self.pump(remaining)
+            if self.failure is not None and not had_failed:
+                grace_ends = time.monotonic() + grace_seconds
+                deadline = grace_ends if deadline is None else min(deadline, grace_ends)
+
+    def pump(self, timeout_seconds: float | None) -> None:
+        """Handle whatever output and exits are there, or come within the time-out."""
+        for key, _ in self.selector.select(timeout_seconds):
+            if isinstance(key.data, _Lines):
+                if not key.data.read():
+                    self.selector.unregister(key.fileobj)
+            else:
+                self.collect(key.fd, key.data)
+
+    def collect(self, descriptor: int, rank: int) -> None:
+        """Take note of an exit."""
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
+        code = exit_code(self.running.pop(rank).wait())
+        if code != 0 and self.failure is None:
+            self.failure = (code, rank)
+
+    def end(self) -> None:
+        """End what still runs, politely first, and hand over the last output; nothing is left open."""
+        failure = self.failure
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in self.running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+            until = time.monotonic() + TERMINATE_WAIT_SECONDS
+            while self.running and time.monotonic() < until:
+                self.pump(0.05)
+        self.failure = failure  # those we ended did not fail
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.data, _Lines):
+                key.data.finish()
+            else:
+                os.close(key.fd)
+        self.selector.close()
+
+
+class _Lines:
+    """Cuts one worker's output into lines for the sink."""
+
+    def __init__(self, rank: int, name: str, pipe: IO[bytes], sink: Sink) -> None:
+        self.rank, self.name, self.pipe, self.sink = rank, name, pipe, sink
+        self.rest = b""
+
+    def read(self) -> bool:
+        """Pass on what has arrived; return False at the end of the stream."""
+        try:
+            data = os.read(self.pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return True
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self.emit(line + b"\n")
+        if not data:
+            self.finish()
+        return bool(data)
+
+    def finish(self) -> None:
+        """Pass on what is left, even without a line end, and close; a child in the background may keep its end open."""
+        if self.pipe.closed:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.pipe.fileno(), 1 << 16):
+                self.rest += data
+        for line in self.rest.splitlines():
+            self.emit(line + b"\n")
+        self.rest = b""
+        self.pipe.close()
+
+    def emit(self, line: bytes) -> None:
+        self.sink(self.rank, self.name, line.decode(errors="replace"))
+
+
+def _death_signal_setter() -> Callable[[], None]:
+    """Return what makes a child die with us, to be run in the child: even SIGKILL of the launcher ends its workers."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def die_with_parent() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    return die_with_parent
