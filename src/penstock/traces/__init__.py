@@ -1,0 +1,51 @@
+"""Traces that come with penstock: ten models of the papers, by name.
+
+Sizes follow from the architectures (`penstock.traces.architectures`). A file's `times` field says whether its
+times are measured or estimated (`penstock.traces.estimate`).
+"""
+
+import os
+from importlib.resources import files
+
+from penstock.errors import TraceError
+from penstock.fields import parse_json
+from penstock.trace import FORMAT, Trace, load_trace, trace_from_fields
+
+__all__ = ["find_trace", "load_shipped", "shipped"]
+
+
+def shipped() -> tuple[str, ...]:
+    """Return the names of the shipped traces, sorted."""
+    names = (entry.name for entry in files(__name__).iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+def load_shipped(name: str) -> Trace:
+    """Return the shipped trace called `name`; `bert-base` and `BERT-base` mean `bert_base`."""
+    found = _shipped_name(name)
+    if found is None:
+        raise TraceError(f"no shipped trace is called {name!r}; wanted one of {', '.join(shipped())}")
+    file = files(__name__) / f"{found}.json"
+    return parse_json(file.read_text(encoding="utf-8"), str(file), FORMAT, trace_from_fields)
+
+
+def find_trace(name_or_path: str | os.PathLike[str]) -> Trace:
+    """Return a shipped trace by name, else the trace in the JSON or CSV file at that path.
+
+    A shipped name wins over a file of the same name in the working directory; `./resnet50` means the file.
+    """
+    text = os.fspath(name_or_path)
+    if _shipped_name(text) is not None:
+        return load_shipped(text)
+    if not os.path.exists(text):
+        raise TraceError(f"{text!r} is neither a file nor a shipped trace; shipped are {', '.join(shipped())}")
+    return load_trace(text)
+
+
+def _shipped_name(name: str) -> str | None:
+    """Return the shipped name that `name` spells, whatever its case, hyphens and underscores."""
+    return next((candidate for candidate in shipped() if _spelling(candidate) == _spelling(name)), None)
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
