@@ -41,6 +41,19 @@ class ClusterError(PenstockError):
     """Emulated hosts were asked for in a way that makes no sense, or this machine cannot provide them."""
 
 
+class TransportError(PenstockError):
+    """A message did not arrive: a peer died, hangs, or never called."""
+
+    def __init__(self, strategy: str, rank: int, step: str, peer: int | None, cause: str) -> None:
+        self.strategy, self.rank, self.step, self.peer = strategy, rank, step, peer
+        who = "the other ranks" if peer is None else f"rank {peer}"
+        super().__init__(f"{strategy}: rank {rank}, step {step}: no message exchanged with {who}: {cause}")
+
+
+class MismatchError(PenstockError):
+    """Ranks were about to run different programs; no data moved."""
+
+
 def shorten(value: object, limit: int = 60) -> str:
     """Return `repr(value)`, cut so that an error stays one line.
 

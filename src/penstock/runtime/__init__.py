@@ -1,0 +1,1 @@
+"""The real thing: programs on actual tensors, over memory, torch.distributed or MPI."""

@@ -1,0 +1,123 @@
+"""Runs one rank's part of a program on real memory, over any engine.
+
+`prepare` does everything that can be done once: the order of actions, the place of every slice, compiled kernels.
+`Prepared.run` then walks the list on the calling thread. It starts no thread, allocates nothing after the first
+call on a tensor, and makes no decision: what happens next never depends on which message came first, so all ranks
+sum in the same order and get the same bits.
+"""
+
+import hashlib
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import StrategyError, TransportError
+from penstock.program import Program
+from penstock.runtime.binding import Binder, Binding
+from penstock.runtime.codec import Codec
+from penstock.runtime.dtypes import storage_dtype
+from penstock.runtime.layout import lay_out
+from penstock.runtime.schedule import Action, Do, choose_window, schedule
+from penstock.runtime.transport import LAST_TAG, Transport
+from penstock.runtime.views import Flat, Scratch, bytes_at, flat
+
+WINDOW = 16  # messages in flight each way: enough to hide an engine's latency behind blocks of 32 KB
+TIMEOUT_SECONDS = 300.0  # how long one message may keep a rank waiting
+_CALLS = 64  # consecutive calls of a program have so many different tags
+
+
+def prepare(
+    program: Program,
+    transport: Transport,
+    dtype: str,
+    codec: Codec | None = None,
+    window: int = WINDOW,
+    scratch: Scratch | None = None,
+) -> "Prepared":
+    """Resolve, for this transport's rank, all that does not depend on the tensor."""
+    if program.world_size != transport.world_size:
+        raise StrategyError(
+            f"{program.strategy}: program for {program.world_size} ranks on {transport.world_size}; build it for these"
+        )
+    rank = transport.rank
+    layout = lay_out(program, rank, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None)
+    scratch = scratch or Scratch()
+    scratch.reserve(layout.nbytes)
+    actions = schedule(program.ranks[rank], choose_window(program, window))
+    binder = Binder(program, rank, dtype, layout, codec)
+    return Prepared(program, transport, dtype, actions, scratch, program_digest(program, dtype, codec), binder)
+
+
+def program_digest(program: Program, dtype: str, codec: Codec | None) -> str:
+    """Return a fingerprint of all that ranks must agree on."""
+    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {codec.name if codec else None}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One rank's part of a program, ready to run any number of times."""
+
+    program: Program
+    transport: Transport
+    dtype: str
+    actions: tuple[Action, ...]
+    scratch: Scratch
+    digest: str
+    binder: Binder
+    _binding: Binding | None = field(default=None, repr=False)  # the last one: most tensors come again
+
+    def run(self, data: Any, call: int = 0, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Carry the program out on `data`, in place.
+
+        `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
+        different calls never exchange data.
+        """
+        target = flat(data)
+        if target.numel != self.program.numel or target.dtype != self.dtype:
+            raise StrategyError(
+                f"{self.program.strategy}: {target.numel} elements of {target.dtype}; "
+                f"prepared for {self.program.numel} of {self.dtype}"
+            )
+        tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
+        self._perform(self._bind(target), tag, timeout_seconds)
+
+    def _perform(self, binding: Binding, tag: int, timeout_seconds: float) -> None:
+        """Walk the actions: the one loop that moves data."""
+        transport, instructions = self.transport, self.program.ranks[self.transport.rank]
+        messages, computations, works = binding.messages, binding.computations, binding.works
+        index = 0
+        try:
+            for do, index in self.actions:
+                if do is Do.WAIT:
+                    works[index].wait(timeout_seconds)  # type: ignore[union-attr]  # the schedule started it
+                    works[index] = None
+                elif do is Do.SEND:
+                    works[index] = transport.isend(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
+                elif do is Do.RECV:
+                    works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
+                elif do is Do.COMPUTE:
+                    function, first, second = computations[index]  # type: ignore[misc]
+                    function(first, second)
+                else:
+                    self._native(binding, index, timeout_seconds)
+        except (TimeoutError, ConnectionError) as cause:
+            raise self._failure(index, cause) from cause
+
+    def _native(self, binding: Binding, index: int, timeout_seconds: float) -> None:
+        values = binding.natives[index]
+        assert values is not None
+        self.transport.native(self.program.collective, values, self.dtype, self.program.root, timeout_seconds)
+
+    def _bind(self, target: Flat) -> Binding:
+        scratch = self.scratch.memory
+        addresses = (target.address, scratch.__array_interface__["data"][0])
+        if self._binding is None or self._binding.addresses != addresses:
+            self._binding = self.binder.bind(addresses, bytes_at(target.address, target.nbytes), scratch)
+        return self._binding
+
+    def _failure(self, index: int, cause: Exception) -> TransportError:
+        instruction = self.program.ranks[self.transport.rank][index]
+        return TransportError(
+            self.program.strategy, self.transport.rank, f"{index}: {instruction}", instruction.peer, str(cause)
+        )

@@ -1,0 +1,180 @@
+"""In which order one thread starts, awaits and computes the instructions of a rank, decided before anything runs.
+
+Engines differ in whether a message can be polled (gloo's cannot), so nothing is decided while messages fly: a
+program becomes a fixed list of actions. Instructions keep their order, except that
+
+- a receive is posted as soon as what it waits for is known to be finished, so that the peer's data find a place
+  while this rank still computes: the receipt of a block overlaps the reduction of the one before;
+- at most `window` sends and `window` receives are in flight: before one too many, the oldest is awaited.
+
+The window could make a program wait in a circle that would be fine with unlimited buffers. `choose_window` plays
+the actions of all ranks against each other under the strictest engine (no send ends before its receive is posted)
+and widens the window until they come to an end. A circle that stays is the program's own.
+
+    linear pipeline broadcast, middle rank, blocks A and B:   recv A, recv B, wait A, send A, wait B, send B, wait sends
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from penstock.errors import StrategyError
+from penstock.program import Instruction, Op, Program
+
+
+class Do(Enum):
+    """What the executor does with an instruction."""
+
+    SEND = "send"  # start it
+    RECV = "recv"  # start it
+    WAIT = "wait"  # until it is finished
+    COMPUTE = "compute"  # merge, copy, encode, decode: finished when it returns
+    NATIVE = "native"  # all ranks together
+
+
+class Action(NamedTuple):
+    """One step of a schedule: do this with the instruction at that index."""
+
+    do: Do
+    step: int  # the index of the instruction
+
+
+_START = {Op.SEND: Do.SEND, Op.RECV: Do.RECV, Op.NATIVE: Do.NATIVE}  # all others: Do.COMPUTE
+
+
+def schedule(instructions: Sequence[Instruction], window: int) -> tuple[Action, ...]:
+    """Return the actions of one rank, with at most `window` sends and `window` receives in flight."""
+    return _Scheduler(instructions, window).run()
+
+
+class _Scheduler:
+    """A schedule under construction."""
+
+    def __init__(self, instructions: Sequence[Instruction], window: int) -> None:
+        self.instructions, self.window = instructions, window
+        self.actions: list[Action] = []
+        self.started = [False] * len(instructions)
+        self.finished = [False] * len(instructions)
+        self.in_flight: dict[Op, deque[int]] = {Op.SEND: deque(), Op.RECV: deque()}
+        self.receives: dict[int | None, deque[int]] = defaultdict(deque)  # not posted yet, by peer, whose order holds
+        for index, instruction in enumerate(instructions):
+            if instruction.op is Op.RECV:
+                self.receives[instruction.peer].append(index)
+
+    def run(self) -> tuple[Action, ...]:
+        self.hoist()
+        for index, instruction in enumerate(self.instructions):
+            if not self.started[index]:
+                self.finish(instruction.after)
+                self.make_room(index, instruction.op)
+            if not self.started[index]:
+                self.start(index, instruction)
+        self.finish(range(len(self.instructions)))
+        return tuple(self.actions)
+
+    def start(self, index: int, instruction: Instruction) -> None:
+        self.actions.append(Action(_START.get(instruction.op, Do.COMPUTE), index))
+        self.started[index] = True
+        if instruction.op in self.in_flight:
+            self.in_flight[instruction.op].append(index)
+            if instruction.op is Op.RECV:
+                self.receives[instruction.peer].popleft()
+        else:
+            self.finished[index] = True
+            self.hoist()
+
+    def finish(self, indices: Sequence[int]) -> None:
+        """Await those of the sends and receives at `indices` that are not known to be finished."""
+        for index in indices:
+            if not self.finished[index]:
+                self.actions.append(Action(Do.WAIT, index))
+                self.finished[index] = True
+                self.in_flight[self.instructions[index].op].remove(index)
+                self.hoist()
+
+    def make_room(self, index: int, op: Op) -> None:
+        flying = self.in_flight.get(op, ())
+        while len(flying) >= self.window and not self.started[index]:
+            self.finish([flying[0]])
+
+    def hoist(self) -> None:
+        """Post every receive that is the next from its peer, waits for nothing unfinished, and fits the window."""
+        for waiting in self.receives.values():
+            while waiting and len(self.in_flight[Op.RECV]) < self.window:
+                instruction = self.instructions[waiting[0]]
+                if not all(self.finished[index] for index in instruction.after):
+                    break
+                self.start(waiting[0], instruction)
+
+
+def choose_window(program: Program, window: int) -> int:
+    """Return the smallest doubling of `window` with which no rank waits in a circle.
+
+    Every rank computes it from the same program, so all choose the same.
+    """
+    if window < 1:
+        raise StrategyError(f"window of {window} messages; wanted >= 1")
+    longest = max(len(instructions) for instructions in program.ranks)
+    while stuck := stuck_ranks(program, [schedule(instructions, window) for instructions in program.ranks]):
+        if window >= longest:
+            rank, index = stuck[0]
+            raise StrategyError(f"{program.strategy}: ranks wait in a circle; {_place(program, rank, index)}")
+        window *= 2
+    return window
+
+
+def stuck_ranks(program: Program, schedules: Sequence[Sequence[Action]]) -> list[tuple[int, int]]:
+    """Play the schedules against each other and return (rank, instruction) wherever one never goes on.
+
+    A send ends only when its receive is posted, a receive when its send is, a native call when all ranks are in it.
+    """
+    play = _Play(program, schedules)
+    ranks = range(program.world_size)
+    while sum(play.advance(rank) for rank in ranks):  # a round in which somebody moved
+        pass
+    return [(rank, schedules[rank][play.position[rank]].step) for rank in ranks if not play.ended(rank)]
+
+
+class _Play:
+    """How far each rank has come; messages are counted per pair, since the k-th send fills the k-th receive."""
+
+    def __init__(self, program: Program, schedules: Sequence[Sequence[Action]]) -> None:
+        self.program, self.schedules = program, schedules
+        self.position = [0] * program.world_size
+        self.posted: dict[tuple[Op, int, int], int] = defaultdict(int)  # (op, rank, peer) -> how many
+        self.ordinal: list[dict[int, int]] = [{} for _ in range(program.world_size)]
+        self.natives: list[set[int]] = [set() for _ in range(program.world_size)]
+
+    def ended(self, rank: int) -> bool:
+        return self.position[rank] == len(self.schedules[rank])
+
+    def advance(self, rank: int) -> bool:
+        """Run a rank until it must wait; say whether it moved."""
+        before = self.position[rank]
+        actions, instructions = self.schedules[rank], self.program.ranks[rank]
+        while self.position[rank] < len(actions):
+            action = actions[self.position[rank]]
+            if not self._step(rank, action, instructions[action.step]):
+                break
+            self.position[rank] += 1
+        return self.position[rank] > before
+
+    def _step(self, rank: int, action: Action, instruction: Instruction) -> bool:
+        if action.do is Do.NATIVE:
+            self.natives[rank].add(action.step)
+            return min(len(calls) for calls in self.natives) >= len(self.natives[rank])
+        if action.do is Do.COMPUTE:
+            return True
+        assert instruction.peer is not None
+        if action.do is Do.WAIT:
+            other = Op.RECV if instruction.op is Op.SEND else Op.SEND
+            return self.posted[other, instruction.peer, rank] > self.ordinal[rank][action.step]
+        key = (instruction.op, rank, instruction.peer)
+        self.ordinal[rank][action.step] = self.posted[key]
+        self.posted[key] += 1
+        return True
+
+
+def _place(program: Program, rank: int, index: int) -> str:
+    return f"rank {rank} stops at instruction {index}: {program.ranks[rank][index]}"

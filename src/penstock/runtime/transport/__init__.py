@@ -1,0 +1,53 @@
+"""What the executor asks of an engine: start a message, wait for it, and call the engine's own collective.
+
+Three engines implement it: `memory` (threads of one process), `c10d` (torch.distributed: gloo, NCCL) and `mpi`.
+None is imported here, so that nobody needs torch or MPI for the others.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.program import Collective
+
+Array = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+CHECK_TAG = 0  # of the messages that compare programs before data moves; data have tags from 1 to LAST_TAG
+LAST_TAG = 32767  # every MPI allows at least this
+
+
+class Work(Protocol):
+    """A message on its way."""
+
+    def wait(self, seconds: float) -> None:
+        """Return when the message's memory may be used again.
+
+        Raises `TimeoutError` after `seconds`, and `ConnectionError` where the peer is known to be gone.
+        """
+
+
+class Transport(Protocol):
+    """An engine, as one rank sees it.
+
+    The k-th message from one rank to another with a given tag fills the k-th receive for it. A send need not be
+    finished before its receive is posted (rendezvous), and need not wait for it either.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Which rank this is."""
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+
+    def isend(self, view: Bytes, peer: int, tag: int) -> Work:
+        """Start sending `view` to `peer`."""
+
+    def irecv(self, view: Bytes, peer: int, tag: int) -> Work:
+        """Start filling `view` from `peer`."""
+
+    def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
+        """Run the engine's own collective on `values`, in place; errors as `Work.wait`."""

@@ -1,0 +1,81 @@
+"""Views of the user's memory and of scratch memory, without owning the former.
+
+A view of the user's tensor is made from its address, so that a program that is kept for the next call does not
+keep the tensor alive, and needs no new views when the next tensor has the same address, as buckets of gradients do.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import StrategyError, shorten
+from penstock.runtime.dtypes import storage_dtype
+from penstock.runtime.layout import ALIGNMENT
+from penstock.runtime.transport import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A contiguous tensor in host memory: where it is and what it holds."""
+
+    address: int
+    numel: int
+    dtype: str  # torch's name
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory."""
+        return self.numel * storage_dtype(self.dtype).itemsize
+
+
+def flat(data: Any) -> Flat:
+    """Describe a contiguous numpy array or torch CPU tensor.
+
+    torch is not imported: a tensor is known by its methods.
+    """
+    if isinstance(data, np.ndarray):
+        if not data.flags.c_contiguous or not data.flags.writeable:
+            raise StrategyError("array is not contiguous and writable; pass np.ascontiguousarray(array)")
+        return Flat(data.__array_interface__["data"][0], data.size, data.dtype.name)
+    if not hasattr(data, "data_ptr"):
+        raise StrategyError(f"found {shorten(data)}; wanted a numpy array or a torch tensor")
+    if data.device.type != "cpu":
+        raise StrategyError(f"tensor is on {data.device}; this engine moves host memory: pass tensor.cpu()")
+    if not data.is_contiguous():
+        raise StrategyError("tensor is not contiguous; pass tensor.contiguous()")
+    return Flat(data.data_ptr(), data.numel(), str(data.dtype).removeprefix("torch."))
+
+
+def is_contiguous(data: Any) -> bool:
+    """Say whether `flat` takes an array or tensor as it is."""
+    return bool(data.flags.c_contiguous if isinstance(data, np.ndarray) else data.is_contiguous())
+
+
+def contiguous_copy(data: Any) -> Any:
+    """Return a copy whose elements lie in order."""
+    return data.copy(order="C") if isinstance(data, np.ndarray) else data.detach().clone().contiguous()
+
+
+def bytes_at(address: int, nbytes: int) -> Bytes:
+    """Return a view of memory that somebody else keeps alive."""
+    if nbytes == 0:
+        return np.empty(0, np.uint8)
+    memory = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
+    return np.frombuffer(memory, np.uint8)
+
+
+class Scratch:
+    """Memory that all programs of one communicator share, since they run one after another."""
+
+    def __init__(self) -> None:
+        self.memory: Bytes = np.empty(0, np.uint8)
+
+    def reserve(self, nbytes: int) -> None:
+        """Make the memory at least so large; it never shrinks."""
+        if nbytes > self.memory.size:
+            raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
+            skip = -raw.__array_interface__["data"][0] % ALIGNMENT
+            self.memory = raw[skip : skip + nbytes]
+            self.memory.fill(0)  # touch every page now rather than inside a timed collective
