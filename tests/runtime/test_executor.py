@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import chain, coded_exchange, data, exchange, ring
-from threads import outcomes, run_ranks
 
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Collective, ProgramBuilder, Slice
@@ -18,6 +16,8 @@ from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.executor import prepare
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from penstock.runtime.views import Scratch
+from runtime.programs import chain, coded_exchange, data, exchange, ring
+from runtime.threads import outcomes, run_ranks
 
 
 def inputs(world_size: int, numel: int, dtype: str = "float32") -> list[np.ndarray]:

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import chain, data, exchange, ring
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, Instruction, Op, Program, Slice
 from penstock.runtime.schedule import Action, Do, choose_window, schedule, stuck_ranks
+from runtime.programs import chain, data, exchange, ring
 
 
 def words(actions: tuple[Action, ...]) -> str:

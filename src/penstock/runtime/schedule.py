@@ -94,7 +94,7 @@ class _Scheduler:
                 self.hoist()
 
     def make_room(self, index: int, op: Op) -> None:
-        flying = self.in_flight.get(op, ())
+        flying: Sequence[int] = self.in_flight.get(op, ())
         while len(flying) >= self.window and not self.started[index]:
             self.finish([flying[0]])
 
