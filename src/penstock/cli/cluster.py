@@ -17,6 +17,7 @@ def run(
     rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
     uplink: str = typer.Option("", help="put the hosts in racks joined by links of this rate"),
     racks: int = typer.Option(2, help="number of racks, with --uplink"),
+    engine: str = typer.Option("gloo", help="gloo: workers started as torchrun would; mpi: by Open MPI's mpirun"),
     per_host: int = typer.Option(1, help="workers per host"),
     env: list[str] = typer.Option([], help="NAME=VALUE for every worker; may be given several times"),
     grace: float = typer.Option(5.0, help="seconds the others have to end by themselves when one worker fails"),
@@ -33,16 +34,18 @@ def run(
     with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as cluster:
         outcome = cluster.run(
             command,
+            engine=engine,
             per_host=per_host,
             environment=parse_environment(env),
             sink=sink,
             grace_seconds=grace,
             timeout_seconds=timeout or None,
         )
-    if outcome.failed_rank is not None:
+    if outcome.exit_code != 0:
         if isinstance(sink, RankZero):
             sink.explain(outcome.failed_rank)
-        typer.echo(f"penstock: rank {outcome.failed_rank} failed first, with exit code {outcome.exit_code}", err=True)
+        who = "mpirun" if outcome.failed_rank is None else f"rank {outcome.failed_rank}"
+        typer.echo(f"penstock: {who} failed first, with exit code {outcome.exit_code}", err=True)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -10,19 +10,23 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.cluster.clean import clean_dead_runs, remove_run
 from penstock.cluster.launch import Outcome, Sink, run_workers
 from penstock.cluster.layout import Layout, plan_layout
 from penstock.cluster.links import setup_steps
+from penstock.cluster.mpi import RankOutput, find_mpirun, plan_mpirun, write_agent
 from penstock.cluster.rates import parse_rate, parse_rates
 from penstock.cluster.sinks import default_sink
 from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim
 from penstock.cluster.stopping import signals_unwind, signals_wait
 from penstock.cluster.tools import Runner, perform, require_tools, run_command
 from penstock.cluster.workers import hosts_lines, plan_workers
+from penstock.errors import ClusterError, shorten
+
+ENGINES = ("gloo", "mpi")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class EmulatedCluster:
         self,
         command: Sequence[str],
         *,
+        engine: str = "gloo",
         per_host: int = 1,
         environment: Mapping[str, str] | None = None,
         sink: Sink | None = None,
@@ -49,10 +54,25 @@ class EmulatedCluster:
     ) -> Outcome:
         """Run `command` once per worker with `torchrun`'s environment and wait for all.
 
+        Engine `gloo` starts the workers here, as `torchrun` would; `mpi` leaves it to Open MPI's `mpirun`.
         `sink` takes every line a worker prints; by default they are printed here, with the rank before them.
         """
-        workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
-        return run_workers(workers, sink or default_sink(len(workers)), grace_seconds, timeout_seconds)
+        if engine not in ENGINES:
+            raise ClusterError(f"engine {shorten(engine)}: wanted one of {', '.join(ENGINES)}")
+        if per_host < 1:
+            raise ClusterError(f"{per_host} workers per host: wanted at least 1")
+        to = sink or default_sink(len(self.layout.hosts) * per_host)
+        if engine == "gloo":
+            workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
+            return run_workers(workers, to, grace_seconds, timeout_seconds)
+        agent = self.files / "agent"
+        write_agent(agent, self.hosts_file)
+        launcher = plan_mpirun(
+            self.layout, self.hosts_file, agent, find_mpirun(run_command), command, per_host, environment
+        )
+        output = RankOutput(to)
+        outcome = run_workers([launcher], output, grace_seconds, timeout_seconds)
+        return replace(outcome, failed_rank=output.failed_rank)
 
 
 @contextlib.contextmanager

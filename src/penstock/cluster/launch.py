@@ -28,7 +28,7 @@ class Outcome:
     """How a group of workers ended."""
 
     exit_code: int  # 0, or that of the first worker that failed; 128 + signal where a signal ended it
-    failed_rank: int | None  # the first that failed
+    failed_rank: int | None  # the first that failed, where known
     seconds: float  # from the first start to the last exit
 
 

@@ -31,10 +31,11 @@ class RankZero:
         else:
             self.kept[rank].append(line)
 
-    def explain(self, rank: int) -> None:
-        """Print the last lines of a rank that failed on standard error."""
-        for line in self.kept[rank]:
-            print_prefixed(rank, "stderr", line)
+    def explain(self, failed_rank: int | None) -> None:
+        """Print the last lines of the rank that failed on standard error; of all where that is not known."""
+        for rank in sorted(self.kept) if failed_rank is None else [failed_rank]:
+            for line in self.kept[rank]:
+                print_prefixed(rank, "stderr", line)
 
 
 class Collected:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from penstock.cluster.layout import Host, Layout
 from penstock.cluster.links import NIC
-from penstock.errors import ClusterError
 
 MASTER_PORT = 29500  # always free: the host's ports are its own
 # Run by sh in a mount and a host name space of its own, so that name and /etc/hosts change for this worker alone.
@@ -29,22 +28,20 @@ def plan_workers(
     extra: Mapping[str, str] | None = None,
 ) -> list[Worker]:
     """Return one worker per rank; ranks of a host are consecutive."""
-    if per_host < 1:
-        raise ClusterError(f"{per_host} workers per host: wanted at least 1")
     workers = []
     for host in layout.hosts:
         for local_rank in range(per_host):
             environment = rank_environment(layout, host, local_rank, per_host) | dict(extra or {})
             settings = [f"{name}={value}" for name, value in environment.items()]
-            argv = [*inside(host, hosts_file), "env", *settings, *command]
+            argv = [*enter_host(host.namespace, hosts_file), "env", *settings, *command]
             workers.append(Worker(host.index * per_host + local_rank, tuple(argv)))
     return workers
 
 
-def inside(host: Host, hosts_file: Path) -> tuple[str, ...]:
-    """Return the command that runs what follows it on `host`, under the host's own name."""
-    enter = ("ip", "netns", "exec", host.namespace, "unshare", "--uts", "--")
-    return (*enter, "sh", "-c", AS_HOST, host.namespace, str(hosts_file))
+def enter_host(namespace: str, hosts_file: Path) -> tuple[str, ...]:
+    """Return the command that runs what follows it on a host, under the host's own name."""
+    enter = ("ip", "netns", "exec", namespace, "unshare", "--uts", "--")
+    return (*enter, "sh", "-c", AS_HOST, namespace, str(hosts_file))
 
 
 def hosts_lines(layout: Layout) -> str:

@@ -1,0 +1,105 @@
+"""Starting Open MPI through the emulated hosts.
+
+`mpirun` runs on the first host and reaches the others as it would reach real ones, through a remote shell; ours is a
+four-line script that enters a namespace instead of a network connection. Messages go over TCP on the hosts' NICs, never
+through shared memory, because each host carries a name of its own.
+"""
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock.cluster.launch import Sink
+from penstock.cluster.layout import Layout
+from penstock.cluster.links import NIC
+from penstock.cluster.tools import Runner
+from penstock.cluster.workers import Worker, common_environment, enter_host
+from penstock.errors import ClusterError
+
+LEAST_MAJOR = 5  # older ones name their remote shell and their output tags otherwise
+# Open MPI's names for torchrun's variables, so that the same script runs under both.
+AS_TORCHRUN = (
+    "export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
+    "WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE "
+    "GROUP_RANK=$((OMPI_COMM_WORLD_RANK / OMPI_COMM_WORLD_LOCAL_SIZE)); "
+    'exec "$@"'
+)
+TAG = re.compile(r"\[\d+,(\d+)\]<(stdout|stderr)>: ?(.*)", re.DOTALL)
+BLAME = re.compile(r"Process name: \[.*,(\d+)\]")  # of the first rank that failed
+HARMLESS = "plm:ssh: Warning: setpgid"  # mpirun names its child's group after the child has already done so
+
+
+def find_mpirun(runner: Runner, beside: Path | None = None) -> str:
+    """Return the path of Open MPI's `mpirun`: the one of this Python's environment, else the one on PATH."""
+    own = (beside or Path(sys.executable).parent) / "mpirun"
+    found = str(own) if own.exists() else shutil.which("mpirun")
+    if found is None:
+        raise ClusterError("engine mpi needs Open MPI's mpirun and found none; `pip install 'penstock[mpi]'`")
+    _, output, _ = runner((found, "--version"))
+    version = re.search(r"\(Open MPI\) (\d+)\.", output)
+    if version is None or int(version[1]) < LEAST_MAJOR:
+        said = output.strip().splitlines()[0] if output.strip() else "nothing"
+        raise ClusterError(
+            f"{found} says {said}; wanted Open MPI {LEAST_MAJOR} or newer, `pip install 'penstock[mpi]'`"
+        )
+    return found
+
+
+def plan_mpirun(
+    layout: Layout,
+    hosts_file: Path,
+    agent: Path,
+    mpirun: str,
+    command: Sequence[str],
+    per_host: int = 1,
+    extra: Mapping[str, str] | None = None,
+) -> Worker:
+    """Return the one process to start: `mpirun` on the first host, which starts the ranks on all."""
+    environment = common_environment(layout) | mpi_environment(agent) | dict(extra or {})
+    hosts = ",".join(f"{host.namespace}:{per_host}" for host in layout.hosts)
+    launch = [mpirun, "--allow-run-as-root", "--host", hosts, "-n", str(len(layout.hosts) * per_host)]
+    launch += ["--map-by", "slot", "--bind-to", "none", "--output", "tag", "sh", "-c", AS_TORCHRUN, "sh", *command]
+    settings = [f"{name}={value}" for name, value in environment.items()]
+    return Worker(0, (*enter_host(layout.hosts[0].namespace, hosts_file), "env", *settings, *launch))
+
+
+def mpi_environment(agent: Path) -> dict[str, str]:
+    """Return Open MPI's settings: our remote shell, TCP over the NIC only, scratch files that go with the cluster."""
+    return {
+        "PRTE_MCA_plm_ssh_agent": str(agent),
+        "PRTE_MCA_prte_if_include": NIC,
+        "PRTE_MCA_prte_silence_shared_fs": "1",
+        "OMPI_MCA_pml": "ob1",
+        "OMPI_MCA_btl": "tcp,self",
+        "OMPI_MCA_btl_tcp_if_include": NIC,
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores: a waiting rank must let others run
+        "TMPDIR": str(agent.parent),
+    }
+
+
+def write_agent(agent: Path, hosts_file: Path) -> None:
+    """Write the remote shell: called as `agent HOST WORDS...`, it runs the words on HOST as a shell would."""
+    enter = shlex.join(enter_host("HOST", hosts_file)).replace("HOST", '"$host"')
+    agent.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {enter} sh -c "$*"\n')
+    agent.chmod(0o755)
+
+
+class RankOutput:
+    """Takes `mpirun`'s output apart: each rank's lines go to `sink` under the rank's number."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.failed_rank: int | None = None  # where mpirun says so
+
+    def __call__(self, _: int, stream: str, line: str) -> None:
+        """Take one line of `mpirun`, which tags those of its ranks and runs itself on the first host."""
+        tagged = TAG.fullmatch(line)
+        if tagged is not None:
+            self.sink(int(tagged[1]), tagged[2], tagged[3])
+        elif HARMLESS not in line:
+            blamed = BLAME.search(line)
+            self.failed_rank = self.failed_rank if blamed is None else int(blamed[1])
+            self.sink(0, stream, line)
