@@ -22,7 +22,7 @@ class Fields:
 
     def __init__(self, values: object, where: str, path: str = "") -> None:
         if not isinstance(values, dict):
-            raise FormatError(where, path or "top level", values, "a JSON object")
+            raise FormatError(where, path.rstrip(".") or "top level", values, "a JSON object")
         self._values, self._where, self._path = values, where, path
 
     def error(self, name: str, wanted: str) -> FormatError:

@@ -205,10 +205,9 @@ def _read_rows(where: str) -> tuple[list[str], list[dict[str, str]]]:
     try:
         with open(where, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
-            rows = list(reader)
+            header, rows = list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FormatError(where, "file", str(error), "a readable CSV file with a header") from error
-    header = list(reader.fieldnames or ())
     for index, row in enumerate(rows, start=2):
         if None in row or None in row.values():
             raise FormatError(where, f"row {index}", list(row.values()), f"{len(header)} columns")

@@ -7,6 +7,9 @@ import sys
 
 import typer
 
+from penstock.cli.plan import plan
+from penstock.cli.reproduce import reproduce
+from penstock.cli.simulate import simulate
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -16,6 +19,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(plan)
+app.command()(simulate)
+app.command()(reproduce)
 
 
 def main() -> None:

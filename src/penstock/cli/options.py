@@ -1,0 +1,37 @@
+"""Options that several verbs share, and how their text becomes values."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.errors import PenstockError
+
+TraceArgument = Annotated[
+    str, typer.Argument(metavar="TRACE", help="a penstock-trace/1 .json, a .csv, or a shipped name")
+]
+NetworkOption = Annotated[
+    str, typer.Option("--network", help="a penstock-network/1 .json or a published cluster's name")
+]
+AllReduceOption = Annotated[
+    str,
+    typer.Option(
+        "--all-reduce", help="cost of a message: a line measured in the network file, or a closed form; default ring"
+    ),
+]
+DtypeOption = Annotated[
+    str, typer.Option("--dtype", help="gradient type, if other than the trace's: float16, bfloat16 ...")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+PictureOption = Annotated[str, typer.Option("--picture", metavar="FILE", help="draw it: .png, .svg or .pdf")]
+
+
+def parse_counts(text: str, option: str) -> list[int]:
+    """Return the whole numbers of a comma-separated list.
+
+    >>> parse_counts("4,8,16", "--workers")
+    [4, 8, 16]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise PenstockError(f"{option}: found {text!r}; wanted whole numbers > 0 with commas between, such as 4,8,16")
+    return [int(part) for part in parts]

@@ -1,0 +1,54 @@
+"""`penstock reproduce`: the papers' tables, theirs beside ours."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.reproduce.claim import Claim
+
+PAPERS = ("mg-wfbp", "gtop-k", "linear-pipeline", "hipress")
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="mg-wfbp, gtop-k, linear-pipeline, hipress or all")] = "all",
+    trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
+    column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
+    json: JsonOption = False,
+) -> None:
+    """Print published and computed numbers side by side, with a verdict for each."""
+    from penstock.cli.output import print_json, print_table
+
+    if paper not in (*PAPERS, "all"):
+        raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
+    chosen = PAPERS if paper == "all" else (paper,)
+    found = {name: _claims(name, trace, column) for name in chosen}
+    if json:
+        print_json({name: [claim.document() for claim in claims] for name, claims in found.items()})
+        return
+    for name, claims in found.items():
+        if not claims:
+            print(f"{name}: not built yet")
+            continue
+        rows = [(claim.what, claim.published, claim.ours, claim.how, claim.verdict) for claim in claims]
+        print_table(f"{name}: published and ours", ("what", "published", "ours", "how", "verdict"), rows)
+        if name == "mg-wfbp" and not trace:
+            print("Fig. 10 and 11 need the authors' trace: --trace googlenet_k80_layers.csv")
+
+
+def _claims(paper: str, trace: str, column: str) -> "list[Claim]":
+    built: dict[str, Callable[[str, str], list[Claim]]] = {"mg-wfbp": _mg_wfbp}
+    return built[paper](trace, column) if paper in built else []
+
+
+def _mg_wfbp(trace: str, column: str) -> "list[Claim]":
+    from penstock.reproduce.mg_wfbp import claims
+    from penstock.trace import load_trace, trace_from_csv
+
+    if not trace:
+        return claims(None)
+    return claims(trace_from_csv(trace, time_column=column) if trace.endswith(".csv") else load_trace(trace))

@@ -1,0 +1,160 @@
+"""The planning verbs as a user types them: tables, JSON, and one line with exit code 2 on bad input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from penstock.cost.clusters import CLUSTERS
+from penstock.network import save_network
+from penstock.plan import load_plan
+
+TRACE = {
+    "format": "penstock-trace/1",
+    "model": "toy",
+    "device": "paper",
+    "batch": 1,
+    "dtype": "float32",
+    "forward_seconds": 0.02,
+    "tensors": [{"name": f"t{i}", "numel": 10_000, "backward_seconds": 0.001} for i in range(20)],
+}
+PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact"]
+
+
+def penstock(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def succeed(*arguments):
+    result = penstock(*arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "t.json").write_text(json.dumps(TRACE))
+    save_network(CLUSTERS["gtop-k-1gbe"], tmp_path / "n.json")
+    return tmp_path
+
+
+def test_plan_prints_the_plan_as_json(files):
+    plan = json.loads(succeed("plan", files / "t.json", "--network", files / "n.json", "--planner", "greedy", "--json"))
+    assert plan["planner"] == "greedy"
+    assert plan["iteration_seconds"] > plan["non_overlapped_seconds"] > 0
+    assert [name for bucket in plan["buckets"] for name in bucket["tensors"]] == [f"t{i}" for i in range(20)]
+    assert plan["workers"] == 32
+
+
+def test_compare_does_it_for_all_planners(files):
+    plans = json.loads(succeed("plan", files / "t.json", "--network", files / "n.json", "--compare", "--json"))
+    assert [plan["planner"] for plan in plans] == PLANNERS
+    assert min(plan["iteration_seconds"] for plan in plans) == plans[-1]["iteration_seconds"]
+
+
+def test_plan_writes_plan_picture_and_perfetto_files(files):
+    out, picture, trace = files / "p.json", files / "p.png", files / "p.perfetto.json"
+    text = succeed(
+        "plan", files / "t.json", "--network", "gtop-k-1gbe", "--workers", 4, "--out", out, "--picture", picture,
+        "--perfetto", trace, "--all-reduce", "ring,recursive_doubling",
+    )  # fmt: skip
+    assert "exact <" in text
+    assert load_plan(out).planner == "exact"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}
+
+
+def test_half_precision_halves_the_bytes(files):
+    arguments = ("plan", files / "t.json", "--network", "gtop-k-1gbe", "--planner", "single", "--json")
+    full, half = (json.loads(succeed(*arguments, *more)) for more in ((), ("--dtype", "float16")))
+    assert half["buckets"][0]["nbytes"] * 2 == full["buckets"][0]["nbytes"]
+
+
+def test_parameter_servers_push_and_pull(files):
+    arguments = ("plan", files / "t.json", "--network", "gtop-k-1gbe", "--all-reduce", "parameter_server", "--json")
+    lanes = {span["lane"] for span in json.loads(succeed(*arguments))["timeline"]}
+    assert lanes == {"compute", "push", "pull"}
+
+
+def test_simulate_prints_rows_as_json(files):
+    rows = json.loads(
+        succeed(
+            "simulate",
+            files / "t.json",
+            "--network",
+            files / "n.json",
+            "--workers",
+            "4,8",
+            "--all-reduce",
+            "ring",
+            "--json",
+        )
+    )
+    assert len(rows) == 2 * 5
+    assert {"workers", "planner", "messages", "iteration_seconds", "speedup", "efficiency"} <= set(rows[0])
+
+
+def test_simulate_draws_the_scaling_curve(files):
+    picture = files / "s.svg"
+    text = succeed("simulate", files / "t.json", "--network", "gtop-k-1gbe", "--workers", "2,4", "--picture", picture)
+    assert "simulated; drawn in" in text
+    assert "<svg" in picture.read_text()
+
+
+def test_estimated_times_say_so_wherever_they_are_printed():
+    estimated = json.loads(succeed("plan", "resnet50", "--network", "gtop-k-1gbe", "--json"))["times"]
+    if estimated != "estimated":
+        pytest.skip("the shipped resnet50 is measured by now")
+    assert "estimated times" in succeed("plan", "resnet50", "--network", "gtop-k-1gbe")
+    assert "estimated times" in succeed("simulate", "resnet50", "--network", "gtop-k-1gbe", "--workers", "4")
+    rows = json.loads(succeed("simulate", "resnet50", "--network", "gtop-k-1gbe", "--workers", "4", "--json"))
+    assert {row["times"] for row in rows} == {"estimated"}
+
+
+def test_reproduce_says_what_is_not_built_yet():
+    text = succeed("reproduce", "mg-wfbp")
+    assert "Table 4, resnet50: tensors" in text
+    assert "need the authors' trace" in text
+
+
+BAD = [
+    (("plan", "{t}", "--network", "lan"), "no network called 'lan'; wanted a .json file or one of"),
+    (("plan", "{t}", "--network", "{n}", "--planner", "best"), "no planner called 'best'; wanted one of naive, wfbp"),
+    (("plan", "{t}", "--network", "{n}", "--all-reduce", "rong"), "no all-reduce called 'rong'"),
+    (("plan", "{t}", "--network", "{n}", "--dtype", "int8"), "dtype 'int8'; wanted one of float64"),
+    (("plan", "resnet51", "--network", "{n}"), "resnet51"),
+    (("plan", "{t}.gone", "--network", "{n}"), "is neither a file nor a shipped trace; shipped are bert_base"),
+    (("simulate", "{t}", "--network", "{n}", "--workers", "4,x"), "--workers: found '4,x'; wanted whole numbers > 0"),
+    (("simulate", "{t}", "--network", "{n}", "--workers", "0"), "--workers: found '0'"),
+    (("simulate", "{t}", "--network", "{n}", "--jitter", "-1"), "jitter is -1.0; wanted a finite number >= 0"),
+    (
+        ("simulate", "{t}", "--network", "{n}", "--workers", "2", "--picture", "/nowhere/x.png"),
+        "wanted a path ending in",
+    ),
+    (("reproduce", "bible"), "no paper called 'bible'; wanted one of mg-wfbp, gtop-k, linear-pipeline, hipress or all"),
+    (("reproduce", "mg-wfbp", "--trace", "gone.csv"), "gone.csv: file: found"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_input_is_one_line_and_exit_code_2(files, arguments, message):
+    result = penstock(
+        *(a.replace("{t}", str(files / "t.json")).replace("{n}", str(files / "n.json")) for a in arguments)
+    )
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_a_cut_off_file_is_one_line_and_exit_code_2(files):
+    text = (files / "t.json").read_text()
+    (files / "t.json").write_text(text[: len(text) // 2])
+    result = penstock("plan", files / "t.json", "--network", files / "n.json")
+    assert result.returncode == 2
+    assert f"{files / 't.json'}: JSON: found" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,6 @@
+"""Shared test settings."""
+
+from hypothesis import settings
+
+settings.register_profile("penstock", deadline=None)  # a busy machine must not fail a property
+settings.load_profile("penstock")

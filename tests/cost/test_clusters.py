@@ -1,0 +1,36 @@
+import pytest
+
+from penstock.cost.clusters import CLUSTERS, find_network
+from penstock.cost.collectives import ring
+from penstock.errors import FormatError, NetworkError
+from penstock.network import save_network
+
+
+def test_the_six_published_clusters_and_the_simulations_constants_are_there():
+    assert list(CLUSTERS) == [
+        "mg-wfbp-k80-10gbe", "mg-wfbp-v100-10gbe", "mg-wfbp-v100-56gbib", "mg-wfbp-simulation", "gtop-k-1gbe",
+        "hipress-100gbps", "hipress-56gbps",
+    ]  # fmt: skip
+    assert all(network.source for network in CLUSTERS.values())
+
+
+@pytest.mark.parametrize("name", ["mg-wfbp-k80-10gbe", "mg-wfbp-v100-10gbe", "mg-wfbp-v100-56gbib"])
+def test_inverting_the_ring_gives_back_the_published_line(name):
+    network = CLUSTERS[name]
+    line = ring(network, 16)
+    assert line.a_seconds == pytest.approx(network.all_reduce["ring"].a_seconds)
+    assert line.b_seconds_per_byte == pytest.approx(network.all_reduce["ring"].b_seconds_per_byte)
+
+
+def test_a_network_is_found_by_name_or_by_file(tmp_path):
+    save_network(CLUSTERS["gtop-k-1gbe"], tmp_path / "n.json")
+    assert find_network(str(tmp_path / "n.json")) == find_network("gtop-k-1gbe")
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(
+        NetworkError, match=r"no network called 'lan'; wanted a \.json file or one of mg-wfbp-k80-10gbe, "
+    ):
+        find_network("lan")
+    with pytest.raises(FormatError, match="No such file"):
+        find_network("nowhere.json")

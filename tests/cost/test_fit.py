@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cost.fit import fit_line, fit_network
+from penstock.errors import FitError
+
+SIZES = [2**e for e in range(10, 27)]
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7))
+def test_exact_points_give_back_their_line(a, b):
+    fit = fit_line([(size, a + b * size) for size in SIZES])
+    assert fit.line.a_seconds == pytest.approx(a, rel=1e-6)
+    assert fit.line.b_seconds_per_byte == pytest.approx(b, rel=1e-6)
+    assert fit.worst_error < 1e-6
+    assert fit.points == len(SIZES)
+
+
+def test_noise_and_hiccups_hardly_move_the_line():
+    random = np.random.default_rng(7)
+    points = [(size, (1e-3 + 1e-9 * size) * random.normal(1, 0.02)) for size in SIZES for _ in range(5)]
+    points += [(SIZES[3], 0.5), (SIZES[8], 0.9), (SIZES[-1], 2.0)]  # the machine did something else meanwhile
+    fit = fit_line(points)
+    assert fit.line.a_seconds == pytest.approx(1e-3, rel=0.05)
+    assert fit.line.b_seconds_per_byte == pytest.approx(1e-9, rel=0.05)
+    assert fit.median_error < 0.03
+    assert fit.worst_error > 0.9  # and the hiccups are not hidden
+
+
+def test_a_startup_too_small_to_be_seen_is_zero_not_negative():
+    fit = fit_line([(1000, 0.9e-6), (2000, 2e-6), (4000, 4.1e-6)])
+    assert fit.line.a_seconds == 0.0
+    assert fit.line.b_seconds_per_byte == pytest.approx(1e-9, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([(1, 1.0), (1, 2.0)], "times: 1 different sizes; wanted at least 2, measure more sizes"),
+        ([], "times: 0 different sizes"),
+        ([(1, 1.0), (2, -1.0)], "a size or time is negative, zero or not finite"),
+        ([(1, 1.0), (2, float("nan"))], "not finite"),
+        (
+            [(1000, 3e-3), (4000000, 2e-3)],
+            "times do not grow with size: 1000 bytes took 0.003 s and 4000000 bytes 0.002 s",
+        ),
+        ([(1000, 1e-3), (4000000, 1e-3)], "do not grow with size"),
+    ],
+)
+def test_points_that_determine_no_line_are_refused(points, message):
+    with pytest.raises(FitError) as caught:
+        fit_line(points, "times")
+    assert message in str(caught.value)
+
+
+def test_a_network_is_fitted_from_messages_and_summations():
+    link = [(size, 1e-4 + 8e-9 * size) for size in SIZES]
+    merge = [(size, 1e-6 + 2e-10 * size) for size in SIZES]
+    network, fits = fit_network(4, link, merge, "lab")
+    assert network.alpha_seconds == pytest.approx(1e-4)
+    assert network.beta_seconds_per_byte == pytest.approx(8e-9)
+    assert network.gamma_seconds_per_byte == pytest.approx(2e-10)
+    assert (network.workers, network.name) == (4, "lab")
+    assert fits["link"].worst_error < 1e-6

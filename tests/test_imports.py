@@ -1,0 +1,111 @@
+"""Imports point one way (docs/architecture.md); every arrow that points another way is named here."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "penstock"
+VALUES = {"errors", "fields", "trace", "network", "plan", "program", "timeline"}
+# Each part of the package and the parts it may import, itself excepted. `cli` and `report` may import anything.
+ALLOWED = {
+    **dict.fromkeys(VALUES, VALUES),
+    "cost": VALUES,
+    "planners": VALUES | {"cost"},
+    "simulator": VALUES | {"cost", "planners"},
+    "strategies": VALUES,
+    "verify": VALUES | {"strategies"},
+    "traces": VALUES,
+    "reproduce": VALUES | {"cost", "planners", "simulator", "strategies", "verify", "traces"},
+    "compll": VALUES,
+    "codecs": VALUES | {"compll"},
+    "runtime": VALUES | {"strategies", "codecs", "cost"},
+    "cluster": VALUES,
+}
+FREE = {"cli", "report", "__main__", "__init__"}
+THIRD_PARTY = {  # top-level package -> the only files that may import it
+    "torch": ("runtime/transport/c10d.py", "codecs/", "compll/backends/", "torch/", "cli/", "zoo/"),
+    "triton": ("compll/backends/triton.py",),
+    "mpi4py": ("runtime/transport/mpi.py", "cli/"),
+    "lark": ("compll/",),
+    "matplotlib": ("report/",),
+    "typer": ("cli/",),
+    "rich": ("cli/", "report/"),
+}
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the whole name"
+            found |= {
+                f"{node.module}.{alias.name}" if node.module == "penstock" else str(node.module) for alias in node.names
+            }
+    return found
+
+
+def _files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_layers(path):
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if part in FREE:
+        return
+    assert part in ALLOWED, f"{part} is not in the table of layers: say what it may import"
+    for name in _imports(path):
+        if name.startswith("penstock."):
+            target = name.split(".")[1]
+            assert target == part or target in ALLOWED[part], (
+                f"{path.name} imports {name}: {part} may not know {target}"
+            )
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_heavy_packages_stay_where_they_belong(path):
+    where = str(path.relative_to(PACKAGE))
+    for name in {name.split(".")[0] for name in _imports(path)} & set(THIRD_PARTY):
+        assert where.startswith(THIRD_PARTY[name]), f"{where} imports {name}; only {THIRD_PARTY[name]} may"
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_planning_runs_without_torch_installed():
+    code = """
+import sys
+sys.modules["torch"] = None  # any import of torch now fails
+from penstock.cost.clusters import CLUSTERS
+from penstock.planners import PLANNERS
+from penstock.simulator.scaling import scaling_study
+from penstock.traces import load_shipped
+rows = scaling_study(load_shipped("resnet50"), CLUSTERS["gtop-k-1gbe"], [4], list(PLANNERS.values()), "ring")
+print(len(rows))
+"""
+    result = _run(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "6"
+
+
+@pytest.mark.parametrize("code", ["import penstock", "from penstock.cli.main import app"])
+def test_importing_penstock_brings_in_no_heavy_package(code):
+    heavy = "torch triton matplotlib numba lark mpi4py scipy"
+    result = _run(f"{code}\nimport sys\nprint([m for m in {heavy.split()!r} if m in sys.modules])")
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_help_answers_in_under_half_a_second():
+    def once() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "penstock", "--help"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(5)) < 0.5

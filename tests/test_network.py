@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from penstock.errors import FormatError, NetworkError
+from penstock.network import LinearCost, Network, load_network, save_network
+
+NETWORK = Network(4, 1e-4, 1e-9, 1e-10, {"ring": LinearCost(6e-4, 1.6e-9)}, name="lab", source="by hand")
+
+
+def test_a_network_survives_the_round_trip(tmp_path):
+    save_network(NETWORK, tmp_path / "n.json")
+    assert load_network(tmp_path / "n.json") == NETWORK
+
+
+def test_costs_are_lines_and_add_up():
+    assert LinearCost(1.0, 0.5).seconds(4) == 3.0
+    assert LinearCost(1.0, 0.5) + LinearCost(2.0, 0.25) == LinearCost(3.0, 0.75)
+    assert NETWORK.link.seconds(1000) == pytest.approx(1e-4 + 1e-6)
+
+
+def test_what_is_not_measured_may_be_left_out(tmp_path):
+    document = {
+        "format": "penstock-network/1",
+        "workers": 2,
+        "alpha_seconds": 0,
+        "beta_seconds_per_byte": 0,
+        "gamma_seconds_per_byte": 0,
+    }
+    (tmp_path / "n.json").write_text(json.dumps(document))
+    assert load_network(tmp_path / "n.json").all_reduce == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workers": 0}, "workers: found 0; wanted a whole number >= 1"),
+        ({"alpha_seconds": -1}, "alpha_seconds: found -1; wanted a finite number >= 0"),
+        ({"beta_seconds_per_byte": None}, "beta_seconds_per_byte: found None"),
+        ({"all_reduce": {"ring": {"a_seconds": 1}}}, "all_reduce.ring.b_seconds_per_byte: found nothing"),
+        ({"all_reduce": []}, "all_reduce: found []; wanted an object"),
+        ({"latency": 1}, "latency: found 1; wanted no such field"),
+    ],
+)
+def test_a_broken_file_names_its_field(tmp_path, change, message):
+    save_network(NETWORK, tmp_path / "n.json")
+    document = json.loads((tmp_path / "n.json").read_text()) | change
+    (tmp_path / "n.json").write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=r"n\.json: ") as caught:
+        load_network(tmp_path / "n.json")
+    assert message in str(caught.value)
+
+
+def test_networks_built_in_python_are_checked_too():
+    with pytest.raises(NetworkError, match="workers is 0; wanted >= 1"):
+        Network(0, 0, 0, 0)
+    with pytest.raises(NetworkError, match="alpha_seconds is nan"):
+        Network(1, float("nan"), 0, 0)
+    with pytest.raises(NetworkError, match="a_seconds is -1"):
+        LinearCost(-1, 0)

@@ -1,0 +1,85 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from penstock.errors import FormatError, PlanError
+from penstock.plan import Bucket, Plan, cut_into_buckets, load_plan, plan_document, save_plan
+from penstock.timeline import Span, Timeline
+from penstock.trace import Tensor, Trace
+
+TRACE = Trace("toy", "paper", 1, "float32", 1.0, tuple(Tensor(name, 10, 1.0) for name in "dcba"))
+BUCKETS = cut_into_buckets(TRACE, [0, 3], ["ring", "double_tree"])
+PLAN = Plan(
+    "toy", 4, "exact", BUCKETS, iteration_seconds=6.0, non_overlapped_seconds=1.0,
+    timeline=Timeline((Span("forward", "compute", 0.0, 5.0), Span("d", "network", 2.0, 6.0))),
+)  # fmt: skip
+
+
+def test_cutting_gives_consecutive_buckets():
+    assert [b.tensors for b in BUCKETS] == [("d",), ("c", "b", "a")]
+    assert [b.nbytes for b in BUCKETS] == [40, 120]
+    assert [b.name for b in BUCKETS] == ["d", "c .. a"]
+
+
+def test_a_plan_survives_the_round_trip(tmp_path):
+    save_plan(PLAN, tmp_path / "p.json")
+    assert load_plan(tmp_path / "p.json") == PLAN
+    document = json.loads((tmp_path / "p.json").read_text())
+    assert document["buckets"][1] == {
+        "tensors": ["c", "b", "a"], "nbytes": 120, "strategy": "double_tree", "codec": None, "partitions": 1,
+    }  # fmt: skip
+
+
+def test_the_hash_covers_what_ranks_must_agree_on_and_nothing_else():
+    assert replace(PLAN, iteration_seconds=1.0, planner="other", timeline=Timeline(())).hash == PLAN.hash
+    assert replace(PLAN, overlap=False).hash != PLAN.hash
+    assert replace(PLAN, buckets=(replace(BUCKETS[0], codec="onebit"), BUCKETS[1])).hash != PLAN.hash
+
+
+def test_a_plan_is_checked_against_the_trace_it_is_used_with():
+    PLAN.check_against(TRACE)
+    with pytest.raises(PlanError, match="bucket 0 says 40 bytes; its tensors have 20"):
+        PLAN.check_against(TRACE.with_dtype("float16"))
+    with pytest.raises(PlanError, match="plan holds tensor 'd', which trace 'toy' does not have"):
+        PLAN.check_against(replace(TRACE, tensors=TRACE.tensors[1:]))
+    with pytest.raises(PlanError, match="plan lacks tensor 'e' of trace 'toy'"):
+        PLAN.check_against(replace(TRACE, tensors=(*TRACE.tensors, Tensor("e", 1, 0.0))))
+    with pytest.raises(PlanError, match="plan sends 'd' where trace 'toy' has 'a' ready"):
+        PLAN.check_against(replace(TRACE, tensors=TRACE.tensors[::-1]))
+
+
+def test_a_tensor_stands_in_one_bucket_only():
+    with pytest.raises(PlanError, match="tensor 'x' is in buckets 0 and 1; a plan holds each tensor once"):
+        Plan("m", 1, "p", (Bucket(("x",), 0, "ring"), Bucket(("x",), 0, "ring")))
+    with pytest.raises(PlanError, match="tensor 'x' is in bucket 0 twice"):
+        Plan("m", 1, "p", (Bucket(("x", "x"), 0, "ring"),))
+    with pytest.raises(PlanError, match="bucket 0 is empty"):
+        Plan("m", 1, "p", (Bucket((), 0, "ring"),))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"buckets": [{"tensors": ["a"], "nbytes": -4, "strategy": "ring"}]}, "buckets[0].nbytes: found -4"),
+        (
+            {"buckets": [{"tensors": [], "nbytes": 4, "strategy": "ring"}]},
+            "buckets[0].tensors: found []; wanted at least one",
+        ),
+        ({"buckets": [{"tensors": ["a", "a"], "nbytes": 4, "strategy": "ring"}]}, "('a' stands twice)"),
+        ({"buckets": [{"tensors": ["a"], "nbytes": 4}]}, "buckets[0].strategy: found nothing"),
+        ({"buckets": [{"tensors": ["a"], "nbytes": 4, "strategy": "ring", "codec": 1}]}, "buckets[0].codec: found 1"),
+        ({"planner": None}, "planner: found None; wanted a non-empty string"),
+        ({"overlap": "yes"}, "overlap: found 'yes'; wanted true or false"),
+        ({"hash": "0"}, "hash: found '0'; wanted"),
+        (
+            {"timeline": [{"name": "x", "lane": "y", "start_seconds": 2, "end_seconds": 1}]},
+            "timeline[0].end_seconds: found 1",
+        ),
+    ],
+)
+def test_a_broken_file_names_its_field(tmp_path, change, message):
+    (tmp_path / "p.json").write_text(json.dumps(plan_document(PLAN) | change))
+    with pytest.raises(FormatError) as caught:
+        load_plan(tmp_path / "p.json")
+    assert message in str(caught.value)
