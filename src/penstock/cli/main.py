@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from penstock.cli.bench import bench
 from penstock.cli.plan import plan
 from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(plan)
 app.command()(simulate)
 app.command()(reproduce)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

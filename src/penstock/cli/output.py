@@ -3,7 +3,10 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_json(document: Any) -> None:
@@ -25,6 +28,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         table.add_row(*(cell if isinstance(cell, str) else format_cell(cell) for cell in row))
     width = None if sys.stdout.isatty() else 160  # do not fold tables that go to a file
     Console(width=width).print(table)
+
+
+def stderr_console() -> "Console":
+    """Return a console on standard error, for progress that must not mix with results."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def format_cell(value: object) -> str:

@@ -1,0 +1,86 @@
+"""What every benchmark's JSON says besides its rows: machine, versions, commit and command.
+
+A figure without these cannot be repeated, so results are only written through `save_record`.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from penstock.fields import write_json
+
+FORMAT = "penstock-bench/1"
+_PACKAGES = ("penstock", "numpy", "numba", "torch", "triton", "mpi4py", "openmpi")
+
+
+def make_record(benchmark: str, rows: Sequence[dict[str, Any]], **notes: Any) -> dict[str, Any]:
+    """Return the document of one benchmark run; `notes` are extra top-level fields, such as floors."""
+    return {
+        "format": FORMAT,
+        "benchmark": benchmark,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["penstock", *sys.argv[1:]])
+        if "penstock" in Path(sys.argv[0]).name
+        else " ".join(sys.argv),
+        "commit": _commit(),
+        "machine": machine(),
+        "versions": _versions(),
+        **notes,
+        "rows": list(rows),
+    }
+
+
+def save_record(record: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a record made by `make_record`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, record)
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine: processor, cores this process may use, memory, kernel."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """Return the commit of the source tree, marked where files differ from it; `unknown` outside a checkout."""
+    tree = Path(__file__).parent
+    try:
+        commit = _git(tree, "rev-parse", "--short=12", "HEAD")
+        changed = _git(tree, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{commit} with uncommitted changes" if changed else commit
+
+
+def _git(tree: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=tree, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,8 @@
+"""`penstock bench`: measured tables, peers beside us. One file per benchmark; this one collects them."""
+
+import typer
+
+from penstock.cli.bench_planners import bench_planners
+
+bench = typer.Typer(help="Measured tables, peers beside us; results kept as JSON.", no_args_is_help=True)
+bench.command("planners")(bench_planners)
