@@ -121,6 +121,13 @@ def test_reproduce_says_what_is_not_built_yet():
     assert "need the authors' trace" in text
 
 
+def test_reproduce_redraws_the_figures(tmp_path):
+    succeed("reproduce", "mg-wfbp", "--pictures", tmp_path / "figures")
+    drawn = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert drawn == ["mg-wfbp-fig1.png", "mg-wfbp-fig10.png", "mg-wfbp-fig11.png", "mg-wfbp-fig2.png"]
+    assert all(path.stat().st_size > 10_000 for path in (tmp_path / "figures").iterdir())
+
+
 BAD = [
     (("plan", "{t}", "--network", "lan"), "no network called 'lan'; wanted a .json file or one of"),
     (("plan", "{t}", "--network", "{n}", "--planner", "best"), "no planner called 'best'; wanted one of naive, wfbp"),

@@ -10,6 +10,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.reproduce.claim import Claim
+    from penstock.trace import Trace
 
 PAPERS = ("mg-wfbp", "gtop-k", "linear-pipeline", "hipress")
 
@@ -18,6 +19,7 @@ def reproduce(
     paper: Annotated[str, typer.Argument(help="mg-wfbp, gtop-k, linear-pipeline, hipress or all")] = "all",
     trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
     column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
+    pictures: Annotated[str, typer.Option(metavar="FOLDER", help="redraw MG-WFBP's Fig. 1, 2, 10 and 11 there")] = "",
     json: JsonOption = False,
 ) -> None:
     """Print published and computed numbers side by side, with a verdict for each."""
@@ -27,6 +29,8 @@ def reproduce(
         raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
     chosen = PAPERS if paper == "all" else (paper,)
     found = {name: _claims(name, trace, column) for name in chosen}
+    if pictures:
+        _draw(pictures, trace, column)
     if json:
         print_json({name: [claim.document() for claim in claims] for name, claims in found.items()})
         return
@@ -47,8 +51,20 @@ def _claims(paper: str, trace: str, column: str) -> "list[Claim]":
 
 def _mg_wfbp(trace: str, column: str) -> "list[Claim]":
     from penstock.reproduce.mg_wfbp import claims
+
+    return claims(_authors_trace(trace, column) if trace else None)
+
+
+def _authors_trace(trace: str, column: str) -> "Trace":
     from penstock.trace import load_trace, trace_from_csv
 
-    if not trace:
-        return claims(None)
-    return claims(trace_from_csv(trace, time_column=column) if trace.endswith(".csv") else load_trace(trace))
+    return trace_from_csv(trace, time_column=column) if trace.endswith(".csv") else load_trace(trace)
+
+
+def _draw(folder: str, trace: str, column: str) -> None:
+    from pathlib import Path
+
+    from penstock.report.figures import draw_figures
+    from penstock.traces import load_shipped
+
+    draw_figures(Path(folder), _authors_trace(trace, column) if trace else load_shipped("googlenet"))
