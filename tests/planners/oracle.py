@@ -1,7 +1,5 @@
 """What a schedule takes, and the best of all schedules, by definition: no queues, no dynamic programme."""
 
-from itertools import product
-
 INFINITY = float("inf")
 
 
@@ -20,28 +18,21 @@ def schedule_seconds(trace, ends, chosen_stages):
 
 
 def brute_force_seconds(trace, ways):
-    """Try all 2^(L-1) partitions, and for each message every way.
+    """Try every partition and, for every message, every way: 2^(L-1) partitions, by their definition."""
+    ready, sizes, count = trace.ready_seconds, trace.nbytes, len(trace.tensors)
 
-    With one stage the ways of a partition can be settled message by message, since an earlier end is never worse.
-    """
-    count = len(trace.tensors)
-    best = INFINITY
-    for marks in product((False, True), repeat=count - 1):
-        ends = [i for i, mark in enumerate(marks) if mark] + [count - 1]
-        if len(ways) == 1 or len(ways[0].stages) == 1:
-            best = min(best, _greedy_ways(trace, ends, ways))
-        else:
-            for chosen in product(ways, repeat=len(ends)):
-                best = min(best, schedule_seconds(trace, ends, [way.stages for way in chosen]))
-    return best
+    def best_from(start, free):
+        if start == count:
+            return max(free[-1], ready[-1])
+        best, nbytes = INFINITY, 0
+        for end in range(start, count):
+            nbytes += sizes[end]
+            for way in ways:
+                now, freed = ready[end], []
+                for stage, busy in zip(way.stages, free, strict=True):
+                    now = max(now, busy) + stage.a_seconds + stage.b_seconds_per_byte * nbytes
+                    freed.append(now)
+                best = min(best, best_from(end + 1, freed))
+        return best
 
-
-def _greedy_ways(trace, ends, ways):
-    if len(ways) == 1:
-        return schedule_seconds(trace, ends, [ways[0].stages] * len(ends))
-    now, start = 0.0, 0
-    for end in ends:
-        size = sum(trace.nbytes[start : end + 1])
-        now = max(now, trace.ready_seconds[end]) + min(way.stages[0].seconds(size) for way in ways)
-        start = end + 1
-    return max(now, trace.ready_seconds[-1])
+    return best_from(0, [0.0] * len(ways[0].stages))

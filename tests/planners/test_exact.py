@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from penstock.planners import PLANNERS
 from penstock.planners.exact import plan_exact
 from penstock.simulator.iteration import simulate_iteration
 from planners.instances import make_trace, staged_ways, traces, ways
-from planners.oracle import brute_force_seconds
+from planners.oracle import brute_force_seconds, schedule_seconds
 
 
 def seconds(trace, options):
@@ -22,14 +24,28 @@ def test_equals_brute_force_over_all_partitions(trace, options):
     assert seconds(trace, options) == brute_force_seconds(trace, options)
 
 
-@given(traces(8), ways(most=4))
-@settings(max_examples=1000)
+@given(traces(8), ways())
+@settings(max_examples=300)
+def test_no_optimal_schedule_has_fewer_messages(trace, options):
+    best = brute_force_seconds(trace, options)
+    count = len(trace.tensors)
+    fewest = min(
+        len(ends)
+        for marks in product((False, True), repeat=count - 1)
+        for ends in [[i for i, mark in enumerate(marks) if mark] + [count - 1]]
+        if schedule_seconds(trace, ends, [options[0].stages] * len(ends)) == best
+    )
+    assert len(plan_exact(trace, options)) == fewest
+
+
+@given(traces(6), ways(most=3))
+@settings(max_examples=500)
 def test_equals_brute_force_over_all_partitions_and_ways(trace, options):
     assert seconds(trace, options) == brute_force_seconds(trace, options)
 
 
 @given(traces(8), staged_ways())
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_push_and_pull_equal_brute_force(trace, options):
     assert seconds(trace, options) == brute_force_seconds(trace, options)
 
