@@ -54,6 +54,23 @@ class MismatchError(PenstockError):
     """Ranks were about to run different programs; no data moved."""
 
 
+class CodecError(PenstockError):
+    """Bytes are not what a codec wrote, or a codec cannot be used with these parameters."""
+
+
+class CompileError(PenstockError):
+    """A compressor program is wrong; shows the file, the line and a caret under what is meant."""
+
+    def __init__(
+        self, path: str, line: int, column: int, source_line: str, width: int, problem: str, advice: str
+    ) -> None:
+        self.path, self.line, self.column = path, line, column
+        self.problem, self.advice = problem, advice
+        text = source_line.expandtabs(1)
+        caret = " " * (column - 1) + "^" * max(1, min(width, len(text) - column + 1))
+        super().__init__(f"{path}:{line}:{column}: {problem}; {advice}\n    {text}\n    {caret}")
+
+
 def shorten(value: object, limit: int = 60) -> str:
     """Return `repr(value)`, cut so that an error stays one line.
 

@@ -1,0 +1,417 @@
+"""Elaboration: expressions and statements of the source become IR; functions are inlined, `if` becomes `select`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from penstock.compll import arithmetic, syntax, vectors
+from penstock.compll.functions import Function
+from penstock.compll.ir import Expr, Field, Layout, Let, Read, is_static
+from penstock.compll.operators import Operator
+from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, Value, VectorRef, Writer, size_of
+from penstock.compll.types import FLOAT, INT32, SCALARS, Scalar, Type, Vector
+from penstock.errors import CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What all functions of a program share."""
+
+    source: syntax.Source
+    functions: Mapping[str, syntax.Function]  # the program's own
+    builtins: Mapping[str, Function]
+    operators: Mapping[str, Operator]
+    parameters: Mapping[str, Mapping[str, Expr]]  # by param block and field
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Elaborates one procedure: `encode`, `decode`, or a function on its own to check it."""
+
+    unit: Unit
+    globals: Scope
+    writer: Writer = field(default_factory=Writer)
+    layout: Layout | None = None  # what encode wrote, for decode to read
+    expected: dict[int, Expr] = field(default_factory=dict)  # fields whose value decode knows beforehand
+    packed: tuple[tuple[Field, ...], tuple[Expr | str, ...]] | None = None  # what concat wrote
+    read: int = 0  # fields extracted so far
+    inlining: list[str] = field(default_factory=list)
+
+    # Errors
+
+    def error(self, node: syntax.Node, problem: str, advice: str) -> CompileError:
+        """Return an error that points at `node`."""
+        return self.unit.source.error(node.at, problem, advice)
+
+    def unknown(self, node: syntax.Node, name: str, known: Sequence[str], what: str) -> CompileError:
+        """Return the error for a name nobody declared."""
+        close = get_close_matches(name, list(known), 1)
+        advice = (
+            f"did you mean {close[0]!r}?" if close else f"declare it, or use one of {', '.join(sorted(known)[:12])}"
+        )
+        return self.error(node, f"unknown {what} {name!r}", advice)
+
+    # Types
+
+    def type(self, node: syntax.TypeName) -> Type:
+        """Return the type a program writes; `uint<width>` needs a constant width."""
+        scalar = SCALARS[node.name] if node.width is None else self._uint(node.width)
+        return Vector(scalar) if node.is_vector else scalar
+
+    def _uint(self, node: syntax.Expression) -> Scalar:
+        width = self.scalar(node, Scope())
+        if width.op != "const" or f"uint{width.value}" not in SCALARS:
+            found = width.value if width.op == "const" else "not a constant"
+            raise self.error(node, f"the width is {found}", "use 1, 2, 4, 8 or 16, or a uint8 parameter that is one")
+        return SCALARS[f"uint{width.value}"]
+
+    # Expressions
+
+    def scalar(self, node: syntax.Expression, scope: Scope, want: Type | None = None) -> Expr:
+        """Return the scalar an expression stands for."""
+        value = self.value(node, scope, want)
+        if isinstance(value, Expr):
+            return value
+        if isinstance(value, VectorRef):
+            raise self.error(
+                node, f"{value.type.name} is a vector, and a scalar is wanted", "index it, reduce it, or map"
+            )
+        raise self.error(node, "this is not a value", "use one of its members")
+
+    def vector(self, node: syntax.Expression, scope: Scope) -> VectorRef:
+        """Return the vector an expression stands for."""
+        value = self.value(node, scope)
+        if isinstance(value, VectorRef):
+            return value
+        found = value.type.name if isinstance(value, Expr) else "not a vector"
+        raise self.error(node, f"a vector is wanted here, and this is {found}", "hand over a vector such as gradient")
+
+    def value(self, node: syntax.Expression, scope: Scope, want: Type | None = None, hint: str = "") -> Value:
+        """Return what an expression stands for; `want` is the type it will be stored in, `hint` its name."""
+        try:
+            return self._value(node, scope, want, hint)
+        except arithmetic.OperandError as error:
+            raise self.error(node, *error.args) from None
+
+    def _value(self, node: syntax.Expression, scope: Scope, want: Type | None, hint: str) -> Value:
+        match node:
+            case syntax.Number():
+                return self._number(node)
+            case syntax.Name():
+                return self._name(node, scope)
+            case syntax.Member():
+                return self._member(node, scope)
+            case syntax.At():
+                return self._at(node, scope, hint)
+            case syntax.Prefix():
+                operand = self.scalar(node.operand, scope)
+                return arithmetic.negate(operand) if node.operator == "-" else _not(arithmetic.truth(operand))
+            case syntax.Infix():
+                return arithmetic.binary(node.operator, self.scalar(node.left, scope), self.scalar(node.right, scope))
+            case syntax.Choose():
+                condition = arithmetic.truth(self.scalar(node.condition, scope))
+                return _choose(condition, self.scalar(node.yes, scope), self.scalar(node.no, scope))
+            case syntax.Cast():
+                return self._cast(node, scope)
+            case syntax.Call():
+                return self._call(node, scope, want, hint)
+
+    def _number(self, node: syntax.Number) -> Expr:
+        if isinstance(node.value, float):
+            return arithmetic.real(node.value)
+        if node.value > INT32.high:
+            raise self.error(node, f"{node.value} does not fit int32", f"use at most {INT32.high}")
+        return arithmetic.integer(node.value)
+
+    def _name(self, node: syntax.Name, scope: Scope) -> Value:
+        slot = scope.find(node.name) or self.globals.find(node.name)
+        if slot is None and node.name in self.unit.parameters:
+            return ParamsRef(node.name)
+        if slot is None:
+            known = [*scope.names(), *self.globals.names(), *self.unit.parameters]
+            raise self.unknown(node, node.name, known, "name")
+        if slot.value is None:
+            raise self.error(node, f"{node.name!r} has no value yet", "assign it before this line")
+        return slot.value
+
+    def _member(self, node: syntax.Member, scope: Scope) -> Expr:
+        value = self.value(node.value, scope)
+        if isinstance(value, ParamsRef):
+            fields = self.unit.parameters[value.block]
+            if node.member not in fields:
+                raise self.unknown(node, node.member, list(fields), f"parameter of {value.block}:")
+            return fields[node.member]
+        if isinstance(value, VectorRef) and node.member == "size":
+            return size_of(value.length)
+        found = value.type.name if isinstance(value, Expr | VectorRef) else "compressed"
+        raise self.error(node, f"{found} has no member {node.member!r}", "vectors have .size, params their parameters")
+
+    def _at(self, node: syntax.At, scope: Scope, hint: str) -> Value:
+        vector, index = self.vector(node.vector, scope), self.value(node.index, scope)
+        if isinstance(index, VectorRef):
+            if index.element.is_float:
+                raise self.error(node.index, "an index is an integer, and this is float*", "index with int32*")
+            at = Expr("at", vector.element, (arithmetic.widen(index.at_i()),), vector.name, vector.low, vector.high)
+            return vectors.write_map(self.writer, hint or "gather", index.length, at)
+        assert isinstance(index, Expr)
+        if index.type.is_float:
+            raise self.error(node.index, "an index is an integer, and this is a float", "cast it: (int32) x")
+        return Expr("at", vector.element, (arithmetic.widen(index),), vector.name, vector.low, vector.high)
+
+    def _cast(self, node: syntax.Cast, scope: Scope) -> Expr:
+        target = self.type(node.type)
+        if isinstance(target, Vector):
+            raise self.error(node, "a vector cannot be cast", "map a function over it that casts its elements")
+        return arithmetic.convert(self.scalar(node.operand, scope), target, explicit=True)
+
+    # Calls
+
+    def _call(self, node: syntax.Call, scope: Scope, want: Type | None, hint: str) -> Value:
+        if node.function == "extract":
+            return self.extract(node, scope, want, hint)
+        if node.function in vectors.OPERATIONS:
+            return vectors.OPERATIONS[node.function](self, node, scope, hint)
+        if node.function in self.unit.operators:
+            return vectors.apply(self, node, scope, hint, self.unit.operators[node.function])
+        arguments = [self.scalar(argument, scope) for argument in node.arguments]
+        return self.call(node, node.function, arguments)
+
+    def arity(self, name: str, node: syntax.Node) -> int:
+        """Return the number of arguments of a function of scalars."""
+        if name in self.unit.functions:
+            return len(self.unit.functions[name].arguments)
+        if name in self.unit.builtins:
+            return self.unit.builtins[name].arity
+        known = [*self.unit.functions, *self.unit.builtins, *self.unit.operators, *vectors.OPERATIONS, "extract"]
+        raise self.unknown(node, name, known, "function")
+
+    def call(self, node: syntax.Node, name: str, arguments: Sequence[Expr]) -> Expr:
+        """Return a function of scalars applied: the program's own inlined, a built-in as a call."""
+        wanted = self.arity(name, node)
+        if wanted != len(arguments):
+            text = f"{name} takes {wanted} argument{'s' * (wanted != 1)} and is given {len(arguments)}"
+            raise self.error(node, text, "hand over as many as it declares")
+        if name in self.unit.functions:
+            return self.inline(node, self.unit.functions[name], arguments)
+        return self._builtin(self.unit.builtins[name], arguments)
+
+    def _builtin(self, function: Function, arguments: Sequence[Expr]) -> Expr:
+        target = function.argument
+        if target is None:
+            target = FLOAT if any(argument.type.is_float for argument in arguments) else INT32
+        brought = tuple(arithmetic.convert(argument, target) for argument in arguments)
+        result = function.result or target
+        low, high = result.low, result.high
+        if function.bounds and not result.is_float:
+            low, high = function.bounds(*((argument.low, argument.high) for argument in brought))
+        return Expr("call", result, brought, function.name, low, high)
+
+    def inline(self, node: syntax.Node, function: syntax.Function, arguments: Sequence[Expr]) -> Expr:
+        """Return the body of one of the program's functions with its arguments put in."""
+        if function.name in self.inlining:
+            raise self.error(node, f"{function.name} calls itself", "there is no recursion; write it with operators")
+        if function.result is None:
+            raise self.error(node, f"{function.name} returns nothing", "give it a type and a return")
+        scope = Scope()
+        for declared, argument in zip(function.arguments, arguments, strict=True):
+            scope.slots[declared.name] = self._bind(node, declared, argument)
+        result = self.type(function.result)
+        if isinstance(result, Vector):
+            raise self.error(function.result, "a function returns one element, not a vector", "drop the *")
+        self.inlining.append(function.name)
+        value = self._run(function.body, scope, result)
+        self.inlining.pop()
+        if value is None:
+            raise self.unit.source.error(
+                function.end, f"{function.name} can end without a return", "return a value on every path"
+            )
+        return value
+
+    def _bind(self, node: syntax.Node, declared: syntax.Argument, argument: Expr) -> Slot:
+        if isinstance(declared.type, str):
+            raise self.error(declared, "a function of elements takes no params", "write Block.parameter inside it")
+        target = self.type(declared.type)
+        if isinstance(target, Vector):
+            raise self.error(declared, "a function of elements takes no vectors", "make the vector a global")
+        try:
+            return Slot(target, arithmetic.convert(argument, target))
+        except arithmetic.OperandError as error:
+            problem, advice = error.args
+            raise self.error(node, f"argument {declared.name!r}: {problem}", advice) from None
+
+    def _run(self, statements: Sequence[syntax.Statement], scope: Scope, result: Scalar) -> Expr | None:
+        """Return what a function's statements return; None where they run past the end."""
+        for number, statement in enumerate(statements):
+            match statement:
+                case syntax.Return():
+                    return self._stored(statement.value, self.scalar(statement.value, scope), result)
+                case syntax.Declare() | syntax.Assign():
+                    self._assign_local(statement, scope)
+                case syntax.Branch():
+                    condition = self._condition(statement, scope)
+                    rest = statements[number + 1 :]
+                    if _returns(statement.yes) or _returns(statement.no):
+                        yes = self._run((*statement.yes, *rest), scope.copy(), result)
+                        no = self._run((*statement.no, *rest), scope.copy(), result)
+                        return None if yes is None or no is None else _retype(_choose(condition, yes, no), result)
+                    self._merge(condition, statement, scope, result)
+        return None
+
+    def _condition(self, statement: syntax.Branch, scope: Scope) -> Expr:
+        try:
+            return arithmetic.truth(self.scalar(statement.condition, scope))
+        except arithmetic.OperandError as error:
+            raise self.error(statement.condition, *error.args) from None
+
+    def _merge(self, condition: Expr, statement: syntax.Branch, scope: Scope, result: Scalar) -> None:
+        yes, no = scope.copy(), scope.copy()
+        self._run(statement.yes, yes, result)
+        self._run(statement.no, no, result)
+        for name, slot in scope.slots.items():
+            a, b = yes.slots[name].value, no.slots[name].value
+            if a is not b and isinstance(a, Expr) and isinstance(b, Expr):
+                slot.value = _retype(_choose(condition, a, b), a.type)
+
+    def _assign_local(self, statement: syntax.Declare | syntax.Assign, scope: Scope) -> None:
+        if isinstance(statement, syntax.Declare):
+            declared = self.type(statement.type)
+            if isinstance(declared, Vector):
+                raise self.error(statement, "a function of elements holds no vectors", "declare a scalar")
+            scope.slots[statement.name] = Slot(declared, None)
+        slot = scope.slots.get(statement.name)
+        if slot is None and self.globals.find(statement.name):
+            raise self.error(statement, f"{statement.name!r} is a global", "assign globals in encode or decode only")
+        if slot is None:
+            raise self.unknown(statement, statement.name, scope.names(), "name")
+        if statement.value is not None:
+            assert isinstance(slot.type, Scalar)
+            value = self._stored(statement.value, self.scalar(statement.value, scope), slot.type)
+            slot.value = arithmetic.named(value, statement.name)
+
+    def _stored(self, node: syntax.Expression, value: Expr, target: Scalar) -> Expr:
+        try:
+            return arithmetic.convert(value, target)
+        except arithmetic.OperandError as error:
+            raise self.error(node, *error.args) from None
+
+    # The body of encode and decode
+
+    def body(self, statements: Sequence[syntax.Statement], scope: Scope) -> None:
+        """Elaborate the statements of encode or decode."""
+        for statement in statements:
+            match statement:
+                case syntax.Return():
+                    raise self.error(statement, "encode and decode return nothing", "assign their result")
+                case syntax.Branch():
+                    self._branch(statement, scope)
+                case syntax.Declare() | syntax.Assign():
+                    self._assign(statement, scope)
+
+    def _branch(self, statement: syntax.Branch, scope: Scope) -> None:
+        condition = self._condition(statement, scope)
+        outer = self.globals
+        before, packed = len(self.writer.statements), self.packed
+        branches = []
+        for body in (statement.yes, statement.no):
+            self.globals, inner = outer.copy(), scope.copy()
+            self.body(body, inner)
+            branches.append(self.globals.flat() | inner.flat())
+        self.globals = outer
+        if packed is not self.packed or any(not isinstance(made, Let) for made in self.writer.statements[before:]):
+            raise self.error(statement, "operators on vectors run always", "move them out of the if, or use ?:")
+        for name, slot in (outer.flat() | scope.flat()).items():
+            a, b = branches[0][name].value, branches[1][name].value
+            if a is not b and isinstance(a, Expr) and isinstance(b, Expr):
+                slot.value = self._let(name, _retype(_choose(condition, a, b), a.type))
+            elif a is not b:
+                raise self.error(statement, f"{name!r} is assigned in one branch only", "give it a value before the if")
+
+    def _assign(self, statement: syntax.Declare | syntax.Assign, scope: Scope) -> None:
+        if isinstance(statement, syntax.Declare):
+            scope.slots[statement.name] = Slot(self.type(statement.type), None)
+        slot = scope.find(statement.name) or self.globals.find(statement.name)
+        if slot is None:
+            raise self.unknown(statement, statement.name, [*scope.names(), *self.globals.names()], "name")
+        if statement.value is None:
+            return
+        value = self.value(statement.value, scope, slot.type, statement.name)
+        slot.value = self._fitting(statement, statement.value, slot, value)
+
+    def _fitting(
+        self, statement: syntax.Declare | syntax.Assign, node: syntax.Expression, slot: Slot, value: Value
+    ) -> Value:
+        if isinstance(slot.type, Scalar) and isinstance(value, Expr):
+            return self._let(statement.name, self._stored(node, value, slot.type))
+        if isinstance(slot.type, Vector) and isinstance(value, VectorRef):
+            if slot.type.element == value.element:
+                return value
+            problem = f"{statement.name!r} is {slot.type.name} and the value is {value.type.name}"
+            raise self.error(node, problem, f"declare it {value.type.name}, or map a function that returns the other")
+        if isinstance(slot.value, Compressed) and isinstance(value, Compressed):
+            return value
+        wanted = slot.type.name if slot.type else "what concat returns"
+        found = value.type.name if isinstance(value, Expr | VectorRef) else "not a value"
+        raise self.error(node, f"{statement.name!r} is {wanted} and the value is {found}", "assign a value of its type")
+
+    def _let(self, name: str, expr: Expr) -> Expr:
+        if expr.op in ("name", "field") or is_static(expr):
+            return arithmetic.named(expr, name)
+        self.writer.statements.append(Let(self.writer.fresh(name), expr))
+        made = self.writer.statements[-1]
+        return Expr("name", expr.type, value=made.name, low=expr.low, high=expr.high)
+
+    # Reading what encode wrote
+
+    def extract(self, node: syntax.Call, scope: Scope, want: Type | None, hint: str) -> Value:
+        """Return the next field of the compressed bytes; its type must be what concat put there."""
+        if node.template:
+            want = SCALARS[node.template]
+        if self.layout is None:
+            raise self.error(node, "extract reads compressed bytes, which only decode has", "move it to decode")
+        if len(node.arguments) != 1 or not isinstance(self.value(node.arguments[0], scope), Compressed):
+            raise self.error(node, "extract takes the compressed bytes", "write extract(compressed)")
+        if want is None:
+            raise self.error(node, "extract needs to know the type", "assign it to a variable, or extract<uint8>(...)")
+        fields = self.layout.fields
+        while self.read < len(fields) and fields[self.read].counts:
+            self.read += 1
+        if self.read == len(fields):
+            raise self.error(
+                node, "everything that concat wrote is read already", "remove this extract, or concat more"
+            )
+        number, self.read = self.read, self.read + 1
+        return self._field(node, number, fields[number], want, hint)
+
+    def _field(self, node: syntax.Call, number: int, written: Field, want: Type, hint: str) -> Value:
+        if written.type != want:
+            problem = f"extract reads {want.name} where concat wrote {written.name!r}, a {written.type.name}"
+            raise self.error(node, problem, "read the fields in the order and with the types concat wrote them")
+        if isinstance(want, Vector):
+            assert written.length is not None
+            name = self.writer.fresh(hint or written.name)
+            self.writer.statements.append(Read(name, number, want.element, written.length))
+            return VectorRef(name, want.element, written.length, want.element.low, want.element.high)
+        if number in self.expected:
+            return self.expected[number]
+        return Expr("field", want, value=number, low=want.low, high=want.high)
+
+
+def _not(condition: Expr) -> Expr:
+    return Expr("not", condition.type, (condition,))
+
+
+def _choose(condition: Expr, yes: Expr, no: Expr) -> Expr:
+    return yes if yes is no else arithmetic.select(condition, yes, no)
+
+
+def _retype(expr: Expr, target: Scalar) -> Expr:
+    """Return a chosen value as the type both branches had before they were widened."""
+    return expr if expr.type == target else arithmetic.convert(expr, target)
+
+
+def _returns(statements: Sequence[syntax.Statement]) -> bool:
+    return any(
+        isinstance(statement, syntax.Return)
+        or (isinstance(statement, syntax.Branch) and (_returns(statement.yes) or _returns(statement.no)))
+        for statement in statements
+    )

@@ -1,0 +1,126 @@
+"""What names mean while a program is elaborated: values, scopes, and the statements written so far."""
+
+from dataclasses import dataclass, field
+
+from penstock.compll.arithmetic import binary, integer
+from penstock.compll.ir import Expr, Length, Statement
+from penstock.compll.types import INT32, MAX_NUMEL, Scalar, Type, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class VectorRef:
+    """A vector by name, with what its elements are proved to be."""
+
+    name: str
+    element: Scalar
+    length: Length
+    low: int = 0
+    high: int = 0
+
+    @property
+    def type(self) -> Vector:
+        """Its type in the language."""
+        return Vector(self.element)
+
+    def at_i(self) -> Expr:
+        """Element i."""
+        return Expr("element", self.element, value=self.name, low=self.low, high=self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class ParamsRef:
+    """The parameters of a block: the argument `params`, or the block's own name."""
+
+    block: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """The bytes that encode writes and decode reads."""
+
+
+Value = Expr | VectorRef | ParamsRef | Compressed
+
+
+@dataclass(slots=True)
+class Slot:
+    """A variable: its declared type and what it holds now."""
+
+    type: Type | None  # None for `compressed` and parameters
+    value: Value | None
+
+
+@dataclass(slots=True)
+class Scope:
+    """Variables by name; an inner scope sees the outer one."""
+
+    slots: dict[str, Slot] = field(default_factory=dict)
+    outer: "Scope | None" = None
+
+    def find(self, name: str) -> Slot | None:
+        """Return a variable, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.slots:
+                return scope.slots[name]
+            scope = scope.outer
+        return None
+
+    def names(self) -> list[str]:
+        """Every name in sight."""
+        return list(self.slots) + (self.outer.names() if self.outer else [])
+
+    def copy(self) -> "Scope":
+        """Return a scope whose variables can be assigned without touching this one's."""
+        slots = {name: Slot(slot.type, slot.value) for name, slot in self.slots.items()}
+        return Scope(slots, self.outer.copy() if self.outer else None)
+
+    def flat(self) -> dict[str, Slot]:
+        """Every variable in sight by name."""
+        return (self.outer.flat() if self.outer else {}) | self.slots
+
+
+@dataclass(slots=True)
+class Writer:
+    """The statements of one procedure, with unique names."""
+
+    statements: list[Statement] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    aliases: dict[str, str] = field(default_factory=dict)  # names to write instead of the source's
+    streams: int = 0
+
+    def fresh(self, hint: str) -> str:
+        """Return `hint`, or `hint_2`, ... where it is taken."""
+        hint = self.aliases.get(hint, hint)
+        name, number = hint, 2
+        while name in self.used:
+            name, number = f"{hint}_{number}", number + 1
+        self.used.add(name)
+        return name
+
+    def stream(self) -> int:
+        """Return the next stream of random numbers."""
+        self.streams += 1
+        return self.streams - 1
+
+
+def size_of(length: Length) -> Expr:
+    """Return the number of elements of a length, as an expression."""
+
+    whole = Expr("size", INT32, value=length.of, low=0, high=MAX_NUMEL)
+    if length.group == 1:
+        return whole
+    return binary("/", binary("+", whole, integer(length.group - 1)), integer(length.group))
+
+
+def length_of(size: Expr) -> Length | None:
+    """Return the length that an expression spells: `v.size`, or `(v.size + g - 1) / g`; None for anything else."""
+    if size.op == "size":
+        return Length(size.value)
+    if size.op != "div" or size.args[0].op != "add" or size.args[1].op != "const":
+        return None
+    whole, more = size.args[0].args
+    group = size.args[1].value
+    if whole.op == "size" and more.op == "const" and more.value == group - 1:
+        return Length(whole.value, group)
+    return None

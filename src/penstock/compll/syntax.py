@@ -1,0 +1,408 @@
+"""The syntax tree of a compressor, and the parser that builds it; every node knows where it stands in the source."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any, NoReturn
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark.tree import Meta
+
+from penstock.errors import CompileError
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where something stands: line and column count from 1."""
+
+    line: int
+    column: int
+    end_column: int  # one past the last character; the line's end where the text spans lines
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A program's text and the name errors call it by."""
+
+    path: str
+    text: str
+
+    def error(self, at: Position, problem: str, advice: str) -> CompileError:
+        """Return the error that points at `at`: what was found and what was wanted, then what to do."""
+        lines = self.text.splitlines() or [""]
+        line = lines[min(at.line, len(lines)) - 1]
+        return CompileError(self.path, at.line, at.column, line, max(1, at.end_column - at.column), problem, advice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Anything in the tree."""
+
+    at: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Node):
+    """A literal; an int or a float."""
+
+    value: int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Name(Node):
+    """A variable, or a function handed to an operator."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member(Node):
+    """`value.member`: a vector's size, a parameter."""
+
+    value: "Expression"
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class At(Node):
+    """`vector[index]`."""
+
+    vector: "Expression"
+    index: "Expression"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Node):
+    """`function<template>(arguments)`."""
+
+    function: str
+    template: str  # name of a scalar type, or empty
+    arguments: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix(Node):
+    """`-x` or `!x`."""
+
+    operator: str
+    operand: "Expression"
+
+
+@dataclass(frozen=True, slots=True)
+class Infix(Node):
+    """`left operator right`."""
+
+    operator: str
+    left: "Expression"
+    right: "Expression"
+
+
+@dataclass(frozen=True, slots=True)
+class Choose(Node):
+    """`condition ? yes : no`."""
+
+    condition: "Expression"
+    yes: "Expression"
+    no: "Expression"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName(Node):
+    """A type as written: a scalar's name or the width in `uint<width>`, and whether a star follows."""
+
+    name: str
+    width: "Expression | None"
+    is_vector: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Node):
+    """`(type) operand`."""
+
+    type: TypeName
+    operand: "Expression"
+
+
+Expression = Number | Name | Member | At | Call | Prefix | Infix | Choose | Cast
+
+
+@dataclass(frozen=True, slots=True)
+class Declare(Node):
+    """`type name = value;` (value optional)."""
+
+    type: TypeName
+    name: str
+    value: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Node):
+    """`name = value;`."""
+
+    name: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Branch(Node):
+    """`if (condition) ... else ...`."""
+
+    condition: Expression
+    yes: tuple["Statement", ...]
+    no: tuple["Statement", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Return(Node):
+    """`return value;`."""
+
+    value: Expression
+
+
+Statement = Declare | Assign | Branch | Return
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Node):
+    """One parameter of a `param` block, with its default and what it may be."""
+
+    type: TypeName
+    name: str
+    default: int | float | None
+    choices: tuple[int | float, ...]  # empty: any
+    interval: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParamBlock(Node):
+    """`param Name { ... }`."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument(Node):
+    """One argument of a function; its type is the name of a param block where it is a string."""
+
+    type: TypeName | str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function(Node):
+    """A function; `result` is None for `void`."""
+
+    result: TypeName | None
+    name: str
+    arguments: tuple[Argument, ...]
+    body: tuple[Statement, ...]
+    end: Position  # its closing brace
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A whole program, in the order written."""
+
+    source: Source
+    params: tuple[ParamBlock, ...] = ()
+    globals: tuple[Declare, ...] = ()
+    functions: tuple[Function, ...] = field(default=())
+
+
+def parse(text: str, path: str = "<string>") -> Tree:
+    """Return the syntax tree of a program."""
+    source = Source(path, text)
+    try:
+        items = _Builder().transform(_parser().parse(text))
+    except UnexpectedInput as error:
+        _raise_syntax(source, error)
+    declares = [item for item in items if isinstance(item, list)]
+    return Tree(
+        source,
+        tuple(item for item in items if isinstance(item, ParamBlock)),
+        tuple(declare for group in declares for declare in group),
+        tuple(item for item in items if isinstance(item, Function)),
+    )
+
+
+@cache
+def _parser() -> Lark:
+    grammar = files("penstock.compll").joinpath("grammar.lark").read_text()
+    return Lark(grammar, parser="lalr", propagate_positions=True, maybe_placeholders=True)
+
+
+_WORDS = {
+    "SEMICOLON": "';'",
+    "RPAR": "')'",
+    "LPAR": "'('",
+    "RBRACE": "'}'",
+    "LBRACE": "'{'",
+    "RSQB": "']'",
+    "COMMA": "','",
+    "EQUAL": "'='",
+    "COLON": "':'",
+    "NAME": "a name",
+    "SCALAR": "a type",
+    "$END": "the end of the file",
+}
+_LOOPS = {"for", "while", "do"}
+
+
+def _raise_syntax(source: Source, error: UnexpectedInput) -> NoReturn:
+    line, column = max(1, error.line), max(1, error.column)
+    if isinstance(error, UnexpectedCharacters):
+        at = Position(line, column, column + 1)
+        raise source.error(at, f"unexpected character {error.char!r}", "remove it") from None
+    assert isinstance(error, UnexpectedToken | UnexpectedEOF)
+    token = error.token if isinstance(error, UnexpectedToken) else Token("$END", "")
+    if token.type == "$END":
+        last = source.text.count("\n") + (not source.text.endswith("\n"))
+        width = len((source.text.splitlines() or [""])[-1])
+        at = Position(max(1, last), width + 1, width + 2)
+        raise source.error(at, "the program ends in the middle", _advice(error)) from None
+    at = Position(line, column, column + len(str(token)))
+    before = getattr(error, "token_history", None) or []
+    if str(token) in _LOOPS or any(str(item) in _LOOPS for item in before):
+        raise source.error(at, "the language has no loops", "use map, filter or reduce over the vector") from None
+    raise source.error(at, f"unexpected {str(token)!r}", _advice(error)) from None
+
+
+def _advice(error: Any) -> str:
+    expected = sorted(getattr(error, "accepts", None) or error.expected)
+    words = [_WORDS[name] for name in expected if name in _WORDS]
+    return f"write {' or '.join(words[:4])} here" if words else "write an expression here"
+
+
+def _position(meta: Meta) -> Position:
+    if meta.empty:
+        return Position(1, 1, 2)
+    end = meta.end_column if meta.end_line == meta.line else meta.column + 1
+    return Position(meta.line, meta.column, end)
+
+
+def _token_position(token: Token) -> Position:
+    assert token.line is not None
+    assert token.column is not None
+    return Position(token.line, token.column, token.column + len(token))
+
+
+@v_args(meta=True)
+class _Builder(Transformer[Token, Any]):
+    """Turns lark's trees into ours, bottom up."""
+
+    def start(self, meta: Meta, items: list[Any]) -> list[Any]:
+        return items
+
+    def param_block(self, meta: Meta, items: list[Any]) -> ParamBlock:
+        name, *fields = [item for item in items if item is not None]
+        return ParamBlock(str(name), tuple(fields), at=_token_position(name))
+
+    def field(self, meta: Meta, items: list[Any]) -> Field:
+        type_, name, default, allowed = items
+        choices = tuple(allowed[1]) if allowed and allowed[0] == "choices" else ()
+        interval = (allowed[1][0], allowed[1][1]) if allowed and allowed[0] == "interval" else None
+        return Field(type_, str(name), default, choices, interval, at=_token_position(name))
+
+    def choices(self, meta: Meta, items: list[Any]) -> tuple[str, list[Any]]:
+        return "choices", items
+
+    def interval(self, meta: Meta, items: list[Any]) -> tuple[str, list[Any]]:
+        return "interval", items
+
+    def number(self, meta: Meta, items: list[Any]) -> int | float:
+        sign, token = items
+        return -_literal(token) if sign else _literal(token)
+
+    def globals(self, meta: Meta, items: list[Any]) -> list[Declare]:
+        type_, *names = items
+        return [Declare(type_, str(name), None, at=_token_position(name)) for name in names]
+
+    def function(self, meta: Meta, items: list[Any]) -> Function:
+        result, name, *arguments, body = [item for item in items if item is not None]
+        void = isinstance(result, Token)
+        end = Position(meta.end_line, meta.end_column - 1, meta.end_column)
+        at = _token_position(name)
+        return Function(None if void else result, str(name), tuple(arguments), tuple(body), end, at=at)
+
+    def argument(self, meta: Meta, items: list[Any]) -> Argument:
+        type_, name = items
+        return Argument(str(type_) if isinstance(type_, Token) else type_, str(name), at=_position(meta))
+
+    def block(self, meta: Meta, items: list[Any]) -> list[Statement]:
+        return [statement for item in items for statement in (item if isinstance(item, list) else [item])]
+
+    def declare(self, meta: Meta, items: list[Any]) -> list[Statement]:
+        type_, *declarators = items
+        return [Declare(type_, str(name), value, at=_token_position(name)) for name, value in declarators]
+
+    def declarator(self, meta: Meta, items: list[Any]) -> tuple[Token, Expression | None]:
+        return items[0], items[1]
+
+    def assign(self, meta: Meta, items: list[Any]) -> Assign:
+        return Assign(str(items[0]), items[1], at=_token_position(items[0]))
+
+    def branch(self, meta: Meta, items: list[Any]) -> Branch:
+        condition, yes, no = items
+        return Branch(condition, _as_block(yes), _as_block(no), at=_position(meta))
+
+    def give(self, meta: Meta, items: list[Any]) -> Return:
+        return Return(items[0], at=_position(meta))
+
+    def type(self, meta: Meta, items: list[Any]) -> TypeName:
+        (name, width), star = items
+        return TypeName(name, width, star is not None, at=_position(meta))
+
+    def scalar(self, meta: Meta, items: list[Any]) -> tuple[str, Expression | None]:
+        item = items[0]
+        return (str(item), None) if isinstance(item, Token) else ("uint", item)
+
+    def choose(self, meta: Meta, items: list[Any]) -> Choose:
+        return Choose(items[0], items[1], items[2], at=_position(meta))
+
+    def chain(self, meta: Meta, items: list[Any]) -> Expression:
+        left: Expression = items[0]
+        for operator, right in zip(items[1::2], items[2::2], strict=True):
+            whole = Position(left.at.line, left.at.column, right.at.end_column)
+            at = whole if left.at.line == right.at.line else _token_position(operator)
+            left = Infix(str(operator), left, right, at=at)
+        return left
+
+    def prefix(self, meta: Meta, items: list[Any]) -> Prefix:
+        return Prefix(str(items[0]), items[1], at=_position(meta))
+
+    def cast(self, meta: Meta, items: list[Any]) -> Cast:
+        return Cast(items[0], items[1], at=_position(meta))
+
+    def member(self, meta: Meta, items: list[Any]) -> Member:
+        return Member(items[0], str(items[1]), at=_position(meta))
+
+    def at(self, meta: Meta, items: list[Any]) -> At:
+        return At(items[0], items[1], at=_position(meta))
+
+    def integer(self, meta: Meta, items: list[Any]) -> Number:
+        return Number(_literal(items[0]), at=_position(meta))
+
+    def real(self, meta: Meta, items: list[Any]) -> Number:
+        return Number(_literal(items[0]), at=_position(meta))
+
+    def name(self, meta: Meta, items: list[Any]) -> Name:
+        return Name(str(items[0]), at=_position(meta))
+
+    def call(self, meta: Meta, items: list[Any]) -> Call:
+        token, *arguments = items
+        function, _, template = str(token).partition("<")
+        values = tuple(argument for argument in arguments if argument is not None)
+        return Call(function.strip(), template.rstrip("> ").strip(), values, at=_position(meta))
+
+
+def _as_block(item: Any) -> tuple[Statement, ...]:
+    if item is None:
+        return ()
+    return tuple(item) if isinstance(item, list) else (item,)
+
+
+def _literal(token: Token) -> int | float:
+    text = str(token)
+    return int(text, 0) if token.type == "INTEGER" else float(text.rstrip("f"))
