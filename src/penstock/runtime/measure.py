@@ -1,0 +1,101 @@
+"""Measures a network from inside: alpha, beta, gamma, and the line of the engine's own all-reduce.
+
+All ranks measure together and agree on every time (the slowest rank's counts), so all of them return the same network.
+Messages go round a ring, every rank sending and receiving at once, as the collectives do; each size is repeated back to
+back, so that a token bucket or a switch buffer cannot flatter it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from penstock.cost.fit import Fit, fit_line
+from penstock.network import Network
+from penstock.program import Collective
+from penstock.runtime.reduce import merge_kernel
+from penstock.runtime.transport import Bytes, Transport
+
+SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
+TAG = 1
+WAIT_SECONDS = 60.0
+_PILOTS = 2  # untimed rounds that open connections and find out how many timed ones the budget allows
+_LEAST, _MOST = 3, 50  # timed rounds per size
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A network and how well its lines describe what was measured."""
+
+    network: Network
+    fits: dict[str, Fit]  # "link", "merge" and "native", those that were measured
+
+
+def measure_network(transport: Transport, name: str = "measured", seconds: float = 4.0) -> Measurement:
+    """Measure within about `seconds`; every rank must call this at the same time."""
+    world_size = transport.world_size
+    merge = fit_line(_agreed_points(transport, _merge_round, seconds / 8), "summation times")
+    gamma = merge.line.b_seconds_per_byte
+    if world_size == 1:
+        return Measurement(Network(1, 0.0, 0.0, gamma, name=name), {"merge": merge})
+    link = fit_line(_agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
+    native = fit_line(_agreed_points(transport, _native_round, seconds / 2), "all-reduce times")
+    network = Network(
+        workers=world_size,
+        alpha_seconds=link.line.a_seconds,
+        beta_seconds_per_byte=link.line.b_seconds_per_byte,
+        gamma_seconds_per_byte=gamma,
+        all_reduce={"native": native.line},
+        name=name,
+    )
+    return Measurement(network, {"merge": merge, "link": link, "native": native})
+
+
+Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size
+
+
+def _agreed_points(transport: Transport, one_round: Round, seconds: float) -> list[tuple[float, float]]:
+    """Return (bytes, seconds per round) for growing sizes until the budget is spent."""
+    points: list[tuple[float, float]] = []
+    share = seconds / len(SIZES)
+    for size in SIZES:
+        first, second = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        pilot = _agreed_seconds(transport, one_round, first, second, _PILOTS)
+        rounds = min(max(int(share / pilot), _LEAST), _MOST)
+        points.append((float(size), _agreed_seconds(transport, one_round, first, second, rounds)))
+        if len(points) >= 3 and _LEAST * 4 * points[-1][1] > 2 * share:  # the next size is four times as large
+            break
+    return points
+
+
+def _agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second: Bytes, rounds: int) -> float:
+    _agree(transport, 0.0)  # start together
+    start = perf_counter()
+    for _ in range(rounds):
+        one_round(transport, first, second)
+    return max(_agree(transport, (perf_counter() - start) / rounds), 1e-9)
+
+
+def _agree(transport: Transport, seconds: float) -> float:
+    """Return the largest value any rank brought: each fills its own place, and a sum brings them together."""
+    everyone = np.zeros(transport.world_size)
+    everyone[transport.rank] = seconds
+    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
+    return float(everyone.max())
+
+
+def _link_round(transport: Transport, outgoing: Bytes, incoming: Bytes) -> None:
+    after, before = (transport.rank + 1) % transport.world_size, (transport.rank - 1) % transport.world_size
+    receiving = transport.irecv(incoming, before, TAG)
+    sending = transport.isend(outgoing, after, TAG)
+    receiving.wait(WAIT_SECONDS)
+    sending.wait(WAIT_SECONDS)
+
+
+def _native_round(transport: Transport, values: Bytes, _: Bytes) -> None:
+    transport.native(Collective.ALL_REDUCE, values.view(np.float32), "float32", 0, WAIT_SECONDS)
+
+
+def _merge_round(_: Transport, out: Bytes, other: Bytes) -> None:
+    merge_kernel("float32")(out.view(np.float32), other.view(np.float32))
