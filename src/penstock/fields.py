@@ -65,6 +65,16 @@ class Fields:
         )
         return tuple(ok)
 
+    def integer_list(self, name: str, minimum: int, default: Any = REQUIRED) -> tuple[int, ...]:
+        """Return a list of whole numbers of at least `minimum`."""
+        found = self._checked(
+            name,
+            default,
+            f"a list of whole numbers >= {minimum}",
+            lambda v: isinstance(v, list) and all(_is_integer(x) and x >= minimum for x in v),
+        )
+        return tuple(found)
+
     def objects(self, name: str, default: Any = REQUIRED) -> "Iterator[Fields]":
         """Yield the objects of a list, each as `Fields` that know their index."""
         values = self._checked(name, default, "a list of objects", lambda v: isinstance(v, list))

@@ -6,7 +6,8 @@ element type. Instructions of one rank are issued in list order; `after` names t
 rank that must be finished first. Sends and receives are asynchronous, and the k-th message from one rank to another
 is received by the k-th receive from it: every engine keeps that order.
 
-Readers: `verify` proves a program, `simulator.program` times it, `runtime.executor` runs it.
+Readers: `verify` proves a program, `simulator.program` times it, `runtime.executor` runs it, `program_document` reads
+and writes it as JSON.
 
     two ranks, two elements, all-reduce by exchange:
 
@@ -18,14 +19,13 @@ Readers: `verify` proves a program, `simulator.program` times it, `runtime.execu
 The merge waits for instruction 1, which fills `other`, and for 0, which still reads `data`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from penstock.accesses import Accesses
 from penstock.errors import StrategyError
 
-FORMAT = "penstock-program/1"
 DATA = "data"
 
 
@@ -126,6 +126,17 @@ class Program:
             yield from (f"  {index:3} {instruction}" for index, instruction in enumerate(instructions))
 
 
+def split(numel: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `numel` elements into `parts` pieces as even as possible, as (start, stop); some are empty if need be.
+
+    Chunk r of a reduce-scatter or all-gather is piece r of `split(numel, world_size)`.
+
+    >>> split(5, 3)
+    [(0, 1), (1, 3), (3, 5)]
+    """
+    return [(numel * part // parts, numel * (part + 1) // parts) for part in range(parts)]
+
+
 class ProgramBuilder:
     """Collects instructions and works out their dependencies from the slices they touch.
 
@@ -140,28 +151,39 @@ class ProgramBuilder:
             raise StrategyError(f"{strategy}: {numel} elements; wanted >= 0")
         if not 0 <= root < world_size:
             raise StrategyError(f"{strategy}: root {root}; wanted 0..{world_size - 1}")
-        self.strategy, self.collective, self.world_size, self.numel, self.root = (
-            strategy,
-            collective,
-            world_size,
-            numel,
-            root,
-        )
+        self.strategy, self.collective, self.root = strategy, collective, root
+        self.world_size, self.numel = world_size, numel
         self._ranks: list[list[Instruction]] = [[] for _ in range(world_size)]
-        self._accesses: list[dict[str, list[tuple[Slice, int, bool]]]] = [{} for _ in range(world_size)]
-        self._buffers: dict[str, Buffer] = {}
+        self._buffers: dict[str, Buffer] = {DATA: Buffer(DATA, numel)}
+        self._last_send: dict[int, int] = {}
+        self._accesses = [Accesses() for _ in range(world_size)]
 
     def scratch(self, name: str, numel: int, encoded: bool = False) -> None:
         """Declare a scratch buffer."""
+        assert name not in self._buffers, f"{self.strategy}: buffer {name!r} declared twice"
         self._buffers[name] = Buffer(name, numel, encoded)
 
-    def message(self, source: int, target: int, read: Slice, write: Slice) -> None:
-        """Send `read` of rank `source` into `write` of rank `target`; nothing is sent for an empty slice."""
-        if read.numel != write.numel:
-            raise StrategyError(f"{self.strategy}: {read} does not fit {write}")
+    def send(self, rank: int, peer: int, read: Slice, *, in_turn: bool = False) -> None:
+        """Send `read` to `peer`; nothing is sent for an empty slice, so that the peer must not expect one either.
+
+        `in_turn` makes it wait for the rank's previous send: large messages to several ranks would share the NIC and
+        all arrive late, where a tree wants the first of them early.
+        """
         if read.numel:
-            self._add(source, Op.SEND, None, read, target)
-            self._add(target, Op.RECV, write, None, source)
+            last = self._last_send.get(rank) if in_turn else None
+            self._last_send[rank] = len(self._ranks[rank])
+            self._add(rank, Op.SEND, None, read, peer, set() if last is None else {last})
+
+    def recv(self, rank: int, peer: int, write: Slice) -> None:
+        """Receive `write` from `peer`; nothing for an empty slice."""
+        if write.numel:
+            self._add(rank, Op.RECV, write, None, peer)
+
+    def message(self, source: int, target: int, read: Slice, write: Slice, *, in_turn: bool = False) -> None:
+        """Send `read` of rank `source` into `write` of rank `target`."""
+        self._check_fit(write, read)
+        self.send(source, target, read, in_turn=in_turn)
+        self.recv(target, source, write)
 
     def merge(self, rank: int, write: Slice, read: Slice) -> None:
         """Add `read` to `write`."""
@@ -180,63 +202,52 @@ class ProgramBuilder:
         self._compute(rank, Op.DECODE, write, read)
 
     def native(self, rank: int, write: Slice) -> None:
-        """Call the engine's own collective on `write`."""
-        self._add(rank, Op.NATIVE, write, None, None)
+        """Call the engine's own collective on `write`; nothing for an empty slice."""
+        if write.numel:
+            self._add(rank, Op.NATIVE, write, None, None)
+
+    def include(self, part: Program, ranks: Sequence[int], name: str) -> None:
+        """Append a program for some of the ranks: its rank i is our `ranks[i]`, its scratch is renamed `name.x`."""
+        renamed = {DATA: DATA} | {buffer.name: f"{name}.{buffer.name}" for buffer in part.buffers}
+        for buffer in part.buffers:
+            if renamed[buffer.name] not in self._buffers:
+                self.scratch(renamed[buffer.name], buffer.numel, buffer.encoded)
+        for rank, instructions in zip(ranks, part.ranks, strict=True):
+            base = len(self._ranks[rank])
+            for one in instructions:
+                assert one.op is not Op.NATIVE or len(ranks) == self.world_size, "a native call takes all ranks"
+                write, read = (s and Slice(renamed[s.buffer], s.start, s.stop) for s in (one.write, one.read))
+                peer = None if one.peer is None else ranks[one.peer]
+                self._add(rank, one.op, write, read, peer, [base + earlier for earlier in one.after])
 
     def build(self) -> Program:
         """Return the finished program."""
         ranks = tuple(tuple(instructions) for instructions in self._ranks)
-        buffers = tuple(self._buffers.values())
-        return Program(self.strategy, self.collective, self.world_size, self.numel, ranks, buffers, self.root)
+        scratch = tuple(buffer for name, buffer in self._buffers.items() if name != DATA)
+        return Program(self.strategy, self.collective, self.world_size, self.numel, ranks, scratch, self.root)
 
     def _compute(self, rank: int, op: Op, write: Slice, read: Slice) -> None:
-        if read.numel != write.numel:
-            raise StrategyError(f"{self.strategy}: {read} does not fit {write}")
+        self._check_fit(write, read)
         if read.numel:
             self._add(rank, op, write, read, None)
 
-    def _add(self, rank: int, op: Op, write: Slice | None, read: Slice | None, peer: int | None) -> None:
+    def _check_fit(self, write: Slice, read: Slice) -> None:
+        if read.numel != write.numel:
+            raise StrategyError(f"{self.strategy}: {read} does not fit {write}")
+
+    def _add(
+        self,
+        rank: int,
+        op: Op,
+        write: Slice | None,
+        read: Slice | None,
+        peer: int | None,
+        also_after: Iterable[int] = (),
+    ) -> None:
         index = len(self._ranks[rank])
-        after: set[int] = set()
+        after = set(also_after)
         if read is not None:
-            after |= self._conflicts(rank, read, writes_only=True)
+            after |= self._accesses[rank].read(read.buffer, read.start, read.stop, index)
         if write is not None:
-            after |= self._conflicts(rank, write, writes_only=False)
-        self._ranks[rank].append(Instruction(op, write, read, peer, tuple(sorted(after))))
-        if read is not None:
-            self._note(rank, read, index, writes=False)
-        if write is not None:
-            self._note(rank, write, index, writes=True)
-
-    def _conflicts(self, rank: int, touched: Slice, writes_only: bool) -> set[int]:
-        accesses = self._accesses[rank].get(touched.buffer, ())
-        return {index for slice_, index, wrote in accesses if (wrote or not writes_only) and slice_.overlaps(touched)}
-
-    def _note(self, rank: int, touched: Slice, index: int, writes: bool) -> None:
-        accesses = self._accesses[rank].setdefault(touched.buffer, [])
-        if writes:  # whoever conflicts with an older access inside this slice now conflicts with this one instead
-            accesses[:] = [a for a in accesses if not (touched.start <= a[0].start and a[0].stop <= touched.stop)]
-        accesses.append((touched, index, writes))
-
-
-def program_document(program: Program) -> dict[str, Any]:
-    """Return the program as a `penstock-program/1` document."""
-    return {
-        "format": FORMAT,
-        "strategy": program.strategy,
-        "collective": program.collective.value,
-        "world_size": program.world_size,
-        "numel": program.numel,
-        "root": program.root,
-        "buffers": [{"name": b.name, "numel": b.numel, "encoded": b.encoded} for b in program.buffers],
-        "ranks": [[_instruction_document(i) for i in instructions] for instructions in program.ranks],
-    }
-
-
-def _instruction_document(instruction: Instruction) -> dict[str, Any]:
-    slices = {"write": instruction.write, "read": instruction.read}
-    document: dict[str, Any] = {"op": instruction.op.value}
-    document |= {key: [s.buffer, s.start, s.stop] for key, s in slices.items() if s is not None}
-    if instruction.peer is not None:
-        document["peer"] = instruction.peer
-    return {**document, "after": list(instruction.after)} if instruction.after else document
+            after |= self._accesses[rank].write(write.buffer, write.start, write.stop, index)
+        self._ranks[rank].append(Instruction(op, write, read, peer, tuple(sorted(after - {index}))))

@@ -1,0 +1,52 @@
+"""Strategies: pure functions from a world size and a number of elements to a `Program`.
+
+`build("all_reduce", "ring", 4, 1_000_000)` makes the program for one call; what it is made of, how it is proved and
+how it is drawn are the same for all of them.
+"""
+
+from collections.abc import Callable, Mapping
+
+from penstock.errors import StrategyError
+from penstock.program import Collective, Program
+from penstock.strategies import linear_pipeline, native, ring, spanning_tree
+from penstock.strategies.options import Options
+
+__all__ = ["STRATEGIES", "Options", "Strategy", "build", "names"]
+
+Strategy = Callable[[int, int, Options], Program]  # (world_size, numel, options)
+
+STRATEGIES: Mapping[tuple[str, str], Strategy] = {
+    ("all_reduce", "ring"): ring.all_reduce,
+    ("all_reduce", "linear_pipeline"): linear_pipeline.all_reduce,
+    ("all_reduce", "spanning_tree"): spanning_tree.all_reduce,
+    ("all_reduce", "native"): native.all_reduce,
+    ("broadcast", "linear_pipeline"): linear_pipeline.broadcast,
+    ("broadcast", "spanning_tree"): spanning_tree.broadcast,
+    ("broadcast", "native"): native.broadcast,
+    ("reduce", "linear_pipeline"): linear_pipeline.reduce,
+    ("reduce", "spanning_tree"): spanning_tree.reduce,
+    ("reduce", "native"): native.reduce,
+    ("reduce_scatter", "ring"): ring.reduce_scatter,
+    ("reduce_scatter", "native"): native.reduce_scatter,
+    ("all_gather", "ring"): ring.all_gather,
+    ("all_gather", "native"): native.all_gather,
+}
+
+
+def build(
+    operation: str | Collective, name: str, world_size: int, numel: int, options: Options | None = None
+) -> Program:
+    """Return the program that carries out `operation` by the strategy called `name`; `-` may stand for `_`."""
+    chosen = operation.value if isinstance(operation, Collective) else operation.replace("-", "_")
+    if chosen not in {known for known, _ in STRATEGIES}:
+        raise StrategyError(f"no operation {operation!r}; known: {', '.join(one.value for one in Collective)}")
+    strategy = STRATEGIES.get((chosen, name.replace("-", "_")))
+    if strategy is None:
+        raise StrategyError(f"no strategy {name!r} for {chosen}; known: {', '.join(names(chosen))}")
+    return strategy(world_size, numel, options or Options())
+
+
+def names(operation: str | Collective) -> tuple[str, ...]:
+    """Return the names of the strategies for `operation`."""
+    chosen = operation.value if isinstance(operation, Collective) else operation.replace("-", "_")
+    return tuple(name for known, name in STRATEGIES if known == chosen)

@@ -1,0 +1,38 @@
+"""What a caller may choose about a strategy beyond the world size and the number of elements."""
+
+from dataclasses import dataclass
+
+from penstock.errors import StrategyError
+
+LARGEST_BLOCK = 64 * 1024  # elements; more fills the pipe slowly
+SMALLEST_BLOCK = 4 * 1024  # elements; less costs more in startups than overlap saves
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Choices of a strategy; each ignores what does not concern it."""
+
+    block_numel: int | None = None  # elements of a pipelined block; the cost model's best, or None for a fixed default
+    root: int = 0  # of a broadcast or reduce
+    partitions: int | None = None  # parameter server: pieces of the tensor; None for one per aggregator
+    servers: int | None = None  # parameter server: this many ranks at the end aggregate; None for every rank
+    ranks_per_node: int = 2  # hierarchical
+    inner: str = "spanning_tree"  # hierarchical: reduce and broadcast inside a node
+    outer: str = "ring"  # hierarchical: all-reduce between the first ranks of the nodes
+
+    def __post_init__(self) -> None:
+        for name in ("block_numel", "partitions", "servers", "ranks_per_node"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise StrategyError(f"{name} is {value}; wanted >= 1")
+
+    def chunk_block(self) -> int:
+        """Return the block size where a piece may well travel as one block."""
+        return self.block_numel or LARGEST_BLOCK
+
+    def pipe_block(self, numel: int) -> int:
+        """Return the block size for a pipe of `numel` elements: at least four blocks where that is worth it.
+
+        For 64Ki elements that is 16Ki, the 64 KB of float32 that Wang et al. use.
+        """
+        return self.block_numel or min(max(-(-numel // 4), SMALLEST_BLOCK), LARGEST_BLOCK)

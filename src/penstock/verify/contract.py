@@ -1,0 +1,83 @@
+"""The last stage of a proof: at the end every rank holds what the collective promises."""
+
+from collections.abc import Iterator
+
+from penstock.program import DATA, Collective, Program, Slice, split
+from penstock.verify.arithmetic import Loss
+from penstock.verify.findings import Finding, Kind
+from penstock.verify.machine import Run
+from penstock.verify.memory import Value
+
+
+def check_contract(program: Program, run: Run) -> list[Finding]:
+    """Compare what the ranks hold after `run` with what the program promises, one finding per rank and kind."""
+    found: dict[tuple[int, Kind], Finding] = {}
+    for rank in range(program.world_size):
+        for finding in _check_rank(program, run, rank):
+            found.setdefault((rank, finding.kind), finding)
+    return list(found.values())
+
+
+def promised(program: Program, rank: int) -> list[tuple[int, int, int]]:
+    """Return (start, stop, contributors) for the elements of `rank` that the collective says something about."""
+    everyone, numel = (1 << program.world_size) - 1, program.numel
+    if program.collective is Collective.ALL_REDUCE:
+        return [(0, numel, everyone)]
+    if program.collective is Collective.REDUCE:
+        return [(0, numel, everyone)] if rank == program.root else []
+    if program.collective is Collective.BROADCAST:
+        return [(0, numel, 1 << program.root)]
+    chunks = split(numel, program.world_size)
+    if program.collective is Collective.REDUCE_SCATTER:
+        return [(*chunks[rank], everyone)]
+    return [(start, stop, 1 << owner) for owner, (start, stop) in enumerate(chunks)]
+
+
+def _check_rank(program: Program, run: Run, rank: int) -> Iterator[Finding]:
+    for start, stop, wanted in promised(program, rank):
+        for low, high, value in run.memories[rank].read(Slice(DATA, start, stop)):
+            assert value is not None or run.findings, "data is filled from the start"
+            if value is not None:
+                yield from _check_value(run, rank, low, high, value, wanted)
+                yield from _check_same(program, run, rank, low, high, value)
+
+
+def _check_value(run: Run, rank: int, low: int, high: int, value: Value, wanted: int) -> Iterator[Finding]:
+    where, held = f"{DATA}[{low}:{high}]", run.arithmetic.expressions.contributors(value.expression)
+    if value.shift:
+        detail = f"{where} ends with elements {low + value.shift} to {high + value.shift}"
+        yield Finding(Kind.WRONG_ELEMENT, rank, value.writer, None, detail)
+        return
+    if wanted & ~held:
+        loss = _loss(run.arithmetic.losses, rank, low, high, wanted & ~held)
+        parts = f"{where} ends without the data of ranks {_list(wanted & ~held)}"
+        if loss is not None:
+            detail = f"{parts}; it was there before this instruction replaced it"
+            yield Finding(Kind.OVERWRITTEN, loss.rank, loss.index, loss.step, detail)
+        else:
+            yield Finding(Kind.MISSING, rank, value.writer, None, parts)
+    if held & ~wanted:
+        detail = f"{where} ends with the data of ranks {_list(held & ~wanted)} in it"
+        yield Finding(Kind.FOREIGN, rank, value.writer, None, detail)
+
+
+def _loss(losses: list[Loss], rank: int, low: int, high: int, missing: int) -> Loss | None:
+    """Return the write that lost what is missing, on this rank rather than on another."""
+    fitting = [one for one in losses if one.start < high and low < one.stop and one.contributors & missing]
+    return min(fitting, key=lambda one: (one.rank != rank, one.step), default=None)
+
+
+def _check_same(program: Program, run: Run, rank: int, low: int, high: int, value: Value) -> Iterator[Finding]:
+    """Compare with rank 0, where all ranks must end with the same: the same order of summation, so the same bits."""
+    if program.collective in (Collective.REDUCE, Collective.REDUCE_SCATTER):
+        return
+    for start, stop, other in run.memories[0].read(Slice(DATA, low, high)):
+        same = other is None or other.expression == value.expression
+        contributors = run.arithmetic.expressions.contributors
+        if not same and other is not None and contributors(other.expression) == contributors(value.expression):
+            detail = f"{DATA}[{start}:{stop}] is summed in another order, or coded otherwise, than on rank 0"
+            yield Finding(Kind.DIFFERENT_SUMS, rank, value.writer, None, detail)
+
+
+def _list(contributors: int) -> str:
+    return ", ".join(str(rank) for rank in range(contributors.bit_length()) if contributors >> rank & 1)

@@ -1,0 +1,161 @@
+"""The fourth stage of a proof: run the program on symbols, in time steps.
+
+Every rank issues its instructions in list order, each once what it waits for is finished. A message needs both ends
+issued; then it takes one step, in which a rank sends at most one message and receives at most one. Computing takes no
+time. Messages are matched beforehand and no two accesses race, so every order of events gives the same values: one
+run proves all. The steps are those of Wang et al., Fig. 2.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.program import Op, Program, Slice
+from penstock.verify.arithmetic import Arithmetic
+from penstock.verify.findings import Finding, Kind, blame
+from penstock.verify.matching import Key, Matching
+from penstock.verify.memory import Expressions, Memory, place
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One message and the step in which it travelled."""
+
+    step: int  # the first is 1
+    source: int
+    target: int
+    read: Slice  # of the source
+    write: Slice  # of the target
+    contributors: int  # bit set of the ranks whose data is in every element of it
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a run."""
+
+    steps: int
+    carried: tuple[Carried, ...]
+    memories: tuple[Memory, ...]
+    arithmetic: Arithmetic
+    findings: tuple[Finding, ...]
+
+
+def run_program(program: Program, matching: Matching) -> Run:
+    """Run a well-formed, matched program on symbols."""
+    return _Machine(program, matching).run()
+
+
+class _Machine:
+    """The state of one run."""
+
+    def __init__(self, program: Program, matching: Matching) -> None:
+        self.program, self.matching = program, matching
+        expressions = Expressions()
+        self.memories = tuple(Memory(program, rank, expressions) for rank in range(program.world_size))
+        self.arithmetic = Arithmetic(program, expressions, self.memories)
+        self.next = [0] * program.world_size  # the instruction that each rank issues next
+        self.finished = [bytearray(len(rank)) for rank in program.ranks]
+        self.issued: set[Key] = set()
+        self.ready: list[Key] = []  # sends whose recv is issued too, the oldest first
+        self.newly_ready: list[Key] = []
+        self.native_calls = 0
+        self.step = 0
+        self.carried: list[Carried] = []
+
+    def run(self) -> Run:
+        """Take steps until nothing moves."""
+        woken: Iterable[int] = range(self.program.world_size)
+        while True:
+            for rank in woken:
+                self._issue(rank)
+            self.ready += sorted(self.newly_ready, key=lambda send: (send[1], send[0]))  # as the ranks list them
+            self.newly_ready = []
+            if self.ready:
+                self.step += 1
+                woken = sorted({rank for send in self._choose() for rank in self._carry(send)})
+            elif self._native_is_ready():
+                self.step += 1
+                woken = self._call_native()
+            else:
+                break
+        findings = (*self.arithmetic.findings, *self._deadlock())
+        return Run(self.step, tuple(self.carried), self.memories, self.arithmetic, findings)
+
+    def _issue(self, rank: int) -> None:
+        """Issue the rank's instructions up to the first that has to wait."""
+        instructions, finished = self.program.ranks[rank], self.finished[rank]
+        while self.next[rank] < len(instructions):
+            index = self.next[rank]
+            instruction = instructions[index]
+            if not all(finished[earlier] for earlier in instruction.after):
+                return
+            self.next[rank] += 1
+            self.issued.add((rank, index))
+            if instruction.op is Op.SEND and self.matching.recv_of[rank, index] in self.issued:
+                self.newly_ready.append((rank, index))
+            elif instruction.op is Op.RECV and self.matching.send_of[rank, index] in self.issued:
+                self.newly_ready.append(self.matching.send_of[rank, index])
+            elif instruction.op not in (Op.SEND, Op.RECV, Op.NATIVE):
+                self.arithmetic.compute(rank, index, self.step)
+                finished[index] = True
+
+    def _choose(self) -> list[Key]:
+        """Take the messages that travel next: the oldest first, one out and one in per rank."""
+        sending: set[int] = set()
+        receiving: set[int] = set()
+        chosen, kept = [], []
+        for send in self.ready:
+            source, target = send[0], self.matching.recv_of[send][0]
+            if source in sending or target in receiving:
+                kept.append(send)
+                continue
+            sending.add(source)
+            receiving.add(target)
+            chosen.append(send)
+        self.ready = kept
+        return chosen
+
+    def _carry(self, send: Key) -> tuple[int, int]:
+        """Deliver one message; return the two ranks."""
+        (source, index), (target, arrival) = send, self.matching.recv_of[send]
+        read, write = self.program.ranks[source][index].read, self.program.ranks[target][arrival].write
+        assert read is not None
+        assert write is not None
+        pieces = self.arithmetic.read(source, index, read, self.step)
+        self.arithmetic.store(target, arrival, write, place(pieces, read, write, arrival), self.step)
+        contributors = self.arithmetic.common_contributors(pieces)
+        self.carried.append(Carried(self.step, source, target, read, write, contributors))
+        self.finished[source][index] = self.finished[target][arrival] = True
+        return source, target
+
+    def _native_is_ready(self) -> bool:
+        calls = self.matching.natives
+        return self.native_calls < len(calls) and all(key in self.issued for key in calls[self.native_calls])
+
+    def _call_native(self) -> range:
+        for rank, index in self.matching.natives[self.native_calls]:
+            self.finished[rank][index] = True
+        self.arithmetic.native(self.matching.natives[self.native_calls], self.step)
+        self.native_calls += 1
+        return range(self.program.world_size)
+
+    def _deadlock(self) -> list[Finding]:
+        """Name the ranks that wait for one another in a circle, if the run did not finish."""
+        stuck = {rank: done.find(0) for rank, done in enumerate(self.finished) if 0 in done}
+        if not stuck:
+            return []
+        path = [min(stuck)]
+        while (following := self._waits_for(path[-1], stuck[path[-1]])) not in path:
+            path.append(following)
+        circle = path[path.index(following) :]
+        rank = circle[0]
+        words = " -> ".join(str(one) for one in (*circle, rank))
+        detail = f"is never finished; ranks wait for one another: {words}"
+        return [blame(self.program, Kind.DEADLOCK, rank, stuck[rank], detail, self.step)]
+
+    def _waits_for(self, rank: int, index: int) -> int:
+        """Return the rank that a stuck rank's first unfinished instruction waits for."""
+        instruction = self.program.ranks[rank][index]
+        if instruction.peer is not None:
+            return instruction.peer
+        calls = next(calls for calls in self.matching.natives if (rank, index) in calls)
+        return next(other for other, call in calls if (other, call) not in self.issued)

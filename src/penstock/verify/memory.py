@@ -1,0 +1,101 @@
+"""What the ranks hold while a program runs on symbols: whose contributions, to which element, summed in which order.
+
+A value is an expression over the ranks' own data. Addition of floating-point numbers is commutative but not
+associative, so `a + b` and `b + a` are the same expression while `(a + b) + c` and `a + (b + c)` are not: two ranks
+that end with the same expression end with the same bits.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.program import DATA, Program, Slice
+from penstock.segments import SegmentMap
+
+
+class Expressions:
+    """Numbers the expressions that occur; equal ones get the same number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._masks: list[int] = []
+
+    def own(self, rank: int) -> int:
+        """Return the expression of a rank's own data."""
+        return self._number(("own", rank), 1 << rank)
+
+    def add(self, one: int, other: int) -> int:
+        """Return the sum of two expressions."""
+        low, high = sorted((one, other))
+        return self._number(("add", low, high), self._masks[one] | self._masks[other])
+
+    def coded(self, one: int, unit: "Unit") -> int:
+        """Return what is left of an expression in the output of a codec that saw all of `unit`."""
+        return self._number(("coded", one, unit.pieces, unit.offset), self._masks[one])
+
+    def native(self, parts: tuple[int, ...]) -> int:
+        """Return the sum as the engine forms it, in an order of its own, but the same on all ranks."""
+        mask = 0
+        for part in parts:
+            mask |= self._masks[part]
+        return self._number(("native", *parts), mask)
+
+    def contributors(self, expression: int) -> int:
+        """Return the bit set of the ranks whose data is in the expression."""
+        return self._masks[expression]
+
+    def _number(self, key: tuple[object, ...], mask: int) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._masks)
+            self._masks.append(mask)
+        return self._numbers[key]
+
+
+class Unit(NamedTuple):
+    """The piece of a codec's output that an element belongs to: it can only be decoded as a whole."""
+
+    pieces: tuple[tuple[int, int, int], ...]  # (elements, expression, first origin) of what was encoded
+    numel: int
+    offset: int  # of the element that the unit is noted at
+
+
+class Value(NamedTuple):
+    """What some consecutive elements of a buffer hold."""
+
+    expression: int
+    shift: int  # the value at position p belongs to element p + shift of the data
+    writer: int | None = None  # the instruction of the rank that put it there; None for the rank's own data
+    unit: Unit | None = None  # in an encoded buffer
+
+    def moved(self, distance: int, writer: int) -> "Value":
+        """Return the value after a copy to positions higher by `distance`."""
+        return Value(self.expression, self.shift - distance, writer, self.unit)
+
+
+Piece = tuple[int, int, Value | None]  # (start, stop, value)
+
+
+class Memory:
+    """The buffers of one rank."""
+
+    def __init__(self, program: Program, rank: int, expressions: Expressions) -> None:
+        self._buffers: dict[str, SegmentMap[Value | None]] = {
+            buffer.name: SegmentMap(buffer.numel, None) for buffer in program.buffers
+        }
+        self._buffers[DATA] = SegmentMap(program.numel, Value(expressions.own(rank), 0))
+
+    def read(self, touched: Slice) -> list[Piece]:
+        """Return what `touched` holds, piece by piece."""
+        return self._buffers[touched.buffer].get(touched.start, touched.stop)
+
+    def write(self, touched: Slice, pieces: Iterable[Piece]) -> None:
+        """Put pieces, whose positions lie within `touched`, in their places."""
+        for start, stop, value in pieces:
+            self._buffers[touched.buffer].set(start, stop, value)
+
+
+def place(pieces: Iterable[Piece], read: Slice, write: Slice, writer: int) -> list[Piece]:
+    """Return `pieces` of `read` as they are after a copy to `write`."""
+    distance = write.start - read.start
+    return [
+        (start + distance, stop + distance, value and value.moved(distance, writer)) for start, stop, value in pieces
+    ]

@@ -1,0 +1,60 @@
+"""Every strategy in the registry is proved for every world size up to 33 and several sizes."""
+
+import pytest
+
+from penstock.errors import StrategyError
+from penstock.program import Collective
+from penstock.strategies import STRATEGIES, Options, build, names
+from penstock.verify import require_proof
+
+ROOTED = ("broadcast", "reduce")
+
+
+@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+def test_it_is_proved_for_all_world_sizes_to_33(operation: str, name: str) -> None:
+    for world_size in range(1, 34):
+        roots = {0, world_size // 2, world_size - 1} if operation in ROOTED else {0}
+        for root in roots:
+            for numel, block in ((0, None), (1, None), (world_size - 1, None), (world_size + 2, None), (41, 2)):
+                require_proof(build(operation, name, world_size, numel, Options(block_numel=block, root=root)))
+
+
+@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+def test_the_program_says_what_it_is(operation: str, name: str) -> None:
+    program = build(operation, name, 5, 12)
+    assert (program.strategy, program.collective) == (name, Collective(operation))
+    assert (program.world_size, program.numel, len(program.ranks)) == (5, 12, 5)
+
+
+@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+def test_one_rank_and_no_elements_send_nothing(operation: str, name: str) -> None:
+    for program in (build(operation, name, 1, 7), build(operation, name, 4, 0)):
+        assert all(one.peer is None for rank in program.ranks for one in rank)
+
+
+def test_a_hyphen_may_stand_for_an_underscore() -> None:
+    assert build("all-reduce", "linear-pipeline", 3, 6) == build("all_reduce", "linear_pipeline", 3, 6)
+    assert build(Collective.REDUCE, "spanning-tree", 3, 6) == build("reduce", "spanning_tree", 3, 6)
+
+
+def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(StrategyError, match=r"no strategy 'rung' for all_reduce; known: ring, linear_pipeline, .*nat"):
+        build("all_reduce", "rung", 4, 8)
+
+
+def test_an_unknown_operation_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(StrategyError, match="no operation 'all_to_all'; known: all_reduce, reduce, broadcast"):
+        build("all_to_all", "ring", 4, 8)
+
+
+def test_bad_numbers_are_refused_by_name() -> None:
+    with pytest.raises(StrategyError, match="ring: world size 0; wanted >= 1"):
+        build("all_reduce", "ring", 0, 8)
+    with pytest.raises(StrategyError, match=r"spanning_tree: root 4; wanted 0\.\.3"):
+        build("reduce", "spanning_tree", 4, 8, Options(root=4))
+    with pytest.raises(StrategyError, match="block_numel is 0; wanted >= 1"):
+        Options(block_numel=0)
+
+
+def test_names_lists_what_an_operation_has() -> None:
+    assert names("all_gather") == tuple(name for operation, name in STRATEGIES if operation == "all_gather")
