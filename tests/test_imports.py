@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "penstock"
-VALUES = {"errors", "fields", "trace", "network", "plan", "program", "timeline"}
+VALUES = {
+    "errors",
+    "fields",
+    "trace",
+    "network",
+    "plan",
+    "program",
+    "timeline",
+    "segments",
+    "accesses",
+    "program_document",
+}
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {
     **dict.fromkeys(VALUES, VALUES),

@@ -90,6 +90,7 @@ class _Translation:
     uplinks: Uplinks | None
     codec: CodecCost
     native_seconds: Callable[[float], float] | None
+    previous: dict[Key, Key] = field(default_factory=dict)  # of a send: the one before it on the same link
 
     def tasks(self) -> tuple[list[Task], list[tuple[str, str, int]]]:
         """Return tasks in the order a rank-by-rank, step-by-step reading meets them, and a name for each."""
@@ -120,7 +121,10 @@ class _Translation:
             for index, instruction in enumerate(instructions):
                 owner[rank, index] = (rank, index)
                 if instruction.op is Op.SEND and instruction.peer is not None:
-                    sends[rank, instruction.peer].append((rank, index))
+                    queue = sends[rank, instruction.peer]
+                    if queue:  # a link keeps its messages in order
+                        self.previous[rank, index] = queue[-1]
+                    queue.append((rank, index))
                 if instruction.op is Op.NATIVE:
                     natives[rank].append((rank, index))
         for rank, instructions in enumerate(self.program.ranks):
@@ -133,7 +137,7 @@ class _Translation:
 
     def _task(self, keys: list[Key], owner: Mapping[Key, Key], index_of: Mapping[Key, int]) -> Task:
         after = {index_of[owner[rank, earlier]] for rank, index in keys for earlier in self._at(rank, index).after}
-        after |= {index_of[key] for key in self._previous(keys)}
+        after |= {index_of[previous] for key in keys if (previous := self.previous.get(key))}
         rank, index = keys[0]
         if any(self._at(*key).op is Op.SEND for key in keys):
             source, target = next(((r, self._at(r, i).peer) for r, i in keys if self._at(r, i).op is Op.SEND))
@@ -144,17 +148,6 @@ class _Translation:
             return Task(self._native(self._at(rank, index)), tuple(("cpu", r) for r, _ in keys), tuple(sorted(after)))
         seconds = self._compute_seconds(self._at(rank, index))
         return Task(seconds, (("cpu", rank),) if seconds else (), tuple(sorted(after)))
-
-    def _previous(self, keys: list[Key]) -> list[Key]:
-        """Return the message sent before this one to the same rank: a link keeps its messages in order."""
-        for rank, index in keys:
-            if self._at(rank, index).op is Op.SEND:
-                earlier = [i for i in range(index) if self._sends_to(rank, i, self._at(rank, index).peer)]
-                return [(rank, earlier[-1])] if earlier else []
-        return []
-
-    def _sends_to(self, rank: int, index: int, peer: int | None) -> bool:
-        return self._at(rank, index).op is Op.SEND and self._at(rank, index).peer == peer
 
     def _message_seconds(self, keys: list[Key]) -> float:
         read = next(self._at(*key).read for key in keys if self._at(*key).op is Op.SEND)
