@@ -1,6 +1,6 @@
 """`penstock reproduce`: the papers' tables, theirs beside ours."""
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,9 +35,6 @@ def reproduce(
         print_json({name: [claim.document() for claim in claims] for name, claims in found.items()})
         return
     for name, claims in found.items():
-        if not claims:
-            print(f"{name}: not built yet")
-            continue
         rows = [(claim.what, claim.published, claim.ours, claim.how, claim.verdict) for claim in claims]
         print_table(f"{name}: published and ours", ("what", "published", "ours", "how", "verdict"), rows)
         if name == "mg-wfbp" and not trace:
@@ -45,8 +42,11 @@ def reproduce(
 
 
 def _claims(paper: str, trace: str, column: str) -> "list[Claim]":
-    built: dict[str, Callable[[str, str], list[Claim]]] = {"mg-wfbp": _mg_wfbp}
-    return built[paper](trace, column) if paper in built else []
+    if paper == "mg-wfbp":
+        return _mg_wfbp(trace, column)
+    module = import_module(f"penstock.reproduce.{paper.replace('-', '_')}")
+    found: list[Claim] = module.claims()
+    return found
 
 
 def _mg_wfbp(trace: str, column: str) -> "list[Claim]":

@@ -1,0 +1,74 @@
+"""Linear pipeline (Wang, Vuduc et al.): Table 1, Eq. 2-3, invariance in p, and the step counts of Fig. 2."""
+
+from penstock.cost import collectives
+from penstock.network import LinearCost, Network
+from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers
+from penstock.simulator.program import count_steps, simulate_program
+from penstock.strategies import Options, build
+
+# Section 3.2: latency 1e-7 s and 1e9 bytes/s, blocks of 64 KB; AlexNet's 256 MB. No gamma is given.
+NETWORK = Network(workers=4, alpha_seconds=1e-7, beta_seconds_per_byte=1e-9, gamma_seconds_per_byte=0.0)
+BLOCK = 64 * 1024
+NBYTES = 256 * 2**20
+
+
+def claims() -> list[Claim]:
+    """Return every claim that programs and formulas can settle."""
+    return [*_steps(), *_table_1(), *_limits(), *_invariance()]
+
+
+def _steps() -> list[Claim]:
+    """Fig. 2: four blocks on three GPUs."""
+    blocks = Options(block_numel=100)
+    all_reduce, reduce, broadcast = (
+        count_steps(build(operation, "linear_pipeline", 3, 400, blocks))
+        for operation in ("all_reduce", "reduce", "broadcast")
+    )
+    return [
+        compare_exactly("Fig. 2c: steps of an all-reduce of 4 blocks on 3 GPUs", 9, all_reduce, "computed"),
+        compare_exactly("section 3: reduce and then broadcast", 10, reduce + broadcast, "computed"),
+    ]
+
+
+def _table_1() -> list[Claim]:
+    """Table 1's formulas against the programs themselves, on 4 ranks and 1 MB."""
+    found = []
+    numel, block = 262_144, 16_384
+    for operation, table in (("broadcast", collectives.BROADCAST), ("reduce", collectives.REDUCE)):
+        for name in ("spanning_tree", "linear_pipeline"):
+            options = Options(block_numel=block)
+            ours = simulate_program(build(operation, name, 4, numel, options), NETWORK).seconds
+            cost = table[name](NETWORK, 4) if name != "linear_pipeline" else _pipeline(operation, 4 * block)
+            why = "the formula counts one block too many: p-1+n/b where Fig. 2 has p-2+n/b"
+            what = f"Table 1, {operation} by {name}, 4 ranks, 1 MB (s)"
+            found.append(compare_numbers(what, cost.seconds(4 * numel), ours, "simulated", 1e-6, why))
+    return found
+
+
+def _pipeline(operation: str, block_nbytes: float) -> LinearCost:
+    functions = {
+        "broadcast": collectives.linear_pipeline_broadcast,
+        "reduce": collectives.linear_pipeline_reduce,
+        "all_reduce": collectives.linear_pipeline,
+    }
+    return functions[operation](NETWORK, 4, block_nbytes)
+
+
+def _limits() -> list[Claim]:
+    """Eq. 2 and 3: a pipelined broadcast is up to 2 and up to log p times faster."""
+    pipeline = collectives.linear_pipeline_broadcast(NETWORK, 4, BLOCK).seconds(NBYTES)
+    exchange = collectives.bidirectional_exchange_broadcast(NETWORK, 4).seconds(NBYTES)
+    tree = collectives.spanning_tree_broadcast(NETWORK, 4).seconds(NBYTES)
+    bound = 2 * (1 - 1 / 4) / (1 + BLOCK / NBYTES * 3)
+    return [
+        compare_numbers("Eq. 2, 4 GPUs, 256 MB: BE over LP", bound, exchange / pipeline, "computed", 0.01),
+        compare_numbers(
+            "Eq. 3, 4 GPUs, 256 MB: MST over LP", 2 / (3 * BLOCK / NBYTES + 1), tree / pipeline, "computed", 0.01
+        ),
+    ]
+
+
+def _invariance() -> list[Claim]:
+    times = {p: collectives.linear_pipeline_broadcast(NETWORK, p, BLOCK).seconds(NBYTES) for p in (2, 8)}
+    what = "section 3.2: broadcast on 8 GPUs over that on 2, 256 MB"
+    return [compare_numbers(what, 1.0, times[8] / times[2], "computed", 0.01)]
