@@ -86,7 +86,7 @@ def _table_7(model: Model) -> list[Claim]:
     local = work + top_k(NETWORK, WORKERS, DENSITY).seconds(nbytes)
     merged = work + gtop_k(NETWORK, WORKERS, DENSITY).seconds(nbytes)
     real = WORKERS * model.batch / model.dense_images_per_second
-    why = f"Table VII's dense iteration is {real:.2f} s where Eq. 5 gives {plain:.2f} s: that cluster was slower than its model"
+    why = f"Table VII's dense iteration is {real:.2f} s, Eq. 5's {plain:.2f} s: that cluster was slower than its model"
     return [
         compare_numbers(f"Table VII, {model.name}: g/d", model.over_dense, plain / merged, "simulated", 0.2, why),
         compare_numbers(f"Table VII, {model.name}: g/t", model.over_top_k, local / merged, "simulated", 0.2, why),
