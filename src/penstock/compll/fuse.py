@@ -1,0 +1,434 @@
+"""Fusion: from statements to as few passes over memory as the mathematics allows.
+
+A procedure becomes a `Schedule`: scalars, passes and whole-vector operators in the order they run. A `Pass` is one loop
+over one length. Maps are not steps: they are computed inside the passes that use them, from what is in memory there.
+Everything of one length whose operands are known goes into one pass, so onebit's bits, sums and count are one loop.
+
+Error feedback is fused into encode. Let `total = gradient + residual`. Where decode is a map (every element follows
+from its code and some scalars), `residual = total - decoded` is computed in the last pass, from the code just made.
+Where it is not (sparse and run-length formats), the first pass leaves `total` in the residual's memory, later ones read
+it there, and at the end the payload is decoded and subtracted (`Schedule.subtracts`).
+
+Example: terngrad's encode takes two passes, the second needing what the first found.
+
+    pass over gradient: min = smaller, max = greater; check gradient
+    gap = (max - min) / 3
+    pass over gradient: field 4 = pack Q
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.compll.ir import (
+    GRADIENT,
+    LATEST,
+    NUMEL,
+    RESIDUAL,
+    Apply,
+    Decode,
+    Expr,
+    Filter,
+    GroupReduce,
+    Length,
+    Let,
+    Map,
+    Program,
+    Read,
+    Reduce,
+    Statement,
+    VectorStatement,
+    element_of,
+    expressions,
+    show,
+    walk,
+)
+from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.types import FLOAT, Scalar
+
+TOTAL = "total"  # gradient + residual
+INPUTS = (GRADIENT, LATEST, RESIDUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Write a vector to a field of the payload, packed."""
+
+    field: int
+    vector: str
+    element: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Write a vector to memory, for a later step that needs it whole; `to` is its own name, or the residual's."""
+
+    vector: str
+    to: str
+    element: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Write the decoded gradient to the output, or add a multiple of it."""
+
+    vector: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Write the decoded gradient as zeros and these values at these indices, or add multiples of the values."""
+
+    indices: str
+    values: str
+
+
+Output = Reduce | GroupReduce | Filter | Pack | Keep | Emit | Scatter
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One loop over a length: loads, element-wise definitions, and what comes out."""
+
+    length: Length
+    inputs: tuple[str, ...]  # vectors loaded from memory (or unpacked from the payload), element by element
+    maps: tuple[Map, ...]  # computed per element, in this order
+    outputs: tuple[Output, ...]
+    check: str = ""  # a vector (input or map) whose elements must be finite, else encode reports it
+
+
+Step = Let | Pass | Apply
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a kernel does, in order."""
+
+    steps: tuple[Step, ...]
+    vectors: Mapping[str, VectorStatement]  # every vector defined, by name; the inputs are not among them
+    subtracts: bool = False  # afterwards decode the payload and subtract it from the residual
+
+    def passes(self, operators: Mapping[str, Operator] = OPERATORS) -> float:
+        """Return how often it goes over the gradient's length."""
+        total = 0.0
+        for step in self.steps:
+            if isinstance(step, Pass) and step.length == NUMEL:
+                total += 1
+            elif isinstance(step, Apply) and self.length(step.vectors[0]) == NUMEL:
+                total += operators[step.operator].passes
+        return total
+
+    def length(self, vector: str) -> Length:
+        """Return the length of a vector."""
+        return NUMEL if vector in INPUTS else self.vectors[vector].length
+
+    def kept(self) -> dict[str, Keep]:
+        """Return the vectors that passes leave in memory: a later pass that has one as input finds it there."""
+        outputs = [output for step in self.steps if isinstance(step, Pass) for output in step.outputs]
+        return {output.vector: output for output in outputs if isinstance(output, Keep)}
+
+
+def schedule_encode(program: Program, feedback: bool = False) -> Schedule:
+    """Return encode as passes; with `feedback`, the residual is added first and what was not sent is left in it."""
+    encode = program.encode
+    planner = _Planner()
+    if not feedback:
+        rename = {LATEST: GRADIENT}  # without a residual they are the same
+        planner.add_all(_renamed(statement, rename, {}) for statement in encode.statements)
+        return planner.encode(program, encode.fields, GRADIENT)
+    total = Expr("add", FLOAT, (_element(GRADIENT), _element(RESIDUAL)), name=TOTAL)
+    rename = {GRADIENT: TOTAL, LATEST: GRADIENT}
+    memo: dict[int, Expr] = {}
+    statements = [_renamed(statement, rename, memo) for statement in encode.statements]
+    fields = tuple(item if isinstance(item, str) else _rename(item, rename, memo) for item in encode.fields)
+    made: list[Statement] = [Map(TOTAL, NUMEL, total), *statements]
+    decoded = _inlined_decode(program, fields, {item.name for item in made})
+    in_memory = _whole(made) | ({name for item in decoded for name in _whole([item])} if decoded else set())
+    if decoded is None or TOTAL in in_memory:
+        planner.keep_first = True
+        planner.add_all(made)
+        return replace(planner.encode(program, fields, TOTAL), subtracts=True)
+    planner.add_all([*made, *decoded])
+    return planner.encode(program, fields, TOTAL, kept=decoded[-1].name)
+
+
+def schedule_decode(program: Program) -> Schedule:
+    """Return decode as passes; the result goes to an `Emit` or a `Scatter`, which may also add."""
+    planner = _Planner()
+    return planner.decode(program.decode)
+
+
+def _element(name: str) -> Expr:
+    return Expr("element", FLOAT, value=name)
+
+
+def _rename(expr: Expr, names: Mapping[str, str], memo: dict[int, Expr]) -> Expr:
+    """Return an expression that reads other vectors; shared parts stay shared. Sizes are left alone."""
+    if id(expr) not in memo:
+        args = tuple(_rename(argument, names, memo) for argument in expr.args)
+        value = names.get(expr.value, expr.value) if expr.op in ("element", "at", "name") else expr.value
+        same = value == expr.value and all(a is b for a, b in zip(args, expr.args, strict=True))
+        memo[id(expr)] = expr if same else replace(expr, args=args, value=value)
+    return memo[id(expr)]
+
+
+def _renamed(statement: Statement, names: Mapping[str, str], memo: dict[int, Expr]) -> Statement:
+    match statement:
+        case Let() | Map() | GroupReduce() | Reduce():
+            return replace(statement, expr=_rename(statement.expr, names, memo))
+        case Filter():
+            keep, value = (_rename(expr, names, memo) for expr in (statement.keep, statement.value))
+            return replace(statement, keep=keep, value=value)
+        case Apply():
+            vectors = tuple(names.get(name, name) for name in statement.vectors)
+            scalars = tuple(_rename(scalar, names, memo) for scalar in statement.scalars)
+            return replace(statement, vectors=vectors, scalars=scalars)
+        case Read():
+            return statement
+
+
+def _inlined_decode(program: Program, fields: tuple[Expr | str, ...], used: set[str]) -> list[Statement] | None:
+    """Return decode's statements reading encode's own vectors and scalars, and the residual they leave; None where it
+    is not element-wise."""
+    decode = program.decode
+    if not all(isinstance(item, Let | Map | Read) for item in decode.statements):
+        return None
+    names = {item.name: f"{item.name}_back" for item in decode.statements}
+    for item in decode.statements:
+        if isinstance(item, Read):
+            source = fields[item.field]
+            assert isinstance(source, str)
+            names[item.name] = source
+    memo: dict[int, Expr] = {}
+    made: list[Statement] = []
+    for item in decode.statements:
+        if isinstance(item, Let | Map):
+            _put_fields(item.expr, fields, memo)
+            made.append(replace(_renamed(item, names, memo), name=names[item.name]))
+    if names[decode.result] not in {item.name for item in made}:
+        return None
+    left = Expr("sub", FLOAT, (_element(TOTAL), _element(names[decode.result])), name=RESIDUAL)
+    return [*made, Map("left", NUMEL, left)]
+
+
+def _put_fields(expr: Expr, fields: tuple[Expr | str, ...], memo: dict[int, Expr]) -> None:
+    """Make every `field` of an expression stand for the scalar that encode wrote there."""
+    for node in walk(expr):
+        if node.op == "field":
+            source = fields[node.value]
+            assert isinstance(source, Expr)
+            memo[id(node)] = source
+
+
+def _whole(statements: Iterable[Statement]) -> set[str]:
+    """Return the vectors that somebody reads out of order, so that they must be in memory."""
+    found: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, Apply):
+            found |= set(statement.vectors)
+        for expr in expressions(statement):
+            found |= {node.value for node in walk(expr) if node.op == "at"}
+    return found
+
+
+@dataclass(slots=True)
+class _Planner:
+    """Gives every statement a level: the number of passes that must have ended before it can start."""
+
+    statements: list[Statement] = field(default_factory=list)
+    vectors: dict[str, VectorStatement] = field(default_factory=dict)
+    ready: dict[str, int] = field(default_factory=dict)  # when a scalar, or a vector in memory, is there
+    lets: list[tuple[int, Let]] = field(default_factory=list)
+    applies: list[tuple[int, Apply]] = field(default_factory=list)
+    outputs: dict[tuple[int, Length], list[Output]] = field(default_factory=dict)
+    keep_first: bool = False  # leave the total in the residual's memory at once
+    last: int = 0
+
+    def add_all(self, statements: Iterable[Statement]) -> None:
+        """Place statements; each finds what it needs already placed."""
+        self.statements += list(statements)
+        whole = _whole(self.statements)
+        for statement in self.statements:
+            if not isinstance(statement, Let | Reduce):
+                self.vectors[statement.name] = statement
+            self._place(statement, statement.name in whole)
+
+    def _place(self, statement: Statement, is_whole: bool) -> None:
+        level = max((self._level(expr) for expr in expressions(statement)), default=0)
+        match statement:
+            case Let():
+                self.lets.append((level, statement))
+                self.ready[statement.name] = level
+            case Reduce():
+                self._output(level, statement.length, statement)
+                self.ready[statement.name] = level + 1
+            case Filter() | GroupReduce():
+                self._output(level, statement.over, statement)
+                self.ready[statement.name] = level + 1
+            case Apply():
+                level = max([level, *(self._memory(name) for name in statement.vectors)])
+                self.applies.append((level, statement))
+                self.ready[statement.name] = level + 1
+            case Map() | Read():
+                if is_whole or (statement.name == TOTAL and self.keep_first):
+                    to = RESIDUAL if statement.name == TOTAL else statement.name
+                    self._output(level, statement.length, Keep(statement.name, to, element_of(statement)))
+                    self.ready[statement.name] = level + 1
+
+    def _output(self, level: int, length: Length, output: Output) -> None:
+        self.outputs.setdefault((level, length), []).append(output)
+        self.last = max(self.last, level)
+
+    def _level(self, expr: Expr) -> int:
+        return max((self._node(node) for node in walk(expr)), default=0)
+
+    def _node(self, node: Expr) -> int:
+        match node.op:
+            case "name":
+                return self.ready[node.value]
+            case "element":
+                return self._element(node.value)
+            case "at":
+                return self._memory(node.value)
+            case "size" if node.value in self.vectors and not isinstance(self.vectors[node.value], Map | Read):
+                return self.ready[node.value]
+        return 0
+
+    def _element(self, name: str) -> int:
+        """Return when element i of a vector can be had inside a pass."""
+        vector = self.vectors.get(name)
+        if isinstance(vector, Map):
+            return self._level(vector.expr)
+        return 0 if vector is None or isinstance(vector, Read) else self.ready[name]
+
+    def _memory(self, name: str) -> int:
+        return 0 if name in INPUTS else self.ready[name]
+
+    def encode(
+        self, program: Program, fields: tuple[Expr | str, ...], checked: str, kept: str | None = None
+    ) -> Schedule:
+        """Place the fields of the payload, and where there is one the residual, and order everything."""
+        offset = 0  # when the place of the next field is known
+        for number, source in enumerate(fields):
+            if isinstance(source, str):
+                vector = self.vectors[source]
+                self._output(
+                    max(offset, self._element(source)), vector.length, Pack(number, source, element_of(vector))
+                )
+            counted = program.layout.fields[number].counts
+            offset = max(offset, self.ready[counted]) if counted else offset
+        if kept is not None:  # in place: nobody may read the old residual after this pass
+            last = max([level for level, length in self.outputs if length == NUMEL] + [self._element(kept)])
+            self._output(last, NUMEL, Keep(kept, RESIDUAL, FLOAT))
+        return Schedule(self._steps(checked, fields), self.vectors)
+
+    def decode(self, decode: Decode) -> Schedule:
+        """Place decode's statements and its result."""
+        *before, result = decode.statements
+        scatters = isinstance(result, Apply) and result.operator == "scatter" and result.name == decode.result
+        self.add_all(before if scatters else decode.statements)
+        if scatters:
+            assert isinstance(result, Apply)
+            indices, values = result.vectors
+            level = max(self._element(indices), self._element(values))
+            self._output(level, self.vectors[indices].length, Scatter(indices, values))
+        else:
+            made = self.vectors[decode.result]
+            self._output(self._element(decode.result), made.length, Emit(decode.result))
+        return Schedule(self._steps("", ()), self.vectors)
+
+    def _steps(self, checked: str, fields: tuple[Expr | str, ...]) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        pending = checked
+        for level in range(self.last + 2 + max([0, *(at for at, _ in self.applies)])):
+            steps += [let for at, let in self.lets if at == level]
+            for (at, length), outputs in self.outputs.items():
+                if at == level:
+                    made = self._pass(level, length, outputs, pending)
+                    pending = "" if made.check else pending
+                    steps.append(made)
+            steps += [apply for at, apply in self.applies if at == level]
+        return self._check_values(steps, fields) if pending else tuple(steps)
+
+    def _pass(self, level: int, length: Length, outputs: list[Output], checked: str) -> Pass:
+        computed, loaded = self._needed(level, outputs)
+        maps = tuple(item for item in self.statements if isinstance(item, Map) and item.name in computed)
+        reads = length == NUMEL and checked in computed | loaded
+        return Pass(length, tuple(sorted(loaded)), maps, tuple(outputs), checked if reads else "")
+
+    def _needed(self, level: int, outputs: list[Output]) -> tuple[set[str], set[str]]:
+        """Return the vectors a pass touches element by element: maps it computes, and those it loads from memory."""
+        computed: set[str] = set()
+        loaded: set[str] = set()
+        roots = [name for output in outputs for name in _roots(output)]
+        while roots:
+            name = roots.pop()
+            vector = self.vectors.get(name)
+            if not isinstance(vector, Map) or self.ready.get(name, level + 1) <= level:
+                loaded.add(name)
+            elif name not in computed:
+                computed.add(name)
+                roots += _elements([vector.expr])
+        return computed, loaded
+
+    def _check_values(self, steps: list[Step], fields: tuple[Expr | str, ...]) -> tuple[Step, ...]:
+        """Check what is sent where no pass goes over the gradient itself (top-k finds what is not finite)."""
+        for number, step in enumerate(steps):
+            if isinstance(step, Pass):
+                sent = [
+                    output.vector for output in step.outputs if isinstance(output, Pack) and output.element == FLOAT
+                ]
+                if sent:
+                    steps[number] = replace(step, check=sent[0])
+                    break
+        return tuple(steps)
+
+
+def _roots(output: Output) -> list[str]:
+    match output:
+        case Reduce() | GroupReduce():
+            return _elements([output.expr])
+        case Filter():
+            return _elements([output.keep, output.value])
+        case Pack() | Keep() | Emit():
+            return [output.vector]
+        case Scatter():
+            return [output.indices, output.values]
+
+
+def _elements(exprs: Iterable[Expr]) -> list[str]:
+    return [node.value for expr in exprs for node in walk(expr) if node.op == "element"]
+
+
+def show_schedule(schedule: Schedule) -> str:
+    """Return a schedule as text, one step a line."""
+    return "".join(f"{_show_step(step)}\n" for step in schedule.steps)
+
+
+def _show_step(step: Step) -> str:
+    match step:
+        case Let():
+            return f"{step.name} = {show(step.expr)}"
+        case Apply():
+            return f"{step.name} = {step.operator}({', '.join(step.vectors)})"
+        case Pass():
+            made = [_show_output(output) for output in step.outputs]
+            checks = [f"check {step.check}"] if step.check else []
+            return f"pass over {step.length}, reads {', '.join(step.inputs)}: {'; '.join(made + checks)}"
+
+
+def _show_output(output: Output) -> str:
+    match output:
+        case Reduce():
+            return f"{output.name} = {output.reducer}"
+        case GroupReduce():
+            return f"{output.name} = {output.reducer} of {output.group}"
+        case Filter():
+            return f"{output.name} = filter"
+        case Pack():
+            return f"field {output.field} = {output.vector}"
+        case Keep():
+            return f"{output.to} = {output.vector}"
+        case Emit():
+            return f"out = {output.vector}"
+        case Scatter():
+            return f"out[{output.indices}] = {output.values}"
