@@ -1,5 +1,7 @@
 """Hand-made programs, so that the runtime's tests do not lean on the strategies they will run."""
 
+import numpy as np
+
 from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
 
 
@@ -63,3 +65,25 @@ def coded_exchange(numel: int) -> Program:
     for rank in range(2):
         builder.merge(rank, data(0, numel), other)
     return builder.build()
+
+
+class Halves:
+    """A toy codec: float32 as float16, with a byte count in front to make sizes odd."""
+
+    name = "halves"
+
+    def max_nbytes(self, numel: int) -> int:
+        return 1 + 2 * numel
+
+    def encode(self, read: np.ndarray, out: np.ndarray) -> int:
+        out[0] = 42
+        out[1:] = read.astype(np.float16).view(np.uint8)
+        return out.size
+
+    def decode(self, read: np.ndarray, out: np.ndarray) -> None:
+        assert read[0] == 42
+        out[:] = read[1:].copy().view(np.float16)
+
+    def decode_add(self, read: np.ndarray, out: np.ndarray) -> None:
+        assert read[0] == 42
+        out += read[1:].copy().view(np.float16)

@@ -16,7 +16,7 @@ from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.executor import prepare
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from penstock.runtime.views import Scratch
-from runtime.programs import chain, coded_exchange, data, exchange, ring
+from runtime.programs import Halves, chain, coded_exchange, data, exchange, ring
 from runtime.threads import outcomes, run_ranks
 
 
@@ -123,28 +123,6 @@ def test_programs_share_one_scratch_and_follow_it_when_it_grows() -> None:
 
     for tensors in run_ranks(2, rank):
         assert all(np.all(tensor == 2) for tensor in tensors)
-
-
-class Halves:
-    """A toy codec: float32 as float16, with a byte count in front to make sizes odd."""
-
-    name = "halves"
-
-    def max_nbytes(self, numel: int) -> int:
-        return 1 + 2 * numel
-
-    def encode(self, read: np.ndarray, out: np.ndarray) -> int:
-        out[0] = 42
-        out[1:] = read.astype(np.float16).view(np.uint8)
-        return out.size
-
-    def decode(self, read: np.ndarray, out: np.ndarray) -> None:
-        assert read[0] == 42
-        out[:] = read[1:].copy().view(np.float16)
-
-    def decode_add(self, read: np.ndarray, out: np.ndarray) -> None:
-        assert read[0] == 42
-        out += read[1:].copy().view(np.float16)
 
 
 @pytest.mark.parametrize("numel", [0, 1, 33])

@@ -58,6 +58,11 @@ def contiguous_copy(data: Any) -> Any:
     return data.copy(order="C") if isinstance(data, np.ndarray) else data.detach().clone().contiguous()
 
 
+def copy_back(data: Any, result: Any) -> None:
+    """Put the elements of a `contiguous_copy` back into `data`."""
+    (data if isinstance(data, np.ndarray) else data.detach())[...] = result
+
+
 def bytes_at(address: int, nbytes: int) -> Bytes:
     """Return a view of memory that somebody else keeps alive."""
     if nbytes == 0:

@@ -12,7 +12,7 @@ from time import monotonic
 
 import numpy as np
 
-from penstock.program import Collective
+from penstock.program import Collective, split
 from penstock.runtime.reduce import bits, merge_kernel
 from penstock.runtime.transport import Array, Bytes
 
@@ -125,8 +125,7 @@ def _finish_native(
     if collective is Collective.BROADCAST:
         np.copyto(values, gathered[root])
     elif collective is Collective.ALL_GATHER:
-        bounds = [values.size * r // len(gathered) for r in range(len(gathered) + 1)]
-        for source, start, stop in zip(gathered, bounds, bounds[1:], strict=False):
+        for source, (start, stop) in zip(gathered, split(values.size, len(gathered)), strict=True):
             values[start:stop] = source[start:stop]
     elif collective is not Collective.REDUCE or rank == root:
         np.copyto(values, gathered[0])

@@ -1,0 +1,117 @@
+"""Collectives on tensors: builds, checks, prepares and keeps a program for every kind of call.
+
+    communicator = Communicator(C10dTransport())
+    communicator.all_reduce(gradient)                                     # by ring
+    communicator.broadcast(weights, root=2, strategy="linear_pipeline", block_numel=65536)
+
+Works in place on numpy arrays and torch CPU tensors. A tensor that is not contiguous is copied, and the result is
+copied back. One call at a time, from any one thread.
+"""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import PenstockError, TransportError
+from penstock.program import Collective, Program
+from penstock.runtime.codec import Codec
+from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
+from penstock.runtime.handshake import Claim, agree
+from penstock.runtime.transport import Transport
+from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous
+from penstock.strategies import Options, build
+
+KEPT_PROGRAMS = 256
+
+
+class Communicator:
+    """The ranks of one engine, ready for collectives.
+
+    All ranks make the same calls in the same order. The first call of a kind compares the ranks' programs; after
+    a `TransportError` the communicator is of no more use and says so.
+    """
+
+    def __init__(self, transport: Transport, timeout_seconds: float = TIMEOUT_SECONDS, window: int = WINDOW) -> None:
+        self.transport, self.timeout_seconds, self.window = transport, timeout_seconds, window
+        self._scratch = Scratch()
+        self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._calls = 0
+        self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
+
+    def all_reduce(self, data: Any, strategy: str = "ring", **options: Any) -> None:
+        """Replace `data` on every rank by the sum over all ranks."""
+        self._call(Collective.ALL_REDUCE, strategy, data, options)
+
+    def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
+        """Replace `data` on every rank by the root's."""
+        self._call(Collective.BROADCAST, strategy, data, {"root": root, **options})
+
+    def reduce(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
+        """Replace `data` on the root by the sum over all ranks; elsewhere it may hold anything afterwards."""
+        self._call(Collective.REDUCE, strategy, data, {"root": root, **options})
+
+    def reduce_scatter(self, data: Any, strategy: str = "ring", **options: Any) -> None:
+        """Replace chunk r of `data` on rank r by the sum over all ranks; the rest may hold anything afterwards."""
+        self._call(Collective.REDUCE_SCATTER, strategy, data, options)
+
+    def all_gather(self, data: Any, strategy: str = "ring", **options: Any) -> None:
+        """Replace chunk r of `data`, for each r, by rank r's."""
+        self._call(Collective.ALL_GATHER, strategy, data, options)
+
+    def run(self, program: Program, data: Any, codec: Codec | None = None) -> None:
+        """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
+        self._run((id(program), codec), lambda _numel: program, data, codec)
+
+    def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
+        def make(numel: int) -> Program:
+            return build(collective, strategy, self.transport.world_size, numel, Options(**options))
+
+        self._run((collective, strategy, *sorted(options.items())), make, data, None)
+
+    def _run(self, key: Any, make: Callable[[int], Program], data: Any, codec: Codec | None) -> None:
+        if self._failure is not None:
+            raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
+        target = data if is_contiguous(data) else contiguous_copy(data)
+        try:
+            prepared = self._prepare(key, make, flat(target), codec)
+            self._calls += 1
+            prepared.run(target, self._calls, self.timeout_seconds)
+        except TransportError as error:
+            self._failure = str(error), target
+            raise
+        if target is not data:
+            copy_back(data, target)
+
+    def _prepare(self, key: Any, make: Callable[[int], Program], target: Flat, codec: Codec | None) -> Prepared:
+        """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
+        key = (key, target.numel, target.dtype)
+        if key in self._prepared:
+            self._prepared.move_to_end(key)
+            return self._prepared[key]
+        try:
+            program = make(target.numel)
+            prepared = prepare(program, self.transport, target.dtype, codec, self.window, self._scratch)
+        except PenstockError as error:
+            with contextlib.suppress(PenstockError):  # the others learn why we do not come
+                agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
+            raise
+        agree(self.transport, _claim(prepared, codec), self.timeout_seconds)
+        self._prepared[key] = prepared
+        if len(self._prepared) > KEPT_PROGRAMS:
+            self._prepared.popitem(last=False)
+        return prepared
+
+
+def _claim(prepared: Prepared, codec: Codec | None) -> Claim:
+    program = prepared.program
+    return Claim(
+        collective=program.collective.value,
+        strategy=program.strategy,
+        world_size=program.world_size,
+        numel=program.numel,
+        dtype=prepared.dtype,
+        root=program.root,
+        codec=codec.name if codec else "",
+        digest=prepared.digest,
+    )

@@ -1,0 +1,116 @@
+"""Ranks compare what they are about to run, before any data moves.
+
+Every rank sends rank 0 a claim of fixed size; rank 0 compares them and answers all with a verdict. It costs two
+small messages per rank, once per program. Later calls of the same program send nothing more: the program's
+fingerprint and the number of the call are part of every message's tag, so that ranks which run different calls do
+not exchange data but run into the timeout.
+"""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import MismatchError, TransportError
+from penstock.runtime.transport import CHECK_TAG, Bytes, Transport
+
+_NBYTES = 1024  # of a claim and of a verdict
+_COMPARING = "0, comparing programs"
+_PATIENCE = 0.8  # of the timeout: rank 0 gives up early enough to tell the others who is missing
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one rank is about to run; fields in the order in which a difference is reported."""
+
+    error: str = ""  # why it cannot run anything
+    collective: str = ""
+    strategy: str = ""
+    world_size: int = 0
+    numel: int = 0
+    dtype: str = ""
+    root: int = 0
+    codec: str = ""
+    digest: str = ""  # of all instructions: options such as the block size show here
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    mismatch: str = ""
+    missing: int | None = None
+    cause: str = ""
+
+
+def agree(transport: Transport, claim: Claim, timeout_seconds: float) -> None:
+    """Return when all ranks claim the same; raise `MismatchError`, or `TransportError` where a rank is missing."""
+    if transport.world_size == 1:
+        return
+    decide = _decide if transport.rank == 0 else _ask
+    verdict = decide(transport, claim, timeout_seconds)
+    if verdict.missing is not None:
+        raise TransportError(claim.strategy, transport.rank, _COMPARING, verdict.missing, verdict.cause)
+    if verdict.mismatch:
+        raise MismatchError(verdict.mismatch)
+
+
+def difference(claims: Sequence[Claim]) -> str:
+    """Say how the first claim that differs from rank 0's differs; empty where none does."""
+    for rank, claim in enumerate(claims):
+        if claim.error:
+            return f"rank {rank} cannot take part: {claim.error}"
+    for field in fields(Claim):
+        for rank, claim in enumerate(claims):
+            mine, theirs = getattr(claims[0], field.name), getattr(claim, field.name)
+            if mine != theirs:
+                what = "options (digest)" if field.name == "digest" else field.name
+                return f"{what} is {theirs!r} on rank {rank} and {mine!r} on rank 0; all ranks must make the same call"
+    return ""
+
+
+def _decide(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict:
+    peers = range(1, transport.world_size)
+    buffers = [np.zeros(_NBYTES, np.uint8) for _ in peers]
+    verdict = _collect(transport, claim, buffers, timeout_seconds * _PATIENCE)
+    answer = _packed(asdict(verdict))
+    with contextlib.suppress(TimeoutError, ConnectionError):  # whoever cannot be told finds out by itself
+        for work in [transport.isend(answer, peer, CHECK_TAG) for peer in peers if peer != verdict.missing]:
+            work.wait(timeout_seconds * (1 - _PATIENCE))
+    return verdict
+
+
+def _collect(transport: Transport, claim: Claim, buffers: list[Bytes], seconds: float) -> _Verdict:
+    deadline = monotonic() + seconds
+    peer = 1
+    try:
+        works = [transport.irecv(buffer, peer, CHECK_TAG) for peer, buffer in enumerate(buffers, 1)]
+        for peer, work in enumerate(works, 1):  # noqa: B007  # named below
+            work.wait(max(0.0, deadline - monotonic()))
+    except (TimeoutError, ConnectionError) as error:
+        return _Verdict(missing=peer, cause=f"it did not join this call: {error}")
+    return _Verdict(difference([claim, *(Claim(**_unpacked(buffer)) for buffer in buffers)]))
+
+
+def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict:
+    answer = np.zeros(_NBYTES, np.uint8)
+    try:
+        sending = transport.isend(_packed(asdict(claim)), 0, CHECK_TAG)
+        receiving = transport.irecv(answer, 0, CHECK_TAG)
+        sending.wait(timeout_seconds)
+        receiving.wait(timeout_seconds)
+    except (TimeoutError, ConnectionError) as error:
+        return _Verdict(missing=0, cause=f"it did not join this call: {error}")
+    return _Verdict(**_unpacked(answer))
+
+
+def _packed(document: dict[str, object]) -> Bytes:
+    text = json.dumps({key: value[:300] if isinstance(value, str) else value for key, value in document.items()})
+    return np.frombuffer(text.encode("ascii")[:_NBYTES].ljust(_NBYTES), np.uint8).copy()
+
+
+def _unpacked(buffer: Bytes) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(buffer.tobytes())
+    return document

@@ -1,0 +1,107 @@
+"""torch.distributed as an engine: gloo, and NCCL's own collectives, through the documented interface only.
+
+Messages are bytes whatever the element type. gloo aborts the process when a message is larger than its receive;
+the tags that `executor` gives messages see to it that only equal calls meet. When a wait runs out of time gloo
+closes all its connections, so that the other ranks fail at once and the group is of no more use.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from penstock.errors import StrategyError
+from penstock.program import Collective, split
+from penstock.runtime.transport import Array, Bytes
+
+
+class C10dTransport:
+    """A process group of torch.distributed; the default one where none is given."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def rank(self) -> int:
+        """Which rank of the group this is."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return self._world_size
+
+    def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
+        """Start sending."""
+        return _Work(dist.isend, torch.from_numpy(view), group=self._group, tag=tag, group_dst=peer)
+
+    def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
+        """Start receiving."""
+        return _Work(dist.irecv, torch.from_numpy(view), group=self._group, tag=tag, group_src=peer)
+
+    def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
+        """Run the engine's own collective."""
+        if dtype == "int16":
+            raise StrategyError("native on torch.distributed: no int16; choose another strategy, or int32")
+        tensor = torch.from_numpy(values.view(np.uint8)).view(getattr(torch, dtype))
+        if tensor.numel():
+            for work in _NATIVE[collective](tensor, self._group, root):
+                work.wait(seconds)
+
+
+class _Work:
+    """A torch work whose failures have the names that `Work` promises."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, start: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        try:
+            self._work = start(*arguments, **options)
+        except RuntimeError as error:
+            raise _named(error) from error
+
+    def wait(self, seconds: float) -> None:
+        try:
+            self._work.wait(timedelta(seconds=seconds))
+        except RuntimeError as error:
+            raise _named(error) from error
+
+
+def _named(error: RuntimeError) -> Exception:
+    """Return what a torch error means; torch has one class for all of them."""
+    text = str(error).splitlines()[0]
+    return TimeoutError(text) if "timed out" in text.lower() else ConnectionError(text)
+
+
+def _all_reduce(tensor: torch.Tensor, group: Any, _root: int) -> list[_Work]:
+    return [_Work(dist.all_reduce, tensor, group=group, async_op=True)]
+
+
+def _reduce(tensor: torch.Tensor, group: Any, root: int) -> list[_Work]:
+    return [_Work(dist.reduce, tensor, group=group, async_op=True, group_dst=root)]
+
+
+def _broadcast(tensor: torch.Tensor, group: Any, root: int) -> list[_Work]:
+    return [_Work(dist.broadcast, tensor, group=group, async_op=True, group_src=root)]
+
+
+def _all_gather(tensor: torch.Tensor, group: Any, _root: int) -> list[_Work]:
+    """One call where the chunks are equal; gloo takes no others, so else each rank broadcasts its own."""
+    world_size = dist.get_world_size(group)
+    chunks = [tensor[start:stop] for start, stop in split(tensor.numel(), world_size)]
+    if tensor.numel() % world_size == 0:
+        return [_Work(dist.all_gather, chunks, chunks[dist.get_rank(group)].clone(), group=group, async_op=True)]
+    return [work for root, chunk in enumerate(chunks) if chunk.numel() for work in _broadcast(chunk, group, root)]
+
+
+_NATIVE: dict[Collective, Callable[[torch.Tensor, Any, int], list[_Work]]] = {
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.REDUCE: _reduce,
+    Collective.BROADCAST: _broadcast,
+    Collective.ALL_GATHER: _all_gather,
+    Collective.REDUCE_SCATTER: _all_reduce,  # gloo has none; the sum of all chunks includes rank r's
+}

@@ -1,0 +1,139 @@
+"""MPI as an engine: non-blocking messages, polled.
+
+MPI moves data only while it is called, so whoever waits polls, and gives the processor away between polls: with
+more ranks than cores a rank that spins keeps its peer from sending. Where a rank dies, `mpirun` ends all others.
+
+A large message to another host goes in segments that Open MPI sends at once instead of asking first. Its own way
+with large messages sends pieces of all messages in flight in turn, so that in a pipeline the first block arrives
+as late as the last: segments brought a broadcast of 16 MB along 4 hosts at 1 Gb/s from 195 ms to 132 (bound 128).
+"""
+
+import os
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from mpi4py import MPI
+
+from penstock.errors import StrategyError
+from penstock.program import Collective, split
+from penstock.runtime.transport import Array, Bytes
+
+SEGMENT_NBYTES = 32 * 1024  # below Open MPI's eager limit of 64 KB over TCP
+_POLLS_PER_LOOK = 256  # at the clock
+
+
+class MpiTransport:
+    """A communicator of MPI; COMM_WORLD where none is given.
+
+    It is duplicated, by all ranks together, so that messages of the user's own never meet ours.
+    """
+
+    def __init__(self, comm: Any = None) -> None:
+        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._rank, self._world_size = self._comm.Get_rank(), self._comm.Get_size()
+        self._near = _ranks_of_this_host(self._comm)
+
+    @property
+    def rank(self) -> int:
+        """Which rank of the communicator this is."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the communicator has."""
+        return self._world_size
+
+    def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
+        """Start sending.
+
+        Segments are sent synchronously: each ends when its receive is posted, which bounds what piles up at a slow
+        receiver. A short message does not wait for that: its acknowledgement would double the time of a small ring.
+        """
+        if view.size <= SEGMENT_NBYTES or peer in self._near:
+            return _Work(self._comm.Isend, [view], peer, tag)
+        return _Work(self._comm.Issend, _segments(view), peer, tag)
+
+    def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
+        """Start receiving."""
+        return _Work(self._comm.Irecv, [view] if peer in self._near else _segments(view), peer, tag)
+
+    def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
+        """Run MPI's own collective, the non-blocking kind, which can be given up."""
+        if dtype in ("float16", "bfloat16"):
+            raise StrategyError(f"native on MPI: no {dtype}; choose another strategy, or float32")
+        if values.size:
+            _wait(_NATIVE[collective](self._comm, values, root), seconds)
+
+
+def _ranks_of_this_host(comm: Any) -> frozenset[int]:
+    near = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    ranks = frozenset(near.allgather(comm.Get_rank()))
+    near.Free()
+    return ranks
+
+
+def _segments(view: Bytes) -> list[Bytes]:
+    return [view[start : start + SEGMENT_NBYTES] for start in range(0, view.size, SEGMENT_NBYTES)]
+
+
+class _Work:
+    """The requests of one message, whose failures have the names that `Work` promises."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, start: Callable[..., Any], views: list[Bytes], peer: int, tag: int) -> None:
+        try:
+            self._requests = [start([view, MPI.BYTE], peer, tag) for view in views]
+        except MPI.Exception as error:
+            raise ConnectionError(str(error)) from error
+
+    def wait(self, seconds: float) -> None:
+        for request in self._requests:
+            _wait(request, seconds)
+
+
+def _wait(request: Any, seconds: float) -> None:
+    test = request.Test
+    try:
+        if test():
+            return
+        deadline = monotonic() + seconds
+        while monotonic() < deadline:
+            for _ in range(_POLLS_PER_LOOK):
+                if test():
+                    return
+                os.sched_yield()
+    except MPI.Exception as error:
+        raise ConnectionError(str(error)) from error
+    raise TimeoutError(f"nothing for {seconds:g} s")
+
+
+def _all_reduce(comm: Any, values: Array, _root: int) -> Any:
+    return comm.Iallreduce(MPI.IN_PLACE, values)
+
+
+def _reduce(comm: Any, values: Array, root: int) -> Any:
+    if comm.Get_rank() == root:
+        return comm.Ireduce(MPI.IN_PLACE, values, MPI.SUM, root)
+    return comm.Ireduce(values, None, MPI.SUM, root)
+
+
+def _broadcast(comm: Any, values: Array, root: int) -> Any:
+    return comm.Ibcast(values, root)
+
+
+def _all_gather(comm: Any, values: Array, _root: int) -> Any:
+    bounds = split(values.size, comm.Get_size())
+    counts, starts = [stop - start for start, stop in bounds], [start for start, _ in bounds]
+    return comm.Iallgatherv(MPI.IN_PLACE, [values, (counts, starts)])
+
+
+_NATIVE: dict[Collective, Callable[[Any, Array, int], Any]] = {
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.REDUCE: _reduce,
+    Collective.BROADCAST: _broadcast,
+    Collective.ALL_GATHER: _all_gather,
+    Collective.REDUCE_SCATTER: _all_reduce,  # MPI's own leaves the chunk elsewhere than in its place
+}

@@ -1,0 +1,108 @@
+"""What each rank of an MPI test does: `mpirun ... python mpi_worker.py CASE`. Rank 0 prints `ok` when all is well."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from penstock.errors import MismatchError, StrategyError, TransportError
+from penstock.runtime import Communicator
+from penstock.runtime.dtypes import DTYPES
+from penstock.runtime.transport.mpi import SEGMENT_NBYTES, MpiTransport
+from penstock.strategies import STRATEGIES
+from runtime.oracle import check, random_tensors
+
+WORLD = MPI.COMM_WORLD
+
+
+def strategies() -> None:
+    """Every strategy, with sizes around the world size, of one segment and of many; every element type."""
+    transport = MpiTransport()
+    cases = [(o, s, n, "float32") for o, s in sorted(STRATEGIES) for n in (0, 1, WORLD.size, SEGMENT_NBYTES // 4 + 1)]
+    cases += [("all_reduce", "ring", 1001, dtype) for dtype in DTYPES if dtype != "bfloat16"]
+    run_cases(transport, cases)
+
+
+def far_hosts() -> None:
+    """The way of messages between hosts: in segments."""
+    transport = MpiTransport()
+    transport._near = frozenset()
+    run_cases(transport, [(o, s, n, "float32") for o, s in sorted(STRATEGIES) for n in (1, 200_003)])
+
+
+def run_cases(transport: MpiTransport, cases: list[tuple[str, str, int, str]]) -> None:
+    communicator = Communicator(transport, timeout_seconds=20)
+    for operation, strategy, numel, dtype in cases:
+        root = WORLD.size - 1
+        inputs = random_tensors(WORLD.size, numel, dtype)
+        output = inputs[WORLD.rank].copy()
+        where = {"root": root} if operation in ("broadcast", "reduce") else {}
+        getattr(communicator, operation)(output, strategy=strategy, **where)
+        check(operation, inputs, WORLD.allgather(output), dtype, root)
+
+
+def torch_tensor() -> None:
+    """A bfloat16 tensor of torch."""
+    import torch
+
+    tensor = torch.full((1000,), 1.5, dtype=torch.bfloat16)
+    Communicator(MpiTransport(), timeout_seconds=20).all_reduce(tensor)
+    assert torch.all(tensor == 1.5 * WORLD.size)
+
+
+def mismatch() -> None:
+    """Ranks that disagree are told."""
+    if WORLD.size < 3:
+        return
+    with pytest.raises(MismatchError, match="numel is 11 on rank 2 and 10 on rank 0"):
+        Communicator(MpiTransport(), timeout_seconds=20).all_reduce(np.ones(10 + min(WORLD.rank // 2, 1)))
+
+
+def absence() -> None:
+    """A rank that sleeps through a call is noticed within the timeout, and named by whoever waits for it."""
+    communicator = Communicator(MpiTransport(), timeout_seconds=1)
+    communicator.all_reduce(np.ones(10))
+    started = time.monotonic()
+    if WORLD.rank == 1:
+        time.sleep(3)
+        return
+    with pytest.raises(TransportError) as caught:
+        communicator.all_reduce(np.ones(10))
+    assert time.monotonic() - started < 3
+    assert WORLD.rank != 2 or caught.value.peer == 1
+
+
+def native_lacks() -> None:
+    """MPI has no half precision of its own."""
+    with pytest.raises(StrategyError, match="native on MPI: no float16"):
+        Communicator(MpiTransport(), timeout_seconds=5).all_reduce(np.ones(4, np.float16), strategy="native")
+
+
+def death() -> None:
+    """A rank is killed between two calls."""
+    communicator = Communicator(MpiTransport(), timeout_seconds=60)
+    communicator.all_reduce(np.ones(10))
+    if WORLD.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    communicator.all_reduce(np.ones(10))
+
+
+def everything() -> None:
+    """All that leaves MPI in order, in one start of Python."""
+    for case in (strategies, far_hosts, torch_tensor, mismatch, native_lacks):
+        case()
+
+
+CASES: dict[str, Callable[[], None]] = {function.__name__: function for function in (everything, absence, death)}
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]]()
+    print(f"ok {WORLD.rank}", flush=True)
+    if sys.argv[1] == "absence":  # MPI's own shutdown would wait for messages that never come
+        time.sleep(3)
+        os._exit(0)

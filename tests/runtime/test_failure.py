@@ -1,0 +1,51 @@
+"""A rank dies at a random step, or never comes: every other rank fails within the timeout, names it, and ends."""
+
+import random
+
+import pytest
+
+pytest.importorskip("torch")
+from runtime.workers import survive_the_absence_of, survive_the_death_of
+from spawn import spawn, spawn_outcomes
+
+TIMEOUT_SECONDS = 5.0
+SLACK_SECONDS = 3.0  # a busy machine
+
+
+def kill_one_at_random(seed: int) -> None:
+    rng = random.Random(seed)
+    world_size = rng.choice([2, 3, 4])
+    victim = rng.randrange(world_size)
+    strategy = rng.choice(["ring", "linear_pipeline", "spanning_tree"])
+    actions = rng.randrange(60)  # the first few compare programs, the rest are in the first or a later call
+    arguments = (victim, actions, strategy, rng.choice([10, 100_000]), TIMEOUT_SECONDS)
+    for rank, outcome in enumerate(spawn_outcomes(world_size, survive_the_death_of, *arguments)):
+        if rank == victim:
+            assert outcome.exit_code == -9
+            continue
+        seconds, message, threads = outcome.value
+        assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS
+        assert message.startswith(f"{strategy}: rank {rank}, step ")
+        assert "no message exchanged with rank" in message
+        assert threads == []
+        assert outcome.exit_code == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_death_of_a_rank_ends_all_others_with_an_error(seed: int) -> None:
+    kill_one_at_random(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_the_death_of_a_rank_ends_all_others_with_an_error_fifty_times(seed: int) -> None:
+    kill_one_at_random(seed)
+
+
+def test_a_rank_that_stays_away_from_a_later_call_is_noticed_within_the_timeout() -> None:
+    results = spawn(4, survive_the_absence_of, 2, 1.0)
+    for rank in (0, 1, 3):
+        seconds, message = results[rank]
+        assert seconds < 1.0 + SLACK_SECONDS
+        assert message.startswith(f"ring: rank {rank}, step ")
+    assert any("no message exchanged with rank 2" in message for _, message in results)

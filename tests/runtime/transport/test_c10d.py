@@ -1,0 +1,55 @@
+"""The same strategies over gloo, in real processes."""
+
+import pytest
+
+pytest.importorskip("torch")
+from penstock.runtime.dtypes import DTYPES
+from penstock.strategies import STRATEGIES
+from runtime.oracle import check, random_tensors
+from runtime.workers import disagree_about_size, make_different_known_calls, run_cases, run_on_a_subgroup
+from spawn import spawn
+
+NATIVE_LACKS = {"int16"}
+
+
+def cases(world_size: int) -> list[tuple[str, str, int, str, int]]:
+    """Every strategy with sizes around the world size and one of several blocks; every element type with a ring."""
+    sizes = (0, 1, world_size - 1, 10 * world_size + 1, 200_003)
+    chosen = [
+        (operation, strategy, numel, "float32", world_size - 1)
+        for operation, strategy in sorted(STRATEGIES)
+        for numel in sizes
+    ]
+    chosen += [("all_reduce", "ring", 1001, dtype, 0) for dtype in DTYPES]
+    chosen += [("all_reduce", "native", 1001, dtype, 0) for dtype in set(DTYPES) - NATIVE_LACKS]
+    return chosen
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_every_strategy_does_over_gloo_what_its_collective_promises(world_size: int) -> None:
+    chosen = cases(world_size)
+    results = spawn(world_size, run_cases, chosen)
+    for index, (operation, _, numel, dtype, root) in enumerate(chosen):
+        inputs = random_tensors(world_size, numel, dtype)
+        outputs = [result[index] for result in results]
+        check(operation, inputs, outputs, dtype, root)
+
+
+def test_a_process_group_other_than_the_default_one_works() -> None:
+    assert spawn(3, run_on_a_subgroup) == [[0.0] * 5, [3.0] * 5, [3.0] * 5]
+
+
+def test_ranks_that_disagree_are_told_before_data_moves() -> None:
+    for message in spawn(3, disagree_about_size):
+        assert message == "numel is 11 on rank 2 and 10 on rank 0; all ranks must make the same call"
+
+
+def test_different_known_calls_time_out_instead_of_aborting_the_process() -> None:
+    for message in spawn(3, make_different_known_calls):
+        assert message.startswith("ring: rank ")
+        assert "no message exchanged with rank" in message
+
+
+def test_native_refuses_what_gloo_lacks() -> None:
+    with pytest.raises(Exception, match=r"native on torch.distributed: no int16; choose another strategy"):
+        spawn(1, run_cases, [("all_reduce", "native", 4, "int16", 0)])

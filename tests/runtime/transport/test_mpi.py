@@ -1,0 +1,43 @@
+"""The same strategies over MPI, started by `mpirun`."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mpi4py")
+TESTS = Path(__file__).parents[2]
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun on PATH (pip install penstock[mpi])")
+
+
+def mpirun(world_size: int, case: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(TESTS), *(path for path in sys.path if path)]
+    command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", str(world_size)]
+    command += ["-x", "PYTHONPATH", sys.executable, str(TESTS / "runtime" / "mpi_worker.py"), case]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55, check=False)
+
+
+def assert_all_ok(done: subprocess.CompletedProcess[str], world_size: int) -> None:
+    assert {line for line in done.stdout.split("\n") if line} == {f"ok {rank}" for rank in range(world_size)}, (
+        done.stderr
+    )
+
+
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 2, 4, 5))])
+def test_every_strategy_does_over_mpi_what_its_collective_promises(world_size: int) -> None:
+    assert_all_ok(mpirun(world_size, "everything"), world_size)
+
+
+def test_a_rank_that_stays_away_from_a_call_is_noticed_within_the_timeout() -> None:
+    assert_all_ok(mpirun(4, "absence"), 4)
+
+
+def test_when_a_rank_dies_mpirun_ends_the_others() -> None:
+    done = mpirun(3, "death")  # long before their timeout of 60 seconds, or `mpirun` here runs into its own
+    assert done.returncode != 0
+    assert "ok" not in done.stdout

@@ -1,0 +1,119 @@
+"""What each process of a gloo test does; in a module of its own so that `spawn` can import it."""
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from penstock.errors import MismatchError, TransportError
+from penstock.runtime import Communicator
+from penstock.runtime.transport.c10d import C10dTransport
+from runtime.oracle import random_tensors
+
+
+def as_torch(tensor: np.ndarray, dtype: str) -> torch.Tensor:
+    return torch.from_numpy(tensor.view(np.uint8)).view(getattr(torch, dtype))
+
+
+def run_cases(rank: int, cases: list[tuple[str, str, int, str, int]]) -> list[np.ndarray]:
+    """Return the result of each (operation, strategy, numel, dtype, root)."""
+    communicator = Communicator(C10dTransport(), timeout_seconds=20)
+    results = []
+    for operation, strategy, numel, dtype, root in cases:
+        tensor = random_tensors(communicator.transport.world_size, numel, dtype)[rank]
+        where = {"root": root} if operation in ("broadcast", "reduce") else {}
+        getattr(communicator, operation)(as_torch(tensor, dtype), strategy=strategy, **where)
+        results.append(tensor)
+    return results
+
+
+def run_on_a_subgroup(rank: int) -> list[float]:
+    """Ranks 1 and 2 of three add among themselves."""
+    group = dist.new_group([1, 2])
+    tensor = torch.full((5,), float(rank))
+    if rank:
+        Communicator(C10dTransport(group), timeout_seconds=20).all_reduce(tensor)
+    return tensor.tolist()
+
+
+def disagree_about_size(rank: int) -> str:
+    try:
+        Communicator(C10dTransport(), timeout_seconds=20).all_reduce(torch.ones(10 + rank // 2))
+    except MismatchError as error:
+        return str(error)
+    return "no error"
+
+
+def make_different_known_calls(rank: int) -> str:
+    """Compare two kinds of call, then let rank 1 make the other one; gloo alone would abort the process."""
+    communicator = Communicator(C10dTransport(), timeout_seconds=1)
+    for numel in (1000, 2000):
+        communicator.all_reduce(torch.ones(numel))
+    tensor = torch.ones(1000 if rank == 1 else 2000)
+    try:
+        communicator.all_reduce(tensor)
+    except TransportError as error:
+        assert torch.all(tensor == 1)
+        return str(error)
+    return "no error"
+
+
+def survive_the_death_of(
+    rank: int, victim: int, actions: int, strategy: str, numel: int, timeout_seconds: float
+) -> tuple[float, str, list[str]]:
+    """Run all-reduces while `victim` kills itself before its `actions`-th message; return when and how we failed."""
+    transport: Any = C10dTransport()
+    if rank == victim:
+        transport = Suicidal(transport, actions)
+    communicator = Communicator(transport, timeout_seconds)
+    tensor = torch.ones(numel)
+    try:
+        for _ in range(1000):
+            started = time.monotonic()
+            communicator.all_reduce(tensor, strategy=strategy, block_numel=max(1, numel // 10))
+    except TransportError as error:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        return time.monotonic() - started, str(error), names
+    return 0.0, "no error", []
+
+
+class Suicidal:
+    """A transport whose process is killed before a certain message."""
+
+    def __init__(self, transport: C10dTransport, actions: int) -> None:
+        self._transport, self._left = transport, actions
+        self.rank, self.world_size = transport.rank, transport.world_size
+
+    def isend(self, view: Any, peer: int, tag: int) -> Any:
+        self._count()
+        return self._transport.isend(view, peer, tag)
+
+    def irecv(self, view: Any, peer: int, tag: int) -> Any:
+        self._count()
+        return self._transport.irecv(view, peer, tag)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float) -> tuple[float, str]:
+    """Run one all-reduce that `absent` takes part in, then one it sleeps through."""
+    communicator = Communicator(C10dTransport(), timeout_seconds)
+    tensor = torch.ones(1000)
+    communicator.all_reduce(tensor)
+    started = time.monotonic()
+    if rank == absent:
+        time.sleep(3 * timeout_seconds)
+        return 0.0, "slept"
+    try:
+        communicator.all_reduce(tensor)
+    except TransportError as error:
+        return time.monotonic() - started, str(error)
+    return 0.0, "no error"
