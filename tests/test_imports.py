@@ -35,6 +35,7 @@ ALLOWED = {
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},
     "cluster": VALUES,
+    "zoo": VALUES | {"traces", "torch"},
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it

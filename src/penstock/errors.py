@@ -33,6 +33,10 @@ class FitError(PenstockError):
     """Measured points do not determine a cost line."""
 
 
+class ProfileError(PenstockError):
+    """A model cannot be profiled as it was given, or is not known."""
+
+
 class StrategyError(PenstockError):
     """A strategy is unknown or cannot be built with these options."""
 

@@ -1,4 +1,4 @@
-"""torch's own modules, flop counter and autograd as oracle, on the meta device where nothing is computed."""
+"""The zoo's modules, flop counter and autograd of torch as oracle, on the meta device where nothing is computed."""
 
 from functools import cache
 
@@ -15,16 +15,16 @@ def step(name):
     """Return the model's parameter shapes, the order of its gradients, and the flops of both passes of one sample."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from traces.torch_models import MODELS
+    from penstock.zoo import ZOO
 
-    build, sample = MODELS[name]
+    task, meta = ZOO[name](), torch.device("meta")
     ready = []
-    with torch.device("meta"):
-        model, example = build(), sample()
+    with meta:
+        model, (inputs, targets) = task.build(), task.make_batch(1, meta)
         for parameter_name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _, n=parameter_name: ready.append(n))
         with FlopCounterMode(display=False) as forward:
-            loss = model(example).sum()
+            loss = task.loss(model(inputs), targets)
         with FlopCounterMode(display=False) as backward:
             loss.backward()
     shapes = {parameter_name: tuple(parameter.shape) for parameter_name, parameter in model.named_parameters()}
