@@ -209,9 +209,10 @@ class ProgramBuilder:
     def include(self, part: Program, ranks: Sequence[int], name: str) -> None:
         """Append a program for some of the ranks: its rank i is our `ranks[i]`, its scratch is renamed `name.x`."""
         renamed = {DATA: DATA} | {buffer.name: f"{name}.{buffer.name}" for buffer in part.buffers}
-        for buffer in part.buffers:
-            if renamed[buffer.name] not in self._buffers:
-                self.scratch(renamed[buffer.name], buffer.numel, buffer.encoded)
+        for buffer in part.buffers:  # another part of the same name may have been larger
+            known = self._buffers.get(renamed[buffer.name], buffer)
+            numel = max(known.numel, buffer.numel)
+            self._buffers[renamed[buffer.name]] = Buffer(renamed[buffer.name], numel, buffer.encoded)
         for rank, instructions in zip(ranks, part.ranks, strict=True):
             base = len(self._ranks[rank])
             for one in instructions:

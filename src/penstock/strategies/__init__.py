@@ -5,32 +5,28 @@ how it is drawn are the same for all of them.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, Program
-from penstock.strategies import linear_pipeline, native, ring, spanning_tree
+from penstock.strategies import (
+    bidirectional_exchange,
+    binary_tree,
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    linear_pipeline,
+    native,
+    parameter_server,
+    recursive_doubling,
+    ring,
+    spanning_tree,
+)
 from penstock.strategies.options import Options
 
 __all__ = ["STRATEGIES", "Options", "Strategy", "build", "names"]
 
 Strategy = Callable[[int, int, Options], Program]  # (world_size, numel, options)
-
-STRATEGIES: Mapping[tuple[str, str], Strategy] = {
-    ("all_reduce", "ring"): ring.all_reduce,
-    ("all_reduce", "linear_pipeline"): linear_pipeline.all_reduce,
-    ("all_reduce", "spanning_tree"): spanning_tree.all_reduce,
-    ("all_reduce", "native"): native.all_reduce,
-    ("broadcast", "linear_pipeline"): linear_pipeline.broadcast,
-    ("broadcast", "spanning_tree"): spanning_tree.broadcast,
-    ("broadcast", "native"): native.broadcast,
-    ("reduce", "linear_pipeline"): linear_pipeline.reduce,
-    ("reduce", "spanning_tree"): spanning_tree.reduce,
-    ("reduce", "native"): native.reduce,
-    ("reduce_scatter", "ring"): ring.reduce_scatter,
-    ("reduce_scatter", "native"): native.reduce_scatter,
-    ("all_gather", "ring"): ring.all_gather,
-    ("all_gather", "native"): native.all_gather,
-}
 
 
 def build(
@@ -50,3 +46,32 @@ def names(operation: str | Collective) -> tuple[str, ...]:
     """Return the names of the strategies for `operation`."""
     chosen = operation.value if isinstance(operation, Collective) else operation.replace("-", "_")
     return tuple(name for known, name in STRATEGIES if known == chosen)
+
+
+STRATEGIES: Mapping[tuple[str, str], Strategy] = {
+    ("all_reduce", "ring"): ring.all_reduce,
+    ("all_reduce", "linear_pipeline"): linear_pipeline.all_reduce,
+    ("all_reduce", "recursive_doubling"): recursive_doubling.all_reduce,
+    ("all_reduce", "halving_doubling"): halving_doubling.all_reduce,
+    ("all_reduce", "binary_tree"): binary_tree.all_reduce,
+    ("all_reduce", "double_tree"): double_tree.all_reduce,
+    ("all_reduce", "parameter_server"): parameter_server.all_reduce,
+    ("all_reduce", "spanning_tree"): spanning_tree.all_reduce,
+    ("all_reduce", "bidirectional_exchange"): bidirectional_exchange.all_reduce,
+    ("all_reduce", "hierarchical"): partial(hierarchical.all_reduce, build=build),
+    ("all_reduce", "native"): native.all_reduce,
+    ("broadcast", "linear_pipeline"): linear_pipeline.broadcast,
+    ("broadcast", "spanning_tree"): spanning_tree.broadcast,
+    ("broadcast", "bidirectional_exchange"): bidirectional_exchange.broadcast,
+    ("broadcast", "native"): native.broadcast,
+    ("reduce", "linear_pipeline"): linear_pipeline.reduce,
+    ("reduce", "spanning_tree"): spanning_tree.reduce,
+    ("reduce", "bidirectional_exchange"): bidirectional_exchange.reduce,
+    ("reduce", "native"): native.reduce,
+    ("reduce_scatter", "ring"): ring.reduce_scatter,
+    ("reduce_scatter", "bidirectional_exchange"): bidirectional_exchange.reduce_scatter,
+    ("reduce_scatter", "native"): native.reduce_scatter,
+    ("all_gather", "ring"): ring.all_gather,
+    ("all_gather", "bidirectional_exchange"): bidirectional_exchange.all_gather,
+    ("all_gather", "native"): native.all_gather,
+}

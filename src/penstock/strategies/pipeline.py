@@ -12,7 +12,7 @@ one of `DEPTH` scratch slots used in turn; any other arrives in its place in `da
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, takewhile
+from itertools import chain, islice, pairwise, takewhile
 
 from penstock.program import DATA, ProgramBuilder, Slice
 
@@ -51,40 +51,69 @@ def declare_inbox(builder: ProgramBuilder, block_numel: int) -> None:
 
 
 def emit(
-    builder: ProgramBuilder, rank: int, arrivals: Sequence[Arrival], departures: Sequence[Departure], block_numel: int
+    builder: ProgramBuilder,
+    rank: int,
+    arrivals: Sequence[Arrival],
+    departures: Sequence[Departure],
+    block_numel: int,
+    *,
+    in_turn: bool = False,
 ) -> None:
-    """Issue one rank's whole pipeline; `departures` are issued in their order, none before its `after`."""
-    slots: dict[int, Slice] = {}
-    posted, left = 0, 0
+    """Issue one rank's whole pipeline; `departures` are issued in their order, none before its `after`.
+
+    With `in_turn` a block leaves only after the one before it has arrived (see `ProgramBuilder.send`).
+    """
+    inbox = _Inbox(builder, rank, arrivals, departures, block_numel)
+    left = 0
     for done in range(-1, len(arrivals)):
-        if done in slots:
-            builder.merge(rank, arrivals[done].block, slots[done])
+        inbox.merge(done)
+        inbox.post_ahead(done, left)  # before each send, which may have to wait
         while left < len(departures) and departures[left].after <= done:
-            builder.send(rank, departures[left].target, departures[left].block)
+            builder.send(rank, departures[left].target, departures[left].block, in_turn=in_turn)
             left += 1
-        while posted < min(done + 1 + DEPTH, len(arrivals)):
-            if _still_needed(arrivals[done + 1 : posted], departures[left:], posted, arrivals[posted]):
-                break
-            _post(builder, rank, arrivals[posted], slots, posted, block_numel)
-            posted += 1
+            inbox.post_ahead(done, left)
     assert left == len(departures), "a block leaves after an arrival that does not happen"
-    assert posted == len(arrivals), "a block arrives before what it replaces has left"
+    assert inbox.posted == len(arrivals), "a block arrives before what it replaces has left"
 
 
-def _still_needed(waiting: Sequence[Arrival], departures: Sequence[Departure], index: int, arrival: Arrival) -> bool:
-    """Say whether what arrival `index` would replace has yet to be merged or sent: then it is too early to post it."""
-    if arrival.merged:
-        return False  # it lands in a slot
-    unsent = (one.block for one in takewhile(lambda one: one.after < index, departures))
-    unmerged = (one.block for one in waiting)
-    return any(block.overlaps(arrival.block) for block in chain(unsent, unmerged))
+class _Inbox:
+    """The receives of one rank: posted ahead, into slots where they are to be merged."""
 
+    def __init__(
+        self,
+        builder: ProgramBuilder,
+        rank: int,
+        arrivals: Sequence[Arrival],
+        departures: Sequence[Departure],
+        block_numel: int,
+    ) -> None:
+        self.builder, self.rank, self.block_numel = builder, rank, block_numel
+        self.arrivals, self.departures = arrivals, departures
+        self.slots: dict[int, Slice] = {}  # arrival: where it lands
+        self.posted = 0
 
-def _post(
-    builder: ProgramBuilder, rank: int, arrival: Arrival, slots: dict[int, Slice], index: int, block_numel: int
-) -> None:
-    target = arrival.block
-    if arrival.merged:
-        start = len(slots) % DEPTH * block_numel
-        target = slots[index] = Slice(INBOX, start, start + arrival.block.numel)
-    builder.recv(rank, arrival.source, target)
+    def merge(self, index: int) -> None:
+        """Merge arrival `index` if it is one to be merged."""
+        if index in self.slots:
+            self.builder.merge(self.rank, self.arrivals[index].block, self.slots[index])
+
+    def post_ahead(self, done: int, left: int) -> None:
+        """Post receives up to `DEPTH` after arrival `done`, as far as what they replace has been used."""
+        while self.posted < min(done + 1 + DEPTH, len(self.arrivals)) and not self._too_early(done, left):
+            arrival = self.arrivals[self.posted]
+            target = arrival.block
+            if arrival.merged:
+                start = len(self.slots) % DEPTH * self.block_numel
+                target = self.slots[self.posted] = Slice(INBOX, start, start + target.numel)
+            self.builder.recv(self.rank, arrival.source, target)
+            self.posted += 1
+
+    def _too_early(self, done: int, left: int) -> bool:
+        """Say whether what the next receive would replace has yet to be merged or sent."""
+        arrival = self.arrivals[self.posted]
+        if arrival.merged:
+            return False  # it lands in a slot
+        unsent = takewhile(lambda one: one.after < self.posted, islice(self.departures, left, None))
+        unmerged = self.arrivals[done + 1 : self.posted]
+        unused = chain((one.block for one in unsent), (one.block for one in unmerged))
+        return any(block.overlaps(arrival.block) for block in unused)

@@ -14,6 +14,7 @@ Messages are not cut into blocks, and a rank sends one at a time.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
 from penstock.strategies.options import Options
@@ -41,27 +42,41 @@ def all_reduce(world_size: int, numel: int, options: Options) -> Program:
     return builder.build()
 
 
-def edges(low: int, high: int, root: int) -> Iterator[tuple[int, int]]:
-    """Yield the tree over ranks `low` to `high` (one past the last) as (parent, child), a parent's edge to it first."""
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One message of the tree: to `child`, on behalf of ranks `low` to `high` (one past the last)."""
+
+    parent: int
+    child: int
+    low: int
+    high: int
+
+
+def edges(low: int, high: int, root: int) -> Iterator[Edge]:
+    """Yield the tree over ranks `low` to `high`, the edge to a rank before the edges from it."""
     if high - low < 2:
         return
     middle = (low + high + 1) // 2  # the left half is the larger
-    other = high - 1 if root < middle else low
-    yield root, other
-    yield from edges(low, middle, root if root < middle else other)
-    yield from edges(middle, high, other if root < middle else root)
+    if root < middle:
+        yield Edge(root, high - 1, middle, high)
+        yield from edges(low, middle, root)
+        yield from edges(middle, high, high - 1)
+    else:
+        yield Edge(root, low, low, middle)
+        yield from edges(low, middle, low)
+        yield from edges(middle, high, root)
 
 
 def _broadcast(builder: ProgramBuilder, root: int) -> None:
     data = Slice(DATA, 0, builder.numel)
-    for parent, child in edges(0, builder.world_size, root):
-        builder.message(parent, child, data, data, in_turn=True)
+    for edge in edges(0, builder.world_size, root):
+        builder.message(edge.parent, edge.child, data, data, in_turn=True)
 
 
 def _reduce(builder: ProgramBuilder, root: int) -> None:
     data, arrived = Slice(DATA, 0, builder.numel), Slice("inbox", 0, builder.numel)
     if builder.world_size > 1:
         builder.scratch("inbox", builder.numel)
-    for parent, child in reversed(list(edges(0, builder.world_size, root))):
-        builder.message(child, parent, data, arrived)
-        builder.merge(parent, data, arrived)
+    for edge in reversed(list(edges(0, builder.world_size, root))):
+        builder.message(edge.child, edge.parent, data, arrived)
+        builder.merge(edge.parent, data, arrived)
