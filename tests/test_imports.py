@@ -34,7 +34,8 @@ ALLOWED = {
     "compll": VALUES,
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},
-    "cluster": VALUES,
+    "cluster": VALUES | {"runtime", "cost", "simulator"},
+    "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs"},
     "zoo": VALUES | {"traces", "torch"},
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}

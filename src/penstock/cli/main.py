@@ -8,7 +8,9 @@ import sys
 import typer
 
 from penstock.cli.bench import bench
+from penstock.cli.measure import measure
 from penstock.cli.plan import plan
+from penstock.cli.replay import replay
 from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
 from penstock.errors import PenstockError
@@ -20,8 +22,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(measure)
 app.command()(plan)
 app.command()(simulate)
+app.command()(replay)
 app.command()(reproduce)
 app.add_typer(bench, name="bench")
 

@@ -1,7 +1,9 @@
 """Fits cost lines to measured points, robustly, and says how good the fit is.
 
-Message sizes span five decades, so residuals are taken relative to the measured time; otherwise the largest message
-alone decides. Outliers (a scheduler's hiccup) are weighed down by Huber's rule, iterated to convergence.
+Message sizes span five decades. Residuals are divided by the root of the measured time: undivided, the largest message
+alone would decide; divided by the time itself, the small ones would, and real engines are no straight line there (a
+collective's startup hides behind its own transfer). Outliers (a scheduler's hiccup) are weighed down by Huber's rule,
+iterated to convergence.
 """
 
 from collections.abc import Sequence
@@ -76,8 +78,9 @@ def _check_growth(nbytes: NDArray[np.float64], seconds: NDArray[np.float64], wha
 
 def _huber(nbytes: NDArray[np.float64], seconds: NDArray[np.float64]) -> tuple[float, float]:
     scale = nbytes.max()
-    design = np.stack([np.ones_like(nbytes), nbytes / scale], axis=1) / seconds[:, None]  # relative residuals
-    target = np.ones_like(seconds)
+    root_of_time = np.sqrt(seconds)
+    design = np.stack([np.ones_like(nbytes), nbytes / scale], axis=1) / root_of_time[:, None]
+    target = seconds / root_of_time
     weights = np.ones_like(seconds)
     solution = np.zeros(2)
     for _ in range(_ROUNDS):

@@ -7,6 +7,7 @@ back, so that a token bucket or a switch buffer cannot flatter it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -14,14 +15,15 @@ import numpy as np
 from penstock.cost.fit import Fit, fit_line
 from penstock.network import Network
 from penstock.program import Collective
-from penstock.runtime.reduce import merge_kernel
+from penstock.runtime.reduce import Merge, merge_kernel
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
 TAG = 1
 WAIT_SECONDS = 60.0
-_PILOTS = 2  # untimed rounds that open connections and find out how many timed ones the budget allows
+_PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
 _LEAST, _MOST = 3, 50  # timed rounds per size
+_SHARE = 0.06  # of the budget, for one size
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Measurement:
 def measure_network(transport: Transport, name: str = "measured", seconds: float = 4.0) -> Measurement:
     """Measure within about `seconds`; every rank must call this at the same time."""
     world_size = transport.world_size
-    merge = fit_line(_agreed_points(transport, _merge_round, seconds / 8), "summation times")
+    kernel = merge_kernel("float32")  # compiled before the clock starts
+    merge = fit_line(_agreed_points(transport, partial(_merge_round, kernel), seconds / 8), "summation times")
     gamma = merge.line.b_seconds_per_byte
     if world_size == 1:
         return Measurement(Network(1, 0.0, 0.0, gamma, name=name), {"merge": merge})
@@ -58,13 +61,14 @@ Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on
 def _agreed_points(transport: Transport, one_round: Round, seconds: float) -> list[tuple[float, float]]:
     """Return (bytes, seconds per round) for growing sizes until the budget is spent."""
     points: list[tuple[float, float]] = []
-    share = seconds / len(SIZES)
+    left = seconds
     for size in SIZES:
         first, second = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
         pilot = _agreed_seconds(transport, one_round, first, second, _PILOTS)
-        rounds = min(max(int(share / pilot), _LEAST), _MOST)
+        rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
         points.append((float(size), _agreed_seconds(transport, one_round, first, second, rounds)))
-        if len(points) >= 3 and _LEAST * 4 * points[-1][1] > 2 * share:  # the next size is four times as large
+        left -= rounds * points[-1][1]
+        if len(points) >= 3 and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
             break
     return points
 
@@ -97,5 +101,5 @@ def _native_round(transport: Transport, values: Bytes, _: Bytes) -> None:
     transport.native(Collective.ALL_REDUCE, values.view(np.float32), "float32", 0, WAIT_SECONDS)
 
 
-def _merge_round(_: Transport, out: Bytes, other: Bytes) -> None:
-    merge_kernel("float32")(out.view(np.float32), other.view(np.float32))
+def _merge_round(kernel: Merge, _: Transport, out: Bytes, other: Bytes) -> None:
+    kernel(out.view(np.float32), other.view(np.float32))

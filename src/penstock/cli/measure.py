@@ -1,0 +1,40 @@
+"""`penstock measure`: fits the network between the workers of this job."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption
+
+
+def measure(
+    out: Annotated[str, typer.Option(metavar="FILE", help="write the penstock-network/1 file here")] = "",
+    engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
+    seconds: Annotated[float, typer.Option(help="about how long to measure", min=0.1)] = 4.0,
+    name: Annotated[str, typer.Option(help="the network's name in the file")] = "measured",
+    json: JsonOption = False,
+) -> None:
+    """Measure alpha, beta, gamma and the engine's all-reduce, under torchrun, mpirun or `penstock cluster run`."""
+    from penstock.cli.output import print_json, print_table
+    from penstock.cli.workers import joined_transport
+    from penstock.network import network_document, save_network
+    from penstock.runtime.measure import measure_network
+
+    with joined_transport(engine) as transport:
+        measured = measure_network(transport, name, seconds)
+        first = transport.rank == 0
+    if not first:
+        return
+    if out:
+        save_network(measured.network, out)
+    if json:
+        errors = {what: {"median": fit.median_error, "worst": fit.worst_error} for what, fit in measured.fits.items()}
+        print_json(network_document(measured.network) | {"fit_errors": errors})
+        return
+    rows = [
+        (what, 1e6 * line.a_seconds, 1e9 * line.b_seconds_per_byte, f"{100 * fit.median_error:.1f}%", fit.points)
+        for what, fit in measured.fits.items()
+        for line in [fit.line]
+    ]
+    title = f"network of {measured.network.workers} workers"
+    print_table(title, ("what", "startup (us)", "ns per byte", "median error", "sizes"), rows)

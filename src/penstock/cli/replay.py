@@ -1,0 +1,135 @@
+"""`penstock replay`: real communication, computation replaced by waiting as long as the trace says."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption, TraceArgument
+
+if TYPE_CHECKING:
+    from penstock.cluster.replay_study import ReplayRow
+    from penstock.network import Network
+    from penstock.plan import Plan
+    from penstock.trace import Trace
+
+
+def replay(
+    trace: TraceArgument,
+    plan: Annotated[str, typer.Option(metavar="FILE", help="replay this penstock-plan/1 file")] = "",
+    planner: Annotated[str, typer.Option(help="or plan here, with these planners, for the measured network")] = "exact",
+    strategy: Annotated[str, typer.Option(help="all-reduce of every bucket, when planning here")] = "native",
+    network: Annotated[str, typer.Option(help="a network file or name; default: measured first")] = "",
+    iterations: Annotated[int, typer.Option(help="iterations of each plan, after one to warm up", min=1)] = 10,
+    hosts: Annotated[int, typer.Option(help="start this many emulated hosts instead of joining workers", min=0)] = 0,
+    rate: Annotated[str, typer.Option(help="of each emulated NIC")] = "1gbit",
+    engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
+    perfetto: Annotated[str, typer.Option(metavar="FILE", help="both timelines of every plan, as a Chrome trace")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Replay plans on the real network and print measured beside simulated iteration."""
+    from penstock.cli.workers import is_worker, joined_transport
+    from penstock.traces import find_trace
+
+    subject = find_trace(trace)
+    if hosts and not is_worker():
+        raise typer.Exit(_run_on_emulated_hosts(hosts, rate, engine or "gloo"))
+    with joined_transport(engine) as transport:
+        from penstock.cluster.replay_study import replay_plans
+        from penstock.cost.clusters import find_network
+        from penstock.runtime.communicator import Communicator
+        from penstock.runtime.measure import measure_network
+
+        links = find_network(network) if network else measure_network(transport).network
+        plans = _plans(subject, links, plan, planner, strategy)
+        progress = _Progress(len(plans) * (iterations + 1), transport.rank == 0 and not json)
+        communicator = Communicator(transport, timeout_seconds=60.0)
+        with progress:
+            rows, timelines = replay_plans(subject, plans, links, communicator, iterations, progress.advance)
+        first = transport.rank == 0
+    if not first:
+        return
+    if perfetto:
+        from penstock.report.perfetto import save_perfetto
+
+        both = {
+            f"{name}, {how}": line for name, pair in timelines.items() for how, line in zip(_HOW, pair, strict=True)
+        }
+        save_perfetto(both, perfetto)
+    _print(rows, subject, links, json)
+
+
+_HOW = ("simulated", "measured")
+
+
+def _run_on_emulated_hosts(hosts: int, rate: str, engine: str) -> int:
+    """Run this same command once per emulated host; only rank 0's output is shown."""
+    from penstock.cluster.emulate import emulated_cluster
+    from penstock.cluster.sinks import RankZero
+
+    sink = RankZero()
+    with emulated_cluster(hosts, rate) as cluster:
+        outcome = cluster.run([sys.executable, "-m", "penstock", *sys.argv[1:]], engine=engine, sink=sink)
+    if outcome.exit_code:
+        sink.explain(outcome.failed_rank)
+    return outcome.exit_code
+
+
+def _plans(trace: "Trace", network: "Network", plan: str, planners: str, strategy: str) -> "dict[str, Plan]":
+    from penstock.cost.ways import way_for
+    from penstock.plan import load_plan
+    from penstock.planners import find_planner
+    from penstock.simulator.iteration import predict
+
+    if plan:
+        given = load_plan(plan)
+        given.check_against(trace)
+        return {given.planner: given}
+    ways = [way_for(network, strategy)]
+    return {name: predict(trace, find_planner(name), ways, network.workers) for name in planners.split(",")}
+
+
+def _print(rows: "list[ReplayRow]", trace: "Trace", network: "Network", json: bool) -> None:
+    from penstock.cli.output import format_seconds, print_json, print_table
+
+    if json:
+        print_json([row.document() | {"model": trace.model, "workers": network.workers} for row in rows])
+        return
+    print_table(
+        f"{trace.label} on {network.workers} workers: replayed and simulated",
+        ("planner", "messages", "measured", "spread", "simulated", "error", "computation late by"),
+        [
+            (
+                row.planner,
+                row.messages,
+                format_seconds(row.measured_seconds),
+                format_seconds(row.spread),
+                format_seconds(row.simulated_seconds),
+                f"{100 * row.error:+.1f}%",
+                f"{100 * row.lateness:.2f}%",
+            )
+            for row in rows
+        ],
+    )
+
+
+class _Progress:
+    """A progress bar on standard error of rank 0, or nothing."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        from rich.progress import Progress
+
+        from penstock.cli.output import stderr_console
+
+        self._bar = Progress(console=stderr_console(), transient=True, disable=not shown)
+        self._task = self._bar.add_task("replaying", total=total)
+
+    def __enter__(self) -> None:
+        self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self) -> None:
+        """Count one iteration."""
+        self._bar.advance(self._task)

@@ -1,0 +1,89 @@
+"""Replays several plans in turn on the same network and sets each beside its simulation."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from penstock.cluster.replay import Replay, Replayed
+from penstock.cost.ways import way_for
+from penstock.network import Network
+from penstock.plan import Plan
+from penstock.program import Collective
+from penstock.runtime.communicator import Communicator
+from penstock.simulator.iteration import simulate_iteration
+from penstock.timeline import Timeline
+from penstock.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """One plan, replayed and simulated."""
+
+    planner: str
+    messages: int
+    measured_seconds: float  # median over iterations of the slowest rank
+    spread: float  # maximum - minimum over iterations
+    simulated_seconds: float
+    lateness: float  # median over iterations of how much the replayed computation took too long, relative
+
+    @property
+    def error(self) -> float:
+        """How far the simulation is off, relative to what was measured."""
+        return self.simulated_seconds / self.measured_seconds - 1
+
+    def document(self) -> dict[str, Any]:
+        """Return the row for `--json`."""
+        return asdict(self) | {"error": self.error}
+
+
+def replay_plans(
+    trace: Trace,
+    plans: Mapping[str, Plan],
+    network: Network,
+    communicator: Communicator,
+    iterations: int,
+    done: Callable[[], None] = lambda: None,
+) -> tuple[list[ReplayRow], dict[str, tuple[Timeline, Timeline]]]:
+    """Replay every plan `iterations` times, in turn; return rows, and each plan's (simulated, measured) timelines.
+
+    Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted.
+    """
+    replays = {name: Replay(trace, plan, communicator) for name, plan in plans.items()}
+    runs: dict[str, list[Replayed]] = {name: [] for name in plans}
+    slowest: dict[str, list[float]] = {name: [] for name in plans}
+    try:
+        for _ in range(iterations + 1):
+            for name, replay in replays.items():
+                _largest(communicator, 0.0)  # start together
+                runs[name].append(replay.run())
+                slowest[name].append(_largest(communicator, runs[name][-1].iteration_seconds))
+                done()
+    finally:
+        for replay in replays.values():
+            replay.close()
+    simulated = {name: _simulate(trace, plan, network) for name, plan in plans.items()}
+    rows = [_row(trace, plans[name], runs[name][1:], slowest[name][1:], simulated[name]) for name in plans]
+    return rows, {name: (simulated[name], runs[name][-1].timeline) for name in plans}
+
+
+def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], simulated: Timeline) -> ReplayRow:
+    lateness = median(run.lateness_seconds for run in runs) / trace.compute_seconds if trace.compute_seconds else 0.0
+    spread = max(slowest) - min(slowest)
+    return ReplayRow(plan.planner, len(plan.buckets), median(slowest), spread, simulated.iteration_seconds, lateness)
+
+
+def _simulate(trace: Trace, plan: Plan, network: Network) -> Timeline:
+    ways = [way_for(network, strategy) for strategy in dict.fromkeys(bucket.strategy for bucket in plan.buckets)]
+    return simulate_iteration(trace, plan.buckets, ways, overlap=plan.overlap)
+
+
+def _largest(communicator: Communicator, value: float) -> float:
+    """Return the largest value any rank brought; also a barrier."""
+    transport = communicator.transport
+    everyone = np.zeros(transport.world_size)
+    everyone[transport.rank] = value
+    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, communicator.timeout_seconds)
+    return float(everyone.max())

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from penstock.cluster.replay import Replay
+from penstock.cluster.replay_study import replay_plans
+from penstock.cost.ways import way_for
+from penstock.errors import PlanError
+from penstock.network import LinearCost, Network
+from penstock.planners import PLANNERS
+from penstock.runtime.communicator import Communicator
+from penstock.simulator.iteration import predict
+from penstock.trace import Tensor, Trace
+from runtime.threads import run_ranks
+
+TRACE = Trace("toy", "paper", 1, "float32", 0.02, tuple(Tensor(f"t{i}", 1000, 0.002) for i in range(40)))
+NETWORK = Network(2, 1e-5, 1e-9, 1e-10, {"native": LinearCost(1e-4, 1e-9)})
+
+
+def plan(name, strategy="ring"):
+    return predict(TRACE, PLANNERS[name], [way_for(NETWORK, strategy)], workers=2)
+
+
+@pytest.mark.parametrize("planner", ["naive", "wfbp", "single", "exact"])
+def test_buckets_leave_when_their_last_gradient_is_ready_and_not_before(planner):
+    wanted = plan(planner)
+
+    def work(transport):
+        replay = Replay(TRACE, wanted, Communicator(transport, timeout_seconds=20))
+        replay.run()  # opens what has to be opened
+        replayed = replay.run()
+        replay.close()
+        return replayed
+
+    for replayed in run_ranks(2, work):
+        sent = replayed.timeline.lane("network")
+        assert len(sent) == len(wanted.buckets)
+        ready = dict(zip((t.name for t in TRACE.tensors), TRACE.ready_seconds, strict=True))
+        for bucket, span in zip(wanted.buckets, sent, strict=True):
+            earliest = ready[bucket.tensors[-1]] if wanted.overlap else TRACE.compute_seconds
+            assert span.start_seconds >= earliest
+        assert replayed.iteration_seconds >= TRACE.compute_seconds
+
+
+def test_computation_takes_what_the_trace_says():
+    def work(transport):
+        replay = Replay(TRACE, plan("single"), Communicator(transport, timeout_seconds=20))
+        late = sorted(replay.run().lateness_seconds for _ in range(5))
+        replay.close()
+        return late[2]
+
+    assert max(run_ranks(2, work)) < 0.05 * TRACE.compute_seconds  # loosely: the benchmark has the figure
+
+
+def test_rows_set_measured_beside_simulated():
+    plans = {name: plan(name, "native") for name in ("wfbp", "single")}
+
+    def work(transport):
+        communicator = Communicator(transport, timeout_seconds=20)
+        return replay_plans(TRACE, plans, NETWORK, communicator, iterations=2)
+
+    for rows, timelines in run_ranks(2, work):
+        assert [row.planner for row in rows] == ["wfbp", "single"]
+        assert [row.messages for row in rows] == [40, 1]
+        for row in rows:
+            assert row.measured_seconds >= TRACE.compute_seconds
+            assert row.error == pytest.approx(row.simulated_seconds / row.measured_seconds - 1)
+        simulated, measured = timelines["single"]
+        assert simulated.iteration_seconds == rows[1].simulated_seconds
+        assert len(measured.lane("network")) == 1
+
+
+def test_all_ranks_agree_on_what_was_measured():
+    def work(transport):
+        communicator = Communicator(transport, timeout_seconds=20)
+        return replay_plans(TRACE, {"exact": plan("exact", "native")}, NETWORK, communicator, iterations=2)[0]
+
+    rows = run_ranks(3, work)
+    assert len({row[0].measured_seconds for row in rows}) == 1
+
+
+def test_a_plan_for_another_trace_is_refused():
+    other = Trace("other", "paper", 1, "float32", 0.0, (Tensor("x", 1, 0.0),))
+    with pytest.raises(PlanError, match="plan holds tensor 't0', which trace 'other' does not have"):
+        run_ranks(1, lambda transport: Replay(other, plan("wfbp"), Communicator(transport)))
+
+
+def test_sixteen_bit_traces_send_half_the_bytes():
+    half = TRACE.with_dtype("bfloat16")
+    wanted = predict(half, PLANNERS["single"], [way_for(NETWORK, "ring")], workers=1)
+
+    def work(transport):
+        replay = Replay(half, wanted, Communicator(transport))
+        replay.run()
+        replay.close()
+        return replay
+
+    (replay,) = run_ranks(1, work)
+    assert sum(buffer.nbytes for buffer in replay._buffers) == sum(half.nbytes)
+    assert all(np.isfinite(buffer).all() for buffer in replay._buffers)
