@@ -1,8 +1,14 @@
 """`penstock cluster`: hosts and links emulated on this machine, to run anything on."""
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 import typer
 
-from penstock.cli.output import print_json, print_table
+from penstock.cli.output import format_seconds, print_json, print_table
+
+if TYPE_CHECKING:
+    from penstock.cluster.check import Measured
 
 app = typer.Typer(
     help="Emulated hosts on this machine: run a program on them, check them, clean up.", no_args_is_help=True
@@ -50,11 +56,37 @@ def run(
 
 
 @app.command()
+def check(
+    hosts: int = typer.Option(4, help="number of emulated hosts"),
+    rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
+    uplink: str = typer.Option("", help="put the hosts in racks joined by links of this rate"),
+    racks: int = typer.Option(2, help="number of racks, with --uplink"),
+    seconds: float = typer.Option(0.2, help="length of each transfer; each is made three times"),
+    tolerance: float = typer.Option(0.03, help="deviation from the asked rate above which the exit code is 1"),
+    as_json: bool = typer.Option(False, "--json", help="print JSON"),
+) -> None:
+    """Measure rate and latency between all pairs of hosts, alone and together, and compare with what was asked."""
+    from penstock.cluster.check import check_cluster, worst_deviation
+    from penstock.cluster.emulate import emulated_cluster
+
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as cluster:
+        measured = check_cluster(cluster, seconds)
+    worst = worst_deviation(measured)
+    if as_json:
+        pairs = [asdict(pair) | {"deviation": pair.deviation} for pair in measured]
+        print_json({"tolerance": tolerance, "worst_deviation": worst, "ok": worst <= tolerance, "pairs": pairs})
+    else:
+        columns = ("pairs", "source", "target", "asked Mb/s", "payload Mb/s", "deviation", "latency")
+        note = f"largest deviation {worst:.2%}, {'within' if worst <= tolerance else 'MORE THAN'} {tolerance:.0%}"
+        print_table("What the emulated hosts deliver", columns, [check_row(pair) for pair in measured], note)
+    raise typer.Exit(0 if worst <= tolerance else 1)
+
+
+@app.command()
 def clean(as_json: bool = typer.Option(False, "--json", help="print JSON")) -> None:
     """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
     import os
     import sys
-    from dataclasses import asdict
 
     from penstock.cluster.clean import clean_dead_runs
     from penstock.cluster.tools import require_tools
@@ -78,3 +110,11 @@ def parse_environment(settings: list[str]) -> dict[str, str]:
         if not setting.partition("=")[0].isidentifier() or "=" not in setting:
             raise ClusterError(f"--env {shorten(setting)}: wanted NAME=VALUE")
     return {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+
+
+def check_row(pair: "Measured") -> tuple[object, ...]:
+    """Return one line of the table of `check`."""
+    asked = "none" if pair.asked_bits_per_second is None else f"{pair.asked_bits_per_second / 1e6:.1f}"
+    deviation = "" if pair.deviation is None else f"{pair.deviation:+.2%}"
+    delivered = f"{pair.bits_per_second / 1e6:.1f}"
+    return pair.mode, pair.source, pair.target, asked, delivered, deviation, format_seconds(pair.latency_seconds)

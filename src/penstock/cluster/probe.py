@@ -1,0 +1,124 @@
+"""What runs on each host during `penstock cluster check`: timed transfers between pairs, over plain TCP.
+
+Reads the plan as JSON from its first argument, waits for all hosts before every round, and prints one JSON line for
+every transfer it received. Only the standard library, and nothing of penstock: the file is run by its path.
+"""
+
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from typing import Any
+
+CONTROL_PORT, DATA_PORT = 5201, 5202
+PINGS = 50
+CHUNK = bytes(1 << 18)
+
+
+def main(plan: dict[str, Any], rank: int) -> None:
+    """Take part in every round of `plan`: `addresses`, `rounds` of `[source, target, nbytes]`, `trials`."""
+    addresses = plan["addresses"]
+    listener = socket.create_server((addresses[rank], DATA_PORT), backlog=len(addresses))
+    control = _meet(rank, addresses)
+    rounds = [(index, transfers) for _ in range(plan["trials"]) for index, transfers in enumerate(plan["rounds"])]
+    for (
+        index,
+        transfers,
+    ) in rounds:  # all rounds once, then again: a busy moment spoils one trial of each, not all of one
+        _barrier(control, rank)
+        for source, target, nbytes in transfers:
+            if rank == source:
+                _send(addresses[target], nbytes)
+            elif rank == target:
+                measured = _receive(listener, nbytes)
+                print(json.dumps({"round": index, "source": source, "target": target} | measured), flush=True)
+    _barrier(control, rank)
+
+
+def _meet(rank: int, addresses: list[str]) -> list[socket.socket]:
+    """Connect every host to the first; return the connections this host has."""
+    if rank == 0:
+        server = socket.create_server((addresses[0], CONTROL_PORT), backlog=len(addresses))
+        return [server.accept()[0] for _ in addresses[1:]]
+    return [_connect(addresses[0], CONTROL_PORT)]
+
+
+def _barrier(control: list[socket.socket], rank: int) -> None:
+    if rank != 0:
+        control[0].sendall(b"x")
+    for connection in control:
+        _receive_exactly(connection, 1)
+    if rank == 0:
+        for connection in control:
+            connection.sendall(b"x")
+
+
+def _connect(address: str, port: int) -> socket.socket:
+    """Connect to a peer that may not be listening yet."""
+    for _ in range(500):
+        try:
+            connection = socket.create_connection((address, port), timeout=60)
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+    raise SystemExit(f"no answer from {address} port {port}")
+
+
+def _send(address: str, nbytes: int) -> None:
+    with _connect(address, DATA_PORT) as connection:
+        for _ in range(PINGS):
+            _receive_exactly(connection, 1)
+            connection.sendall(b"x")
+        left = memoryview(CHUNK)
+        while nbytes > 0:
+            nbytes -= connection.send(left[: min(nbytes, len(left))])
+        _receive_exactly(connection, 1)
+
+
+def _receive(listener: socket.socket, nbytes: int) -> dict[str, float]:
+    """Measure half the round trip of a byte, then the time of `nbytes` from the first byte to the last."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        trips = []
+        for _ in range(PINGS):
+            start = time.perf_counter()
+            connection.sendall(b"x")
+            _receive_exactly(connection, 1)
+            trips.append(time.perf_counter() - start)
+        first, seconds = _drain(connection, nbytes)
+        connection.sendall(b"x")
+    return {
+        "latency_seconds": statistics.median(trips) / 2,
+        "nbytes": nbytes,
+        "bits_per_second": 8 * (nbytes - first) / seconds,
+    }
+
+
+def _drain(connection: socket.socket, nbytes: int) -> tuple[int, float]:
+    """Return the size of the first piece, and the seconds from its arrival to that of the last."""
+    buffer = memoryview(bytearray(1 << 20))
+    first = received = connection.recv_into(buffer)
+    start = time.perf_counter()
+    while received < nbytes:
+        got = connection.recv_into(buffer)
+        if got == 0:
+            raise SystemExit(f"peer closed after {received} of {nbytes} bytes")
+        received += got
+    return first, time.perf_counter() - start
+
+
+def _receive_exactly(connection: socket.socket, nbytes: int) -> None:
+    while nbytes > 0:
+        got = len(connection.recv(nbytes))
+        if got == 0:
+            raise SystemExit("peer closed the connection")
+        nbytes -= got
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(os.environ["RANK"]))

@@ -1,0 +1,97 @@
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cluster.layout import plan_layout
+from penstock.cluster.links import FRAME_NBYTES, PAYLOAD_FRACTION, bucket_arguments, setup_steps
+
+GIGABIT = 10**9
+
+
+@dataclass
+class Wiring:
+    """A toy kernel: reads the commands and remembers who is plugged where, and what is limited."""
+
+    namespaces: list[str] = field(default_factory=list)
+    peers: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # interface -> other end of its cable
+    bridges: dict[tuple[str, str], str] = field(default_factory=dict)  # interface -> bridge it hangs on
+    addresses: dict[str, str] = field(default_factory=dict)
+    rates: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def run(self, step):
+        if step.argv[:3] == ("ip", "netns", "add"):
+            self.namespaces.append(step.argv[3])
+        elif step.argv[0] == "tc":
+            interface = (step.argv[2], step.argv[6])
+            assert interface in self.peers, f"{interface} does not exist yet"
+            self.rates[interface] = step.argv[step.argv.index("rate") + 1]
+        for line in step.stdin.splitlines():
+            self.ip(step.argv[2], line.split())
+
+    def ip(self, namespace, words):
+        assert namespace in self.namespaces
+        if words[:2] == ["link", "add"] and "veth" in words:
+            near = (namespace, words[2])
+            peer = words[words.index("peer") + 2]
+            far = (words[words.index("netns") + 1] if "netns" in words else namespace, peer)
+            assert len(words[2]) <= 15
+            self.peers[near], self.peers[far] = far, near
+        elif "master" in words:
+            self.bridges[namespace, words[2]] = words[words.index("master") + 1]
+        elif words[:2] == ["addr", "add"]:
+            self.addresses[namespace] = words[2]
+
+
+def build(layout):
+    wiring = Wiring()
+    for step in setup_steps(layout):
+        wiring.run(step)
+    return wiring
+
+
+@given(st.integers(1, 40), st.data())
+def test_every_host_hangs_on_its_racks_switch_by_a_cable_limited_at_both_ends(hosts, data):
+    layout = plan_layout(7, (GIGABIT,) * hosts, data.draw(st.integers(1, hosts)), GIGABIT)
+    wiring = build(layout)
+    for host in layout.hosts:
+        far = wiring.peers[host.namespace, "eth0"]
+        assert far == (layout.switch, host.port)
+        assert wiring.bridges[far] == f"rack{host.rack}"
+        assert wiring.addresses[host.namespace] == f"{host.address}/24"
+        assert wiring.rates[host.namespace, "eth0"] == wiring.rates[far] == "1000000000bit"
+
+
+def test_one_rack_needs_no_core():
+    assert set(build(plan_layout(0, (None,) * 4)).bridges.values()) == {"rack0"}
+
+
+@pytest.mark.parametrize("racks", [2, 3])
+def test_an_uplink_joins_each_rack_to_the_core_and_is_limited_both_ways(racks):
+    layout = plan_layout(0, (None,) * 6, racks, 10**8)
+    wiring = build(layout)
+    for rack in range(racks):
+        up, down = (layout.switch, f"up{rack}"), (layout.switch, f"down{rack}")
+        assert wiring.peers[up] == down
+        assert (wiring.bridges[up], wiring.bridges[down]) == (f"rack{rack}", "core")
+        assert wiring.rates[up] == wiring.rates[down] == "100000000bit"
+    assert len(wiring.rates) == 2 * racks
+
+
+def test_an_unshaped_host_has_no_bucket():
+    wiring = build(plan_layout(0, (GIGABIT, None)))
+    assert set(wiring.rates) == {("penstock-0-host0", "eth0"), ("penstock-0-switch", "port0")}
+
+
+@given(st.integers(10**5, 10**11))
+def test_both_buckets_hold_a_frame_and_credit_is_at_most_two_milliseconds(bits_per_second):
+    arguments = bucket_arguments(bits_per_second)
+    value = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert FRAME_NBYTES <= int(value["mtu"]) <= int(value["burst"])
+    assert int(value["burst"]) - FRAME_NBYTES <= bits_per_second / 8 * 2e-3 + 1
+    assert int(value["limit"]) > int(value["burst"])
+
+
+def test_payload_is_within_one_percent_of_the_frames():
+    assert pytest.approx(0.99268, abs=1e-5) == PAYLOAD_FRACTION
