@@ -8,6 +8,7 @@ import sys
 import typer
 
 from penstock.cli.bench import bench
+from penstock.cli.cluster import cluster
 from penstock.cli.measure import measure
 from penstock.cli.plan import plan
 from penstock.cli.replay import replay
@@ -28,6 +29,7 @@ app.command()(simulate)
 app.command()(replay)
 app.command()(reproduce)
 app.add_typer(bench, name="bench")
+app.add_typer(cluster, name="cluster")
 
 
 def main() -> None:
