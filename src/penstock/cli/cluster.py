@@ -10,13 +10,13 @@ from penstock.cli.output import format_seconds, print_json, print_table
 if TYPE_CHECKING:
     from penstock.cluster.check import Measured
 
-app = typer.Typer(
+cluster = typer.Typer(
     help="Emulated hosts on this machine: run a program on them, check them, clean up.", no_args_is_help=True
 )
 PASS_THROUGH = {"allow_interspersed_args": False}  # what follows the first word of CMD belongs to CMD
 
 
-@app.command(context_settings=PASS_THROUGH)
+@cluster.command(context_settings=PASS_THROUGH)
 def run(
     command: list[str] = typer.Argument(..., metavar="CMD...", help="what to run, after `--`"),
     hosts: int = typer.Option(4, help="number of emulated hosts"),
@@ -37,8 +37,8 @@ def run(
     from penstock.cluster.sinks import RankZero, default_sink
 
     sink = RankZero() if rank0 else default_sink(hosts * per_host)
-    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as cluster:
-        outcome = cluster.run(
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as hosts_now:
+        outcome = hosts_now.run(
             command,
             engine=engine,
             per_host=per_host,
@@ -55,7 +55,7 @@ def run(
     raise typer.Exit(outcome.exit_code)
 
 
-@app.command()
+@cluster.command()
 def check(
     hosts: int = typer.Option(4, help="number of emulated hosts"),
     rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
@@ -69,8 +69,8 @@ def check(
     from penstock.cluster.check import check_cluster, worst_deviation
     from penstock.cluster.emulate import emulated_cluster
 
-    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as cluster:
-        measured = check_cluster(cluster, seconds)
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as hosts_now:
+        measured = check_cluster(hosts_now, seconds)
     worst = worst_deviation(measured)
     if as_json:
         pairs = [asdict(pair) | {"deviation": pair.deviation} for pair in measured]
@@ -82,7 +82,7 @@ def check(
     raise typer.Exit(0 if worst <= tolerance else 1)
 
 
-@app.command()
+@cluster.command()
 def clean(as_json: bool = typer.Option(False, "--json", help="print JSON")) -> None:
     """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
     import os
