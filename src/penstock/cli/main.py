@@ -14,6 +14,7 @@ from penstock.cli.plan import plan
 from penstock.cli.replay import replay
 from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
+from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app.command()(measure)
 app.command()(plan)
 app.command()(simulate)
 app.command()(replay)
+app.command()(verify)
 app.command()(reproduce)
 app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")

@@ -35,7 +35,7 @@ def draw_timelines(timelines: Mapping[str, Timeline], path: str | os.PathLike[st
         axis.set_title(f"{name}: {timeline.iteration_seconds / scale:.4g} {unit}", loc="left", fontsize=9)
     axes[-1].set_xlabel(f"time ({unit})")
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_lanes(axis: Axes, timeline: Timeline, scale: float) -> None:
@@ -74,14 +74,15 @@ def draw_scaling(rows: Sequence[ScalingRow], path: str | os.PathLike[str], title
     efficiency.set_ylim(0, 105)
     speed.legend(frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _unit(seconds: float) -> tuple[str, float]:
     return ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("us", 1e-6)
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure to a file; the ending of its name says in which format."""
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

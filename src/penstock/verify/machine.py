@@ -13,7 +13,7 @@ from penstock.program import Op, Program, Slice
 from penstock.verify.arithmetic import Arithmetic
 from penstock.verify.findings import Finding, Kind, blame
 from penstock.verify.matching import Key, Matching
-from penstock.verify.memory import Expressions, Memory, place
+from penstock.verify.memory import Expressions, Memory, Piece, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Carried:
     target: int
     read: Slice  # of the source
     write: Slice  # of the target
+    elements: tuple[int, int]  # start and stop of the data elements it carries
     contributors: int  # bit set of the ranks whose data is in every element of it
 
 
@@ -122,8 +123,8 @@ class _Machine:
         assert write is not None
         pieces = self.arithmetic.read(source, index, read, self.step)
         self.arithmetic.store(target, arrival, write, place(pieces, read, write, arrival), self.step)
-        contributors = self.arithmetic.common_contributors(pieces)
-        self.carried.append(Carried(self.step, source, target, read, write, contributors))
+        elements, contributors = _origin(pieces, read), self.arithmetic.common_contributors(pieces)
+        self.carried.append(Carried(self.step, source, target, read, write, elements, contributors))
         self.finished[source][index] = self.finished[target][arrival] = True
         return source, target
 
@@ -159,3 +160,11 @@ class _Machine:
             return instruction.peer
         calls = next(calls for calls in self.matching.natives if (rank, index) in calls)
         return next(other for other, call in calls if (other, call) not in self.issued)
+
+
+def _origin(pieces: Iterable[Piece], read: Slice) -> tuple[int, int]:
+    """Return which elements of the data the pieces belong to; the slice itself if some hold nothing."""
+    origins = [(start + value.shift, stop + value.shift) for start, stop, value in pieces if value is not None]
+    if not origins:
+        return read.start, read.stop
+    return min(start for start, _ in origins), max(stop for _, stop in origins)

@@ -1,0 +1,145 @@
+"""`penstock verify`: proves a strategy's program, counts what it costs and draws it."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import JsonOption, PictureOption
+from penstock.errors import StrategyError
+
+if TYPE_CHECKING:
+    from penstock.program import Program
+    from penstock.strategies import Options
+    from penstock.verify import Proof
+    from penstock.verify.summary import Summary
+
+
+def verify(
+    name: Annotated[str, typer.Argument(help="a strategy, such as ring, or a penstock-program/1 .json")] = "",
+    workers: Annotated[int, typer.Option(help="world size", min=1)] = 4,
+    operation: Annotated[
+        str, typer.Option(help="all_reduce, broadcast, reduce, reduce_scatter or all_gather")
+    ] = "all_reduce",
+    numel: Annotated[int, typer.Option(help="elements of the tensor", min=0)] = 65536,
+    itemsize: Annotated[int, typer.Option(help="bytes of one element", min=1)] = 4,
+    root: Annotated[int, typer.Option(help="of a broadcast or reduce", min=0)] = 0,
+    block_numel: Annotated[int, typer.Option(help="elements of a block; 0: the strategy's default", min=0)] = 0,
+    partitions: Annotated[int, typer.Option(help="of a parameter server; 0: one per aggregator", min=0)] = 0,
+    servers: Annotated[int, typer.Option(help="dedicated aggregators; 0: every rank is one", min=0)] = 0,
+    ranks_per_node: Annotated[int, typer.Option(help="hierarchical: size of a node", min=1)] = 2,
+    inner: Annotated[str, typer.Option(help="hierarchical: strategy inside a node")] = "spanning_tree",
+    outer: Annotated[str, typer.Option(help="hierarchical: strategy between nodes")] = "ring",
+    list_: Annotated[bool, typer.Option("--list", help="name all strategies")] = False,
+    program: Annotated[bool, typer.Option("--program", help="print the instructions")] = False,
+    out: Annotated[str, typer.Option(metavar="FILE", help="write the program here as JSON")] = "",
+    picture: PictureOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Prove that a strategy does what it promises, for a world size; exits with 1 where it does not."""
+    from penstock.program_document import save_program
+    from penstock.strategies import Options
+    from penstock.verify import verify as prove
+    from penstock.verify.summary import summarise
+
+    if list_:
+        _list(json)
+        return
+    options = Options(
+        block_numel or None, root, partitions or None, servers or None, ranks_per_node, _plain(inner), _plain(outer)
+    )
+    subject = _subject(name, operation, workers, numel, options)
+    proof = prove(subject)
+    summary = summarise(subject, proof.steps, itemsize)
+    if out:
+        save_program(subject, out)
+    if picture:
+        from penstock.report.program_picture import draw_program
+
+        draw_program(subject, proof, picture)
+    if json:
+        from penstock.cli.output import print_json
+
+        print_json(_document(subject, proof, summary, itemsize))
+    else:
+        _print(subject, proof, summary, show_program=program)
+    if not proof.proved:
+        raise typer.Exit(1)
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _list(as_json: bool) -> None:
+    from penstock.cli.output import print_json, print_table
+    from penstock.program import Collective
+    from penstock.strategies import names
+
+    by_operation = {one.value: list(names(one)) for one in Collective}
+    if as_json:
+        print_json(by_operation)
+        return
+    every = dict.fromkeys(name for known in by_operation.values() for name in known)
+    rows = [[name, *("yes" if name in known else "" for known in by_operation.values())] for name in every]
+    print_table("strategies", ("strategy", *by_operation), rows)
+
+
+def _subject(name: str, operation: str, workers: int, numel: int, options: "Options") -> "Program":
+    from penstock.program_document import load_program
+    from penstock.strategies import build
+
+    if not name:
+        raise StrategyError("no strategy named; say which, as in `penstock verify ring`, or ask with --list")
+    return load_program(name) if name.endswith(".json") else build(operation, name, workers, numel, options)
+
+
+def _document(program: "Program", proof: "Proof", summary: "Summary", itemsize: int) -> dict[str, Any]:
+    return {
+        "strategy": program.strategy,
+        "operation": program.collective.value,
+        "workers": program.world_size,
+        "numel": program.numel,
+        "itemsize": itemsize,
+        "root": program.root,
+        "proved": proof.proved,
+        "findings": [str(finding) for finding in proof.findings],
+        "steps": summary.steps,
+        "messages": summary.messages,
+        "bytes_per_link": summary.bytes_per_link,
+        "bytes_per_nic": summary.bytes_per_nic,
+        "least_steps": summary.least_steps,
+        "least_bytes_per_nic": summary.least_nic_nbytes,
+        "step_ratio": summary.step_ratio,
+        "byte_ratio": summary.byte_ratio,
+        "links": [{"source": s, "target": t, "nbytes": n} for (s, t), n in summary.link_nbytes.items()],
+    }
+
+
+def _print(program: "Program", proof: "Proof", summary: "Summary", show_program: bool) -> None:
+    from penstock.cli.output import print_table
+    from penstock.report.program_text import draw_text
+
+    links = len(summary.link_nbytes)
+    title = f"{program.collective.value} by {program.strategy}, {program.world_size} ranks, {program.numel} elements"
+    print_table(
+        f"{title}: {'proved' if proof.proved else 'NOT PROVED'}",
+        ("", "this program", "least possible", "ratio"),
+        [
+            ("steps", str(summary.steps), str(summary.least_steps), f"{summary.step_ratio:.3g}x"),
+            (
+                "bytes sent or received by the busiest rank",
+                str(summary.bytes_per_nic),
+                str(summary.least_nic_nbytes),
+                f"{summary.byte_ratio:.3g}x",
+            ),
+            (f"bytes over the busiest of {links} links", str(summary.bytes_per_link), "", ""),
+            ("messages", str(summary.messages), "", ""),
+        ],
+    )
+    for finding in proof.findings:
+        print(finding)
+    if show_program:
+        print(program)
+    if proof.carried:
+        print(draw_text(program, proof))
+        print("a > 1: the rank sends block a to rank 1 in that step; capitals or * are finished sums")
