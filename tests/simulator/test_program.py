@@ -6,7 +6,7 @@ from penstock.cost import collectives
 from penstock.network import Network
 from penstock.program import Collective, ProgramBuilder, Slice
 from penstock.simulator.program import CodecCost, Uplinks, count_steps, simulate_program
-from penstock.strategies import Options, build, names
+from penstock.strategies import Options, build
 
 ALPHA, BETA, GAMMA = 1e-3, 1e-6, 1e-7
 NETWORK = Network(1, ALPHA, BETA, GAMMA)
@@ -41,22 +41,66 @@ def test_spanning_trees_take_their_closed_form(p, operation):
 @pytest.mark.parametrize("p", ANY)
 @pytest.mark.parametrize("name", ["spanning_tree", "binary_tree"])
 def test_reducing_and_broadcasting_trees_take_their_closed_form(p, name):
-    if name not in names("all_reduce"):
-        pytest.skip(f"no {name} yet")
     n = elements(p)
     expected = collectives.ALL_REDUCE[name](NETWORK, p).seconds(4 * n)
     assert seconds("all_reduce", name, p, n) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("p", ANY)
-@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling", "bidirectional_exchange"])
+@pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
 def test_exchanges_take_their_closed_form_folding_included(p, name):
     """An exchange of more ranks than a power of two begins and ends with whole messages: see `cost.collectives`."""
-    if name not in names("all_reduce"):
-        pytest.skip(f"no {name} yet")
     n = elements(p) * 16
     expected = collectives.ALL_REDUCE[name](NETWORK, p).seconds(4 * n)
     assert seconds("all_reduce", name, p, n) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_bidirectional_exchange_takes_its_closed_form_on_powers_of_two(p):
+    """Its broadcast gathers by exchange, log p startups, where Wang et al. count MPI's ring with p-1."""
+    n = elements(p) * 16
+    all_reduce = collectives.bidirectional_exchange(NETWORK, p).seconds(4 * n)
+    reduce = collectives.bidirectional_exchange_reduce(NETWORK, p).seconds(4 * n)
+    broadcast = collectives.bidirectional_exchange_broadcast(NETWORK, p).seconds(4 * n)
+    saved = (p - 1 - collectives.ceil_log2(p)) * ALPHA
+    assert seconds("all_reduce", "bidirectional_exchange", p, n) == pytest.approx(all_reduce)
+    assert seconds("reduce", "bidirectional_exchange", p, n) == pytest.approx(reduce)
+    assert seconds("broadcast", "bidirectional_exchange", p, n) == pytest.approx(broadcast - saved)
+
+
+@pytest.mark.parametrize("p", [3, 5, 6, 7, 12, 13])
+def test_bidirectional_exchange_of_odd_worlds_sends_less_than_folding_for_a_few_more_startups(p):
+    """It does not fold: a rank without a partner shares another's, level by level, so whole messages never travel."""
+    n = elements(p) * 16
+    free_startups, free_bytes = Network(1, 0.0, BETA, GAMMA), Network(1, ALPHA, 0.0, 0.0)
+    closed = collectives.bidirectional_exchange
+    bytes_only = seconds("all_reduce", "bidirectional_exchange", p, n, free_startups)
+    startups_only = seconds("all_reduce", "bidirectional_exchange", p, n, free_bytes)
+    assert bytes_only < closed(free_startups, p).seconds(4 * n)
+    assert startups_only <= closed(free_bytes, p).seconds(4 * n) + 2 * collectives.ceil_log2(p) * ALPHA
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("servers", [None, 1])
+def test_parameter_servers_take_push_and_pull(p, servers):
+    """Co-located: all parts travel at once, without conflict. One dedicated server is the last of p+1 ranks."""
+    n, world = elements(p), p if servers is None else p + 1
+    free_sums = Network(1, ALPHA, BETA, 0.0)
+    push, pull = collectives.parameter_server(free_sums, p, servers)
+    found = seconds("all_reduce", "parameter_server", world, n, free_sums, servers=servers)
+    assert found == pytest.approx((push + pull).seconds(4 * n))
+    push, pull = collectives.parameter_server(NETWORK, p, servers)  # summing one part overlaps receiving the next
+    assert found < seconds("all_reduce", "parameter_server", world, n, servers=servers) <= (push + pull).seconds(4 * n)
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+def test_double_trees_send_every_byte_twice_whatever_table_2_says(p):
+    """Table 2's slope is beta + gamma, less than any all-reduce can do: see `cost.collectives.double_tree`."""
+    free = Network(1, 1e-9, BETA, 0.0)
+    n = 1 << 20
+    found = seconds("all_reduce", "double_tree", p, n, free, block_numel=n // 256)
+    assert collectives.double_tree(free, p).seconds(4 * n) < found
+    assert 2 * (p - 1) / p * BETA * 4 * n <= found < 1.25 * 2 * BETA * 4 * n
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])

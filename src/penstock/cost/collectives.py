@@ -4,9 +4,10 @@ Every function takes the network and a world size `p` and returns a line `a + b 
 `p` is a power of two. Otherwise:
 
 - trees (`binary_tree`, `spanning_tree`, `double_tree`) have ceil(log2 p) levels;
-- exchanges (`recursive_doubling`, `halving_doubling`, `bidirectional_exchange`) run on the largest power of two below
-  `p`; each rank left over first sends its data to a partner, which adds it, and receives the result at the end. That
-  costs two more messages of the whole size and one more summation;
+- exchanges (`recursive_doubling`, `halving_doubling`) run on the largest power of two below `p`; each rank left over
+  first sends its data to a partner, which adds it, and receives the result at the end. That costs two more messages of
+  the whole size and one more summation. `bidirectional_exchange` is charged the same, although its program does better:
+  a rank without a partner shares another's, so that whole messages never travel;
 - `ring` and `linear_pipeline` do not care.
 
 One worker sends nothing: all costs are zero.
@@ -63,8 +64,9 @@ def halving_doubling(network: Network, p: int) -> LinearCost:
 def double_tree(network: Network, p: int) -> LinearCost:
     """Two complementary binary trees, each with half the message, pipelined.
 
-    Table 2 prints the startup as `2 log N`; the alpha is missing there. The slope `beta + gamma` is the limit of
-    infinitely small blocks and free block startups: a bound, not a prediction.
+    As published, and not attainable. Table 2 prints the startup as `2 log N`, without the alpha. Its slope `beta + gamma`
+    is that of a reduce or a broadcast alone: an all-reduce has to send every byte in and out, `2 (p-1)/p beta` on each
+    NIC, and the program takes about `2 beta` (tests/simulator/test_program.py).
     """
     if p == 1:
         return ZERO
