@@ -10,6 +10,7 @@ from penstock.cli.options import JsonOption
 def measure(
     out: Annotated[str, typer.Option(metavar="FILE", help="write the penstock-network/1 file here")] = "",
     engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
+    strategies: Annotated[str, typer.Option(help="all-reduces whose lines to measure, such as native,ring")] = "native",
     seconds: Annotated[float, typer.Option(help="about how long to measure", min=0.1)] = 4.0,
     name: Annotated[str, typer.Option(help="the network's name in the file")] = "measured",
     json: JsonOption = False,
@@ -21,7 +22,7 @@ def measure(
     from penstock.runtime.measure import measure_network
 
     with joined_transport(engine) as transport:
-        measured = measure_network(transport, name, seconds)
+        measured = measure_network(transport, name, seconds, strategies.split(","))
         first = transport.rank == 0
     if not first:
         return

@@ -40,7 +40,7 @@ def replay(
         from penstock.runtime.communicator import Communicator
         from penstock.runtime.measure import measure_network
 
-        links = find_network(network) if network else measure_network(transport).network
+        links = find_network(network) if network else measure_network(transport, strategies=[strategy]).network
         plans = _plans(subject, links, plan, planner, strategy)
         progress = _Progress(len(plans) * (iterations + 1), transport.rank == 0 and not json)
         communicator = Communicator(transport, timeout_seconds=60.0)

@@ -64,9 +64,9 @@ def halving_doubling(network: Network, p: int) -> LinearCost:
 def double_tree(network: Network, p: int) -> LinearCost:
     """Two complementary binary trees, each with half the message, pipelined.
 
-    As published, and not attainable. Table 2 prints the startup as `2 log N`, without the alpha. Its slope `beta + gamma`
-    is that of a reduce or a broadcast alone: an all-reduce has to send every byte in and out, `2 (p-1)/p beta` on each
-    NIC, and the program takes about `2 beta` (tests/simulator/test_program.py).
+    As published, and not attainable. Table 2 prints the startup as `2 log N`, without the alpha. Its slope,
+    `beta + gamma`, is that of a reduce or a broadcast alone: an all-reduce has to send every byte in and out,
+    `2 (p-1)/p beta` on each NIC, and the program takes about `2 beta` (tests/simulator/test_program.py).
     """
     if p == 1:
         return ZERO

@@ -5,7 +5,7 @@ Messages go round a ring, every rank sending and receiving at once, as the colle
 back, so that a token bucket or a switch buffer cannot flatter it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -15,10 +15,12 @@ import numpy as np
 from penstock.cost.fit import Fit, fit_line
 from penstock.network import Network
 from penstock.program import Collective
+from penstock.runtime.communicator import Communicator
 from penstock.runtime.reduce import Merge, merge_kernel
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
+NATIVE = "native"  # the engine's own all-reduce
 TAG = 1
 WAIT_SECONDS = 60.0
 _PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
@@ -31,11 +33,16 @@ class Measurement:
     """A network and how well its lines describe what was measured."""
 
     network: Network
-    fits: dict[str, Fit]  # "link", "merge" and "native", those that were measured
+    fits: dict[str, Fit]  # "link", "merge" and the strategies, those that were measured
 
 
-def measure_network(transport: Transport, name: str = "measured", seconds: float = 4.0) -> Measurement:
-    """Measure within about `seconds`; every rank must call this at the same time."""
+def measure_network(
+    transport: Transport, name: str = "measured", seconds: float = 4.0, strategies: Sequence[str] = (NATIVE,)
+) -> Measurement:
+    """Measure within about `seconds`; every rank must call this at the same time.
+
+    `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours.
+    """
     world_size = transport.world_size
     kernel = merge_kernel("float32")  # compiled before the clock starts
     merge = fit_line(_agreed_points(transport, partial(_merge_round, kernel), seconds / 8), "summation times")
@@ -43,16 +50,21 @@ def measure_network(transport: Transport, name: str = "measured", seconds: float
     if world_size == 1:
         return Measurement(Network(1, 0.0, 0.0, gamma, name=name), {"merge": merge})
     link = fit_line(_agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
-    native = fit_line(_agreed_points(transport, _native_round, seconds / 2), "all-reduce times")
+    fits = {"merge": merge, "link": link}
+    communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
+    for strategy in strategies:
+        one_round = _native_round if strategy == NATIVE else partial(_strategy_round, communicator, strategy)
+        points = _agreed_points(transport, one_round, seconds / 2 / len(strategies))
+        fits[strategy] = fit_line(points, f"all-reduce times by {strategy}")
     network = Network(
         workers=world_size,
         alpha_seconds=link.line.a_seconds,
         beta_seconds_per_byte=link.line.b_seconds_per_byte,
         gamma_seconds_per_byte=gamma,
-        all_reduce={"native": native.line},
+        all_reduce={strategy: fits[strategy].line for strategy in strategies},
         name=name,
     )
-    return Measurement(network, {"merge": merge, "link": link, "native": native})
+    return Measurement(network, fits)
 
 
 Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size
@@ -99,6 +111,10 @@ def _link_round(transport: Transport, outgoing: Bytes, incoming: Bytes) -> None:
 
 def _native_round(transport: Transport, values: Bytes, _: Bytes) -> None:
     transport.native(Collective.ALL_REDUCE, values.view(np.float32), "float32", 0, WAIT_SECONDS)
+
+
+def _strategy_round(communicator: Communicator, strategy: str, _: Transport, values: Bytes, __: Bytes) -> None:
+    communicator.all_reduce(values.view(np.float32), strategy=strategy)
 
 
 def _merge_round(kernel: Merge, _: Transport, out: Bytes, other: Bytes) -> None:
