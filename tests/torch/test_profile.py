@@ -78,14 +78,14 @@ def autograd_order(model, step):
 
 
 def test_injected_times_are_recovered_within_three_percent():
-    model = SlowLayers([0.010, 0.030, 0.020], forward_nap=0.015)
-    profile = profile_backward(model, lambda: model(torch.ones(2, 8)).sum().backward(), iterations=7, warmup=1)
+    model = SlowLayers([0.05, 0.15, 0.10], forward_nap=0.075)
+    profile = profile_backward(model, lambda: model(torch.ones(2, 8)).sum().backward(), iterations=5, warmup=1)
     by_name = {tensor.name: tensor.backward_seconds for tensor in profile.trace.tensors}
     for index, log in enumerate(model.logs):
-        assert by_name[f"layers.{index}.bias"] == pytest.approx(median(log[1:]), rel=0.03, abs=5e-4)
+        assert by_name[f"layers.{index}.bias"] == pytest.approx(median(log[1:]), rel=0.03)
         assert by_name[f"layers.{index}.weight"] < 2e-3
-    assert profile.trace.forward_seconds == pytest.approx(0.015, rel=0.1)
-    assert profile.trace.backward_seconds == pytest.approx(0.060, rel=0.05)
+    assert profile.trace.forward_seconds == pytest.approx(0.075, rel=0.05)
+    assert profile.trace.backward_seconds == pytest.approx(0.30, rel=0.03)
     assert profile.trace.times == "measured"
 
 
@@ -93,11 +93,11 @@ def test_the_loss_and_its_gradient_count_as_forward():
     model = SlowLayers([0.0])
 
     def step():
-        Sleep.apply(model(torch.ones(2, 8)), 0.02, []).sum().backward()
+        Sleep.apply(model(torch.ones(2, 8)), 0.1, []).sum().backward()
 
     profile = profile_backward(model, step, iterations=3, warmup=0)
-    assert profile.trace.forward_seconds > 0.02
-    assert profile.trace.backward_seconds < 0.01
+    assert profile.trace.forward_seconds > 0.1
+    assert profile.trace.backward_seconds < 0.05
 
 
 @pytest.mark.parametrize("name", ["resnet20", "gpt_small"])
@@ -173,12 +173,12 @@ def test_only_the_synchronising_pass_of_gradient_accumulation_counts():
     profiler = Profiler(warmup=0, counts=lambda: synchronises[0])
     with profiler.attached(model):
         for _ in range(3):
-            for nap, synchronises[0] in ((0.03, False), (0.03, False), (0.005, True)):
+            for nap, synchronises[0] in ((0.1, False), (0.1, False), (0.0, True)):
                 model.naps = [nap]
                 model(torch.ones(2, 8)).sum().backward()
     profile = profiler.profile()
     assert profiler.iterations == profile.iterations == 3
-    assert profile.trace.backward_seconds == pytest.approx(0.005, rel=0.3)
+    assert profile.trace.backward_seconds < 0.05
 
 
 def test_several_backward_passes_of_one_forward_pass_are_one_iteration():
@@ -208,11 +208,11 @@ def test_evaluation_between_steps_is_not_an_iteration():
         for _ in range(2):
             model(torch.ones(2, 8)).sum().backward()
             with torch.no_grad():
-                model.forward_nap = 0.02
+                model.forward_nap = 0.1
                 model(torch.ones(2, 8))
                 model.forward_nap = 0.0
     assert profiler.iterations == 2
-    assert profiler.trace().forward_seconds < 0.02
+    assert profiler.trace().forward_seconds < 0.05
 
 
 def test_shared_parameters_count_once_under_their_first_name():
@@ -343,8 +343,8 @@ def test_nested_outputs_mark_the_end_of_the_forward_pass():
             return {"all": [self.layer(x), "text"], "more": (None, self.layer(x))}
 
     model = Many()
-    step = lambda: Sleep.apply(model(torch.ones(1, 2))["all"][0], 0.02, []).sum().backward()  # noqa: E731
-    assert profile_backward(model, step, iterations=1, warmup=0).trace.backward_seconds < 0.01
+    step = lambda: Sleep.apply(model(torch.ones(1, 2))["all"][0], 0.1, []).sum().backward()  # noqa: E731
+    assert profile_backward(model, step, iterations=1, warmup=0).trace.backward_seconds < 0.05
 
 
 @pytest.mark.parametrize(
