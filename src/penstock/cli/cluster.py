@@ -23,6 +23,7 @@ def run(
     rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
     uplink: str = typer.Option("", help="put the hosts in racks joined by links of this rate"),
     racks: int = typer.Option(2, help="number of racks, with --uplink"),
+    latency: str = typer.Option("", help="added to every message by penstock's own transports, as in 5ms"),
     engine: str = typer.Option("gloo", help="gloo: workers started as torchrun would; mpi: by Open MPI's mpirun"),
     per_host: int = typer.Option(1, help="workers per host"),
     env: list[str] = typer.Option([], help="NAME=VALUE for every worker; may be given several times"),
@@ -42,7 +43,7 @@ def run(
             command,
             engine=engine,
             per_host=per_host,
-            environment=parse_environment(env),
+            environment=delay_environment(latency) | parse_environment(env),
             sink=sink,
             grace_seconds=grace,
             timeout_seconds=timeout or None,
@@ -110,6 +111,19 @@ def parse_environment(settings: list[str]) -> dict[str, str]:
         if not setting.partition("=")[0].isidentifier() or "=" not in setting:
             raise ClusterError(f"--env {shorten(setting)}: wanted NAME=VALUE")
     return {name: value for name, _, value in (setting.partition("=") for setting in settings)}
+
+
+def delay_environment(latency: str) -> dict[str, str]:
+    """Return what tells penstock's transports to delay messages, and say so: other programs will not notice."""
+    if not latency:
+        return {}
+    from penstock.cli.workers import DELAY
+    from penstock.cluster.rates import parse_delay
+
+    seconds = parse_delay(latency)
+    note = f"{format_seconds(seconds)} are added to each message in user space, by penstock's transports only"
+    typer.echo(f"penstock: latency: {note}", err=True)
+    return {DELAY: repr(seconds)}
 
 
 def check_row(pair: "Measured") -> tuple[object, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.runtime.transport import Transport
 
 ENGINES = ("gloo", "mpi")
+DELAY = "PENSTOCK_MESSAGE_DELAY_SECONDS"  # `penstock cluster run --latency` sets it
 
 
 def is_worker() -> bool:
@@ -24,6 +25,31 @@ def is_worker() -> bool:
 @contextmanager
 def joined_transport(engine: str = "") -> "Iterator[Transport]":
     """Join the job and yield its transport; without `engine`, mpi under mpirun and gloo otherwise."""
+    with _joined(engine) as transport:
+        delay_seconds = _delay_seconds()
+        if delay_seconds == 0:
+            yield transport
+            return
+        from penstock.runtime.transport.delayed import delayed
+
+        with delayed(transport, delay_seconds) as further:
+            yield further
+
+
+def _delay_seconds() -> float:
+    """Return the delay that was asked for each message, 0 where none was."""
+    text = os.environ.get(DELAY, "0")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 60:
+        raise PenstockError(f"{DELAY}: found {text!r}; wanted seconds from 0 to 60")
+    return seconds
+
+
+@contextmanager
+def _joined(engine: str) -> "Iterator[Transport]":
     if engine not in ("", *ENGINES):
         raise PenstockError(f"--engine: found {engine!r}; wanted one of {', '.join(ENGINES)}")
     if not is_worker():

@@ -77,6 +77,8 @@ def mpi_environment(agent: Path) -> dict[str, str]:
         "OMPI_MCA_btl_tcp_if_include": NIC,
         "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores: a waiting rank must let others run
         "TMPDIR": str(agent.parent),
+        "TERM": "dumb",  # mpirun gives every rank a terminal, whose colours would end up in pipes and files
+        "COLUMNS": "160",
     }
 
 

@@ -1,0 +1,93 @@
+"""Workers without namespaces: plain processes through the same code."""
+
+import sys
+
+import pytest
+
+from penstock.cluster.launch import run_workers
+from penstock.cluster.sinks import Collected, RankZero, default_sink, print_plain, print_prefixed
+from penstock.cluster.stopping import exit_code
+from penstock.cluster.workers import Worker
+from penstock.errors import ClusterError
+
+
+def shells(*scripts):
+    return [Worker(rank, ("sh", "-c", script)) for rank, script in enumerate(scripts)]
+
+
+def run(*scripts, sink=None, **options):
+    return run_workers(shells(*scripts), sink or Collected(), **options)
+
+
+def test_output_comes_line_by_line_with_its_rank_and_stream():
+    seen = Collected()
+    run("echo a; echo b; printf end", "echo oh >&2", sink=seen)
+    assert seen.lines == {(0, "stdout"): ["a\n", "b\n", "end\n"], (1, "stderr"): ["oh\n"]}
+
+
+def test_megabytes_of_output_arrive_whole():
+    seen = Collected()
+    run_workers([Worker(0, (sys.executable, "-c", "for _ in range(30000): print('x' * 99)"))], seen)
+    assert len(seen.text(0)) == 3_000_000
+
+
+def test_all_succeeding_is_success():
+    outcome = run("true", "sleep 0.1")
+    assert (outcome.exit_code, outcome.failed_rank) == (0, None)
+    assert outcome.seconds >= 0.1
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)])
+def test_the_exit_code_is_the_first_failing_workers(script, code):
+    outcome = run("sleep 30", script, grace_seconds=0.0)
+    assert (outcome.exit_code, outcome.failed_rank) == (code, 1)
+
+
+def test_the_others_may_end_by_themselves_within_the_grace():
+    seen = Collected()
+    outcome = run("exit 3", "sleep 0.3; echo saved", sink=seen, grace_seconds=10)
+    assert outcome.exit_code == 3
+    assert outcome.seconds < 5
+    assert seen.text(1) == "saved\n"
+
+
+def test_one_that_ignores_sigterm_is_killed():
+    outcome = run("sleep 0.5; exit 3", 'trap "" TERM; while :; do sleep 1; done', grace_seconds=0.0)
+    assert 2 <= outcome.seconds < 10
+
+
+def test_time_out_names_who_still_ran():
+    with pytest.raises(ClusterError, match=r"ranks \[1\] still ran after 0\.2 s; all were ended"):
+        run("true", "sleep 30", timeout_seconds=0.2)
+
+
+def test_a_background_child_that_keeps_the_pipe_open_is_not_waited_for():
+    assert run("sleep 20 & echo started").seconds < 10
+
+
+def test_a_command_that_does_not_exist_is_told():
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        run_workers([Worker(0, ("no-such-program",))], Collected())
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (7, 7), (-9, 137), (-15, 143)])
+def test_signals_become_a_shells_exit_codes(returncode, code):
+    assert exit_code(returncode) == code
+
+
+def test_several_workers_are_told_apart_and_one_is_not_prefixed(capsys):
+    assert (default_sink(1), default_sink(2)) == (print_plain, print_prefixed)
+    default_sink(1)(0, "stdout", "a\n")
+    default_sink(2)(3, "stderr", "b\n")
+    assert capsys.readouterr() == ("a\n", "[3] b\n")
+
+
+def test_rank_zero_alone_is_shown_until_another_fails(capsys):
+    sink = RankZero()
+    for rank in range(3):
+        sink(rank, "stdout", f"line of {rank}\n")
+    assert capsys.readouterr() == ("line of 0\n", "")
+    sink.explain(2)
+    assert capsys.readouterr() == ("", "[2] line of 2\n")
+    sink.explain(None)
+    assert capsys.readouterr() == ("", "[1] line of 1\n[2] line of 2\n")
