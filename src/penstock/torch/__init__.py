@@ -1,1 +1,20 @@
-"""What a training script imports."""
+"""What a training script imports: DistributedDataParallel with planned messages, and the profiler behind it.
+
+Names are imported when they are first used: profiling alone needs neither numba nor a process group.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.torch.ddp import DistributedDataParallel
+    from penstock.torch.profile import Profiler, profile_backward
+
+__all__ = ["DistributedDataParallel", "Profiler", "profile_backward"]
+_HOME = {"DistributedDataParallel": "ddp", "Profiler": "profile", "profile_backward": "profile"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

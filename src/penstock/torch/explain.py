@@ -1,0 +1,42 @@
+"""Says in words what was decided and why."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from penstock.torch.planning import Decision
+
+
+def explain(
+    decision: Decision | None, obstacle: str, profiled: int, wanted: int, measured_seconds: Sequence[float]
+) -> str:
+    """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured."""
+    if obstacle:
+        return f"torch's own buckets are kept: {obstacle}"
+    if decision is None:
+        return f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
+    return "\n".join([*_summary(decision, measured_seconds), *_buckets(decision)])
+
+
+def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
+    plan = decision.plan
+    strategies = ", ".join(sorted({bucket.strategy for bucket in plan.buckets}))
+    yield f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {strategies} on {plan.workers} workers"
+    if decision.trace is not None:
+        yield (
+            f"predicted iteration {_ms(plan.iteration_seconds)}: {_ms(decision.trace.compute_seconds)} of computation, "
+            f"{_ms(plan.non_overlapped_seconds)} of communication that it does not hide"
+        )
+    if measured_seconds:
+        yield f"measured iteration {_ms(median(measured_seconds))} (median of {len(measured_seconds)})"
+    if decision.alternatives:
+        others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in decision.alternatives if name != plan.planner)
+        yield f"other planners would take: {others}"
+
+
+def _buckets(decision: Decision) -> Iterator[str]:
+    for index, bucket in enumerate(decision.plan.buckets):
+        yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.strategy}: {bucket.name}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"

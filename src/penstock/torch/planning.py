@@ -1,0 +1,104 @@
+"""Decides on a plan and lets all ranks agree on it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from penstock.cost.ways import Way, way_for
+from penstock.errors import PenstockError, PlanError
+from penstock.network import Network
+from penstock.plan import Plan
+from penstock.planners import PLANNERS, find_planner
+from penstock.simulator.iteration import predict
+from penstock.strategies import names
+from penstock.trace import Tensor, Trace
+
+NATIVE = "native"  # the engine's own all-reduce, as torch's DDP calls it
+AUTO = "auto"
+CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan, what it was made from, and what the alternatives would have cost."""
+
+    plan: Plan
+    trace: Trace | None = None
+    network: Network | None = None
+    alternatives: tuple[tuple[str, float], ...] = ()  # (planner, predicted iteration in seconds)
+
+
+def check_options(planner: str, strategy: str) -> None:
+    """Refuse unknown names before any iteration runs."""
+    find_planner(planner)
+    known = (AUTO, *names("all_reduce"))
+    if strategy not in known:
+        raise PlanError(f"no all-reduce strategy called {strategy!r}; wanted one of {', '.join(known)}")
+
+
+def candidates(strategy: str) -> tuple[str, ...]:
+    """Return the strategies to measure and plan with."""
+    return CANDIDATES if strategy == AUTO else (strategy,)
+
+
+def decide(trace: Trace, network: Network, planner: str, strategy: str) -> Decision:
+    """Plan `trace` on `network` with `planner`, and predict what every planner would give."""
+    ways = _ways(network, strategy)
+    plans = {name: predict(trace, each, ways, network.workers) for name, each in PLANNERS.items()}
+    alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
+    return Decision(plans[planner], trace, network, alternatives)
+
+
+def _ways(network: Network, strategy: str) -> list[Way]:
+    """Return what a bucket may cost; the engine's own way only where it was measured, since it has no closed form."""
+    wanted = [name for name in candidates(strategy) if name != NATIVE or NATIVE in network.all_reduce]
+    if not wanted:
+        raise PlanError(
+            f"network {network.name!r} has no measured line for {NATIVE!r}; measure it, or choose a strategy"
+        )
+    return [way_for(network, name) for name in wanted]
+
+
+def in_registration_order(trace: Trace, parameters: dict[str, int]) -> Trace:
+    """Return the trace in the order torch keeps where it does not rebuild its buckets: the last registered first.
+
+    A tensor counts as ready when all before it are: torch sends buckets in order. `parameters` are names and sizes in
+    registration order; those without a gradient in the trace are ready from the start.
+    """
+    ready_at = dict(zip((tensor.name for tensor in trace.tensors), trace.ready_seconds, strict=True))
+    tensors, now = [], trace.forward_seconds
+    for name, numel in reversed(parameters.items()):
+        ready = max(now, ready_at.get(name, now))
+        tensors.append(Tensor(name, numel, ready - now))
+        now = ready
+    return Trace(
+        trace.model, trace.device, trace.batch, trace.dtype, trace.forward_seconds, tuple(tensors), source=trace.source
+    )
+
+
+def agree(make: Callable[[], Decision] | None, group: dist.ProcessGroup) -> Decision:
+    """Let rank 0 decide, send its decision to everybody, and make sure that everybody holds the same plan.
+
+    Only rank 0 brings `make`. What it raises is raised on every rank.
+    """
+    box: list[Decision | str | None] = [None]
+    if make is not None:
+        try:
+            box = [make()]
+        except PenstockError as error:
+            box = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(box, group=group, group_src=0)
+    decision = box[0]
+    if not isinstance(decision, Decision):
+        raise PlanError(f"rank 0 could not plan: {decision}")
+    return decision
+
+
+def check_same(plan: Plan, group: dist.ProcessGroup) -> None:
+    """Raise on every rank unless all hold the same plan."""
+    hashes: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(hashes, plan.hash, group=group)
+    if len(set(hashes)) > 1:
+        held = ", ".join(f"rank {rank} {each}" for rank, each in enumerate(hashes))
+        raise PlanError(f"ranks hold different plans ({held}); give all ranks the same plan")

@@ -1,0 +1,119 @@
+"""Our wrapper against torch's: the same results, whatever torch's can do, and all ranks alike to the bit."""
+
+import numpy as np
+import pytest
+
+import torch_training as training
+from spawn import spawn
+
+PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact"]
+STRATEGIES = ["ring", "recursive_doubling", "linear_pipeline"]
+CASES = {
+    **{f"planner {name}": {"ours": {"planner": name, "strategy": "native"}} for name in PLANNERS},
+    **{f"strategy {name}": {"ours": {"planner": "wfbp", "strategy": name}} for name in STRATEGIES},
+    "unused parameters": {"model": "branches", "torch": {"find_unused_parameters": True}},
+    "tied weights": {"model": "tied"},
+    "frozen parameters": {"model": "frozen"},
+    "buffers": {"model": "normalised"},
+    "buffers of its own": {"model": "normalised", "torch": {"broadcast_buffers": False}},
+    "bucket views": {"torch": {"gradient_as_bucket_view": True}},
+    "static graph": {"torch": {"static_graph": True}},
+    "several types": {"model": "mixed"},
+    "gradient accumulation": {"accumulate": 3},
+    "gradient clipping": {"clip": True},
+    "autocast": {"autocast": True},
+    "torch.compile": {"compiled": True},
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    """All cases on two ranks, in one pair of processes."""
+    return spawn(2, training.compare, CASES)
+
+
+def check_same(theirs, ours):
+    """Equal to torch's within float32 summation error, and bit-identical across ranks, running averages excepted."""
+    for name, value in ours[0]["state"].items():
+        np.testing.assert_allclose(value, theirs[0]["state"][name], rtol=2e-5, atol=2e-6)
+        if "running" not in name and "tracked" not in name:
+            for other in ours[1:]:
+                np.testing.assert_array_equal(value, other["state"][name])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_as_torch_does(two_ranks, case):
+    theirs, ours = zip(*(rank[case] for rank in two_ranks), strict=True)
+    check_same(theirs, ours)
+    if case != "several types":
+        assert ours[0]["plan"].hash == ours[1]["plan"].hash
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_the_planner_asked_for_planned(two_ranks, planner):
+    assert two_ranks[0][f"planner {planner}"][1]["plan"].planner == planner
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_strategy_asked_for_carries_the_buckets(two_ranks, strategy):
+    plan = two_ranks[0][f"strategy {strategy}"][1]["plan"]
+    assert {bucket.strategy for bucket in plan.buckets} == {strategy}
+
+
+def test_parameters_of_several_types_keep_torchs_buckets_and_say_so(two_ranks):
+    explained = two_ranks[0]["several types"][1]["explain"]
+    assert explained.startswith("torch's own buckets are kept: its parameters have several types")
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_any_world_size(world_size):
+    ranks = spawn(world_size, training.compare, {"ring": {"ours": {"strategy": "ring"}}})
+    check_same(*zip(*(rank["ring"] for rank in ranks), strict=True))
+
+
+def test_uneven_inputs_join_as_with_torch():
+    options = {"network": training.NETWORK, "profile_iterations": 2, "strategy": "native"}
+    theirs = spawn(2, training.train_uneven, False, {})
+    ours = spawn(2, training.train_uneven, True, options)
+    check_same(theirs, ours)
+
+
+def test_buckets_follow_the_plan_from_the_second_iteration_after_it_is_made():
+    *seen, planned = spawn(2, training.follow_buckets, "wfbp")[0]
+    assert seen[-1] == planned
+    assert len(planned) == 6  # three layers, weight and bias each
+    assert sum(seen[0]) == sum(planned)
+
+
+def test_the_network_is_measured_where_none_is_given():
+    ours = [
+        rank["case"][1] for rank in spawn(2, training.compare, {"case": {"ours": {"network": None}, "iterations": 4}})
+    ]
+    assert "other planners would take: naive" in ours[0]["explain"]
+    assert "predicted iteration" in ours[0]["explain"]
+    assert "measured iteration" in ours[0]["explain"]
+
+
+def test_copies_and_pickles_keep_the_plan():
+    hashes = spawn(2, training.copy_and_pickle)
+    assert len({each for rank in hashes for each in rank}) == 1
+
+
+def test_ranks_with_different_plans_all_say_so():
+    for message in spawn(2, training.different_plans):
+        assert message.startswith("PlanError: ranks hold different plans (rank 0 ")
+        assert message.endswith("; give all ranks the same plan")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"planner": "best"}, "no planner called 'best'"),
+        ({"strategy": "rong"}, "no all-reduce strategy called 'rong'; wanted one of auto, ring"),
+        ({"codec": "onebit"}, "codec 'onebit': the wrapper does not compress yet"),
+        ({"profile_iterations": 1}, "profile_iterations is 1; wanted at least 2"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(options, message):
+    with pytest.raises(Exception, match=message):
+        spawn(1, training.compare, {"case": {"ours": options}})

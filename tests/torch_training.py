@@ -1,0 +1,181 @@
+"""What each process of a wrapper test does: train a small model with torch's DDP or ours, and report."""
+
+import copy
+import io
+import pickle
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from penstock.network import LinearCost, Network
+from penstock.torch import DistributedDataParallel as OurDDP
+
+NETWORK = Network(2, 1e-4, 1e-9, 1e-10, {"native": LinearCost(1e-4, 1e-9)})  # for tests that need no measuring
+
+
+QUICK = {"network": NETWORK, "profile_iterations": 2}
+
+
+class Branches(nn.Module):
+    """A model whose second branch is used only in odd calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = torch.relu(self.stem(x))
+        return self.left(hidden) + (self.right(hidden) if self.calls % 2 else 0.0)
+
+
+class Tied(nn.Module):
+    """An embedding that is also the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(torch.tanh(self.mix(self.embed(x))), self.embed.weight.T)
+
+
+class Mixed(nn.Module):
+    """Parameters of two types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).double()).float()
+
+
+def frozen() -> nn.Module:
+    model = plain()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+MODELS = {
+    "plain": plain,
+    "branches": Branches,
+    "tied": Tied,
+    "mixed": Mixed,
+    "frozen": frozen,
+    "normalised": normalised,
+}
+
+
+def train(
+    rank: int, model: str, ours: bool, options: dict[str, Any], iterations: int = 8, accumulate: int = 1, **how: Any
+) -> dict[str, Any]:
+    """Train for some iterations and return parameters, the plan and what `explain` says."""
+    torch.manual_seed(1)
+    module = MODELS[model]()
+    wrapper = (OurDDP if ours else TorchDDP)(module, **options)
+    running = torch.compile(wrapper, backend="eager") if how.get("compiled") else wrapper
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05, momentum=0.9)
+    for step in range(iterations):
+        for micro in range(accumulate):
+            with wrapper.no_sync() if micro < accumulate - 1 else nullcontext():
+                _loss(running, rank, step * accumulate + micro, how).backward()
+        if how.get("clip"):
+            nn.utils.clip_grad_norm_(wrapper.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=bool(step % 2))
+    found = {name: value.detach().clone().numpy() for name, value in wrapper.module.state_dict().items()}
+    plan = getattr(wrapper, "plan", None)
+    return {"state": found, "plan": plan, "explain": wrapper.explain() if ours else ""}
+
+
+def compare(rank: int, cases: dict[str, dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Train each case with torch's wrapper and with ours; a case has `model`, `torch`, `ours` and ways to train."""
+    found = {}
+    for name, case in cases.items():
+        model, theirs, ours = case.get("model", "plain"), case.get("torch", {}), case.get("ours", {})
+        how = {key: value for key, value in case.items() if key not in ("model", "torch", "ours")}
+        found[name] = train(rank, model, False, theirs, **how), train(rank, model, True, QUICK | theirs | ours, **how)
+    return found
+
+
+def _loss(model: nn.Module, rank: int, step: int, how: dict[str, Any]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(6, 8, generator=generator)
+    context = torch.autocast("cpu", torch.bfloat16) if how.get("autocast") else nullcontext()
+    with context:
+        return model(x).float().square().sum()
+
+
+def train_uneven(rank: int, ours: bool, options: dict[str, Any]) -> dict[str, Any]:
+    """Rank r has r more batches than rank 0; the join context covers for those who ran out."""
+    torch.manual_seed(1)
+    wrapper = (OurDDP if ours else TorchDDP)(plain(), **options)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05)
+    for step in range(4):
+        _loss(wrapper, rank, step, {}).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with wrapper.join():
+        for step in range(4, 7 + rank):
+            _loss(wrapper, rank, step, {}).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"state": {name: value.numpy() for name, value in wrapper.module.state_dict().items()}}
+
+
+def follow_buckets(rank: int, planner: str) -> list[list[int]]:
+    """Return, for each iteration, the bytes of the buckets that a user's hook sees."""
+    seen: list[list[int]] = [[]]
+    wrapper = OurDDP(plain(), planner=planner, strategy="native", network=NETWORK, profile_iterations=2)
+    wrapper.register_comm_hook(seen, _watch)
+    for step in range(6):
+        _loss(wrapper, rank, step, {}).backward()
+        seen.append([])
+    planned = [bucket.nbytes for bucket in wrapper.plan.buckets]
+    return [*seen[:-1], planned]
+
+
+def _watch(state: list[list[int]], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    state[-1].append(bucket.buffer().nbytes)
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def copy_and_pickle(rank: int) -> list[str]:
+    """Return the plans' hashes of a wrapper, of its deep copy and of one that went through pickle."""
+    wrapper = OurDDP(plain(), strategy="ring", network=NETWORK, profile_iterations=2)
+    for step in range(4):
+        _loss(wrapper, rank, step, {}).backward()
+    twins = [copy.deepcopy(wrapper), pickle.loads(pickle.dumps(wrapper))]
+    for twin in twins:
+        _loss(twin, rank, 9, {}).backward()
+    file = io.BytesIO()
+    torch.save(wrapper.state_dict(), file)
+    return [each.plan.hash for each in (wrapper, *twins)]
+
+
+def different_plans(rank: int) -> str:
+    """Give each rank another plan."""
+    from penstock.plan import Bucket, Plan
+
+    wrapper = OurDDP(nn.Linear(2, 1), plan=Plan("m", 2, "hand", (Bucket(("bias", "weight"), 12 + rank, "native"),)))
+    try:
+        wrapper(torch.ones(1, 2))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
