@@ -46,4 +46,6 @@ class Accesses:
         return found - {index}
 
     def _of(self, buffer: str) -> SegmentMap[_Users]:
-        return self._users.setdefault(buffer, SegmentMap(sys.maxsize, _Users()))
+        if buffer not in self._users:
+            self._users[buffer] = SegmentMap(sys.maxsize, _Users())
+        return self._users[buffer]

@@ -174,10 +174,10 @@ class ProgramBuilder:
             self._last_send[rank] = len(self._ranks[rank])
             self._add(rank, Op.SEND, None, read, peer, set() if last is None else {last})
 
-    def recv(self, rank: int, peer: int, write: Slice) -> None:
-        """Receive `write` from `peer`; nothing for an empty slice."""
+    def recv(self, rank: int, peer: int, write: Slice, *, after: Iterable[int] = ()) -> None:
+        """Receive `write` from `peer`, once the instructions `after` are finished too; nothing for an empty slice."""
         if write.numel:
-            self._add(rank, Op.RECV, write, None, peer)
+            self._add(rank, Op.RECV, write, None, peer, after)
 
     def message(self, source: int, target: int, read: Slice, write: Slice, *, in_turn: bool = False) -> None:
         """Send `read` of rank `source` into `write` of rank `target`."""
@@ -220,6 +220,10 @@ class ProgramBuilder:
                 write, read = (s and Slice(renamed[s.buffer], s.start, s.stop) for s in (one.write, one.read))
                 peer = None if one.peer is None else ranks[one.peer]
                 self._add(rank, one.op, write, read, peer, [base + earlier for earlier in one.after])
+
+    def issued(self, rank: int) -> int:
+        """Return how many instructions a rank has so far: the index of its next."""
+        return len(self._ranks[rank])
 
     def build(self) -> Program:
         """Return the finished program."""

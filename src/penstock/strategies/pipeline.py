@@ -90,11 +90,13 @@ class _Inbox:
         self.builder, self.rank, self.block_numel = builder, rank, block_numel
         self.arrivals, self.departures = arrivals, departures
         self.slots: dict[int, Slice] = {}  # arrival: where it lands
+        self.settled: dict[int, int] = {}  # arrival: the instruction that ends it, a merge or the recv itself
         self.posted = 0
 
     def merge(self, index: int) -> None:
         """Merge arrival `index` if it is one to be merged."""
         if index in self.slots:
+            self.settled[index] = self.builder.issued(self.rank)
             self.builder.merge(self.rank, self.arrivals[index].block, self.slots[index])
 
     def post_ahead(self, done: int, left: int) -> None:
@@ -105,7 +107,9 @@ class _Inbox:
             if arrival.merged:
                 start = len(self.slots) % DEPTH * self.block_numel
                 target = self.slots[self.posted] = Slice(INBOX, start, start + target.numel)
-            self.builder.recv(self.rank, arrival.source, target)
+            before = self.posted - DEPTH  # so that no engine has more than DEPTH receives waiting
+            self.settled[self.posted] = self.builder.issued(self.rank)
+            self.builder.recv(self.rank, arrival.source, target, after=[self.settled[before]] if before >= 0 else [])
             self.posted += 1
 
     def _too_early(self, done: int, left: int) -> bool:
