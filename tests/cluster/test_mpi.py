@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from penstock.cluster import emulated_cluster
-from penstock.cluster.mpi import RankOutput, find_mpirun
+from penstock.cluster.mpi import find_mpirun, first_failure, rank_output
 from penstock.cluster.sinks import Collected
 from penstock.cluster.tools import run_command
 from penstock.errors import ClusterError
@@ -40,14 +40,20 @@ def test_an_mpirun_that_is_too_old_or_not_open_mpi_is_refused(tmp_path, version)
 
 def test_lines_of_mpirun_are_given_to_the_ranks_that_wrote_them():
     seen = Collected()
-    output = RankOutput(seen)
-    output(0, "stdout", "[1,3]<stdout>: a [2] line\n")
-    output(0, "stdout", "[1,0]<stderr>: \n")
-    output(0, "stderr", "   Process name: [prterun-penstock-0-host0-11716@1,3]\n")
-    output(0, "stderr", "[host:1] plm:ssh: Warning: setpgid(1,1) failed\n")
+    take = rank_output(seen)
+    take(0, "stdout", "[1,3]<stdout>: a [2] line\n")
+    take(0, "stdout", "[1,0]<stderr>: \n")
+    take(0, "stderr", "mpirun itself\n")
+    take(0, "stderr", "[host:1] plm:ssh: Warning: setpgid(1,1) failed\n")
     assert seen.text(3) == "a [2] line\n"
-    assert seen.text(0, "stderr") == "\n   Process name: [prterun-penstock-0-host0-11716@1,3]\n"
-    assert output.failed_rank == 3
+    assert seen.text(0, "stderr") == "\nmpirun itself\n"
+
+
+def test_the_first_noted_failure_counts(tmp_path):
+    notes = tmp_path / "failures"
+    assert first_failure(notes) is None
+    notes.write_text("5 1\n143 0\n")
+    assert first_failure(notes) == (5, 1)
 
 
 @pytest.mark.root

@@ -53,7 +53,9 @@ def test_a_missing_tool_is_named_with_its_package(tool, package):
 @pytest.mark.parametrize(
     ("words", "complaint", "message"),
     [
-        ("netns add", "mount --make-shared /run/netns failed: Operation not permitted", "in a container, --privileged"),
+        ("netns add", "mount --make-shared /run/netns failed: Operation not permitted", "start it with --privileged"),
+        ("netns add", "Cannot create namespace file: Invalid argument", "needs a kernel with CONFIG_NET_NS"),
+        ("type bridge", "RTNETLINK answers: Operation not permitted", "needs CAP_SYS_ADMIN and CAP_NET_ADMIN"),
         ("type bridge", "Error: Unknown device type.", "needs a kernel with CONFIG_BRIDGE; try `modprobe bridge`"),
         ("type veth", "Error: Unknown device type.", "needs a kernel with CONFIG_VETH; try `modprobe veth`"),
         (

@@ -28,7 +28,8 @@ class Removed:
 
 def clean_dead_runs(runner: Runner = run_command, directory: Path = STATE_DIRECTORY) -> list[Removed]:
     """Remove what launchers that were killed left behind; live runs are not touched."""
-    return [remove_run(slot, runner) for slot in dead_slots(runner, directory)]
+    removed = [remove_run(slot, runner) for slot in dead_slots(runner, directory)]
+    return [run for run in removed if run.namespaces]  # without any, a live run has just removed itself
 
 
 def remove_run(slot: Slot, runner: Runner = run_command) -> Removed:

@@ -9,15 +9,17 @@ Needs Linux, root and iproute2. Two programs may do this at once; what a killed 
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from penstock.cluster.clean import clean_dead_runs, remove_run
+from penstock.cluster.clean import clean_dead_runs, kill_inside, remove_run
 from penstock.cluster.launch import Outcome, Sink, run_workers
 from penstock.cluster.layout import Layout, plan_layout
 from penstock.cluster.links import setup_steps
-from penstock.cluster.mpi import RankOutput, find_mpirun, plan_mpirun, write_agent
+from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_mpirun, rank_output, write_agent
 from penstock.cluster.rates import parse_rate, parse_rates
 from penstock.cluster.sinks import default_sink
 from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim
@@ -65,14 +67,30 @@ class EmulatedCluster:
         if engine == "gloo":
             workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
             return run_workers(workers, to, grace_seconds, timeout_seconds)
-        agent = self.files / "agent"
-        write_agent(agent, self.hosts_file)
-        launcher = plan_mpirun(
-            self.layout, self.hosts_file, agent, find_mpirun(run_command), command, per_host, environment
-        )
-        output = RankOutput(to)
-        outcome = run_workers([launcher], output, grace_seconds, timeout_seconds)
-        return replace(outcome, failed_rank=output.failed_rank)
+        return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds)
+
+    def _run_mpi(
+        self,
+        command: Sequence[str],
+        per_host: int,
+        environment: Mapping[str, str] | None,
+        sink: Sink,
+        grace_seconds: float,
+        timeout_seconds: float | None,
+    ) -> Outcome:
+        scratch = Path(tempfile.mkdtemp(prefix="mpi-", dir=self.files))
+        write_agent(scratch, self.hosts_file)
+        mpirun = find_mpirun(run_command)
+        launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment)
+        report = partial(first_failure, scratch / FAILURES)
+        outcome = Outcome(1, None, 0.0)
+        try:
+            outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report)
+        finally:
+            if outcome.exit_code != 0:
+                kill_inside(self.layout.namespaces)  # mpirun may have left daemons and ranks on other hosts
+        code, rank = report() or (outcome.exit_code, None)
+        return replace(outcome, exit_code=code, failed_rank=rank)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError
 
 Sink = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", a line with its end
+Report = Callable[[], tuple[int, int] | None]  # exit code and rank of a failure that only others saw
 TERMINATE_WAIT_SECONDS = 2.0  # between SIGTERM and SIGKILL
+REPORT_SECONDS = 0.2  # between looks at a report
 PR_SET_PDEATHSIG = 1
 
 
@@ -33,15 +35,19 @@ class Outcome:
 
 
 def run_workers(
-    workers: Sequence[Worker], sink: Sink, grace_seconds: float = 5.0, timeout_seconds: float | None = None
+    workers: Sequence[Worker],
+    sink: Sink,
+    grace_seconds: float = 5.0,
+    timeout_seconds: float | None = None,
+    report: Report | None = None,
 ) -> Outcome:
     """Start every worker and wait for all.
 
-    When one fails, the others have `grace_seconds` to notice and end by themselves. After `timeout_seconds` all
-    are ended and `ClusterError` is raised.
+    When one fails, the others have `grace_seconds` to notice and end by themselves; `report` may tell of failures
+    that are not a worker's exit. After `timeout_seconds` all are ended and `ClusterError` is raised.
     """
     started = time.monotonic()
-    group = _Group(sink)
+    group = _Group(sink, report)
     try:
         for worker in workers:
             group.start(worker)
@@ -57,8 +63,8 @@ def run_workers(
 class _Group:
     """Processes that live and end together."""
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+    def __init__(self, sink: Sink, report: Report | None) -> None:
+        self.sink, self.report = sink, report
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.failure: tuple[int, int] | None = None  # exit code and rank of the first that failed
         self.selector = selectors.DefaultSelector()
@@ -88,7 +94,9 @@ class _Group:
             if remaining == 0.0:
                 return
             had_failed = self.failure is not None
-            self.pump(remaining)
+            self.pump(remaining if self.report is None else min(remaining or REPORT_SECONDS, REPORT_SECONDS))
+            if self.report is not None and self.failure is None:
+                self.failure = self.report()
             if self.failure is not None and not had_failed:
                 grace_ends = time.monotonic() + grace_seconds
                 deadline = grace_ends if deadline is None else min(deadline, grace_ends)

@@ -39,7 +39,7 @@ class Step:
     required: bool = True
 
 
-NAMESPACE_REMEDY = "needs CONFIG_NET_NS and, in a container, --privileged or CAP_SYS_ADMIN and CAP_NET_ADMIN"
+NAMESPACE_REMEDY = "needs a kernel with CONFIG_NET_NS, and a /run that can be written"
 BRIDGE_REMEDY = "needs a kernel with CONFIG_BRIDGE; try `modprobe bridge`"
 VETH_REMEDY = "needs a kernel with CONFIG_VETH; try `modprobe veth`"
 BUCKET_REMEDY = (

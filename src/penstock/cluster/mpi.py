@@ -19,16 +19,16 @@ from penstock.cluster.tools import Runner
 from penstock.cluster.workers import Worker, common_environment, enter_host
 from penstock.errors import ClusterError
 
+AGENT, FAILURES = "agent", "failures"  # files in the scratch directory of a run
 LEAST_MAJOR = 5  # older ones name their remote shell and their output tags otherwise
 # Open MPI's names for torchrun's variables, so that the same script runs under both.
 AS_TORCHRUN = (
     "export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
     "WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE "
     "GROUP_RANK=$((OMPI_COMM_WORLD_RANK / OMPI_COMM_WORLD_LOCAL_SIZE)); "
-    'exec "$@"'
+    '"$@"; code=$?; [ $code = 0 ] || echo $code $RANK >> "$PENSTOCK_FAILURES"; exit $code'
 )
 TAG = re.compile(r"\[\d+,(\d+)\]<(stdout|stderr)>: ?(.*)", re.DOTALL)
-BLAME = re.compile(r"Process name: \[.*,(\d+)\]")  # of the first rank that failed
 HARMLESS = "plm:ssh: Warning: setpgid"  # mpirun names its child's group after the child has already done so
 
 
@@ -51,14 +51,14 @@ def find_mpirun(runner: Runner, beside: Path | None = None) -> str:
 def plan_mpirun(
     layout: Layout,
     hosts_file: Path,
-    agent: Path,
+    scratch: Path,
     mpirun: str,
     command: Sequence[str],
     per_host: int = 1,
     extra: Mapping[str, str] | None = None,
 ) -> Worker:
     """Return the one process to start: `mpirun` on the first host, which starts the ranks on all."""
-    environment = common_environment(layout) | mpi_environment(agent) | dict(extra or {})
+    environment = common_environment(layout) | mpi_environment(scratch) | dict(extra or {})
     hosts = ",".join(f"{host.namespace}:{per_host}" for host in layout.hosts)
     launch = [mpirun, "--allow-run-as-root", "--host", hosts, "-n", str(len(layout.hosts) * per_host)]
     launch += ["--map-by", "slot", "--bind-to", "none", "--output", "tag", "sh", "-c", AS_TORCHRUN, "sh", *command]
@@ -66,42 +66,51 @@ def plan_mpirun(
     return Worker(0, (*enter_host(layout.hosts[0].namespace, hosts_file), "env", *settings, *launch))
 
 
-def mpi_environment(agent: Path) -> dict[str, str]:
+def mpi_environment(scratch: Path) -> dict[str, str]:
     """Return Open MPI's settings: our remote shell, TCP over the NIC only, scratch files that go with the cluster."""
     return {
-        "PRTE_MCA_plm_ssh_agent": str(agent),
+        "PRTE_MCA_plm_ssh_agent": str(scratch / AGENT),
         "PRTE_MCA_prte_if_include": NIC,
         "PRTE_MCA_prte_silence_shared_fs": "1",
         "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "tcp,self",
         "OMPI_MCA_btl_tcp_if_include": NIC,
         "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores: a waiting rank must let others run
-        "TMPDIR": str(agent.parent),
+        "TMPDIR": str(scratch),
+        "PENSTOCK_FAILURES": str(scratch / FAILURES),
         "TERM": "dumb",  # mpirun gives every rank a terminal, whose colours would end up in pipes and files
         "COLUMNS": "160",
     }
 
 
-def write_agent(agent: Path, hosts_file: Path) -> None:
+def write_agent(scratch: Path, hosts_file: Path) -> None:
     """Write the remote shell: called as `agent HOST WORDS...`, it runs the words on HOST as a shell would."""
+    agent = scratch / AGENT
     enter = shlex.join(enter_host("HOST", hosts_file)).replace("HOST", '"$host"')
     agent.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {enter} sh -c "$*"\n')
     agent.chmod(0o755)
 
 
-class RankOutput:
-    """Takes `mpirun`'s output apart: each rank's lines go to `sink` under the rank's number."""
+def first_failure(failures: Path) -> tuple[int, int] | None:
+    """Return exit code and rank of the first rank that failed, as the ranks' own shells have noted it.
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.failed_rank: int | None = None  # where mpirun says so
+    `mpirun` is not relied on: when a rank fails at once, about one in twelve times Open MPI 5.0 waits for ever.
+    """
+    try:
+        words = failures.read_text().split()
+    except FileNotFoundError:
+        return None
+    return (int(words[0]), int(words[1])) if len(words) >= 2 else None
 
-    def __call__(self, _: int, stream: str, line: str) -> None:
-        """Take one line of `mpirun`, which tags those of its ranks and runs itself on the first host."""
+
+def rank_output(sink: Sink) -> Sink:
+    """Return a sink for `mpirun`'s output that hands each rank's lines to `sink` under the rank's number."""
+
+    def take(_: int, stream: str, line: str) -> None:
         tagged = TAG.fullmatch(line)
         if tagged is not None:
-            self.sink(int(tagged[1]), tagged[2], tagged[3])
+            sink(int(tagged[1]), tagged[2], tagged[3])
         elif HARMLESS not in line:
-            blamed = BLAME.search(line)
-            self.failed_rank = self.failed_rank if blamed is None else int(blamed[1])
-            self.sink(0, stream, line)
+            sink(0, stream, line)  # mpirun itself, which runs on the first host
+
+    return take

@@ -9,6 +9,7 @@ from penstock.cluster.links import Step
 from penstock.errors import ClusterError
 
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
+FORBIDDEN_REMEDY = "needs CAP_SYS_ADMIN and CAP_NET_ADMIN; in a container, start it with --privileged"
 COMMAND_TIMEOUT_SECONDS = 30.0
 
 
@@ -53,4 +54,5 @@ def perform(step: Step, runner: Runner, keep_open: Sequence[int] = ()) -> None:
     code, _, complaint = runner(step.argv, step.stdin, keep_open)
     if code != 0 and step.required:
         said = next((line for line in complaint.splitlines() if line.strip()), f"exit code {code}")
-        raise ClusterError(f"{step.purpose} failed: {said.strip()}; {step.remedy}")
+        remedy = FORBIDDEN_REMEDY if "not permitted" in said else step.remedy
+        raise ClusterError(f"{step.purpose} failed: {said.strip()}; {remedy}")

@@ -1,0 +1,126 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.cli.cluster import parse_environment
+from penstock.cli.main import main
+from penstock.cluster import emulated_cluster
+from penstock.errors import ClusterError
+
+
+def why_not():
+    try:
+        with emulated_cluster(hosts=1, rate="1gbit"):
+            return ""
+    except ClusterError as error:
+        return str(error)
+
+
+@pytest.fixture
+def hosts():
+    """Skip where this machine cannot emulate hosts, and say why."""
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+def penstock(*arguments):
+    command = [sys.executable, "-m", "penstock", "cluster", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def complaint_of(capsys, monkeypatch, *arguments):
+    """Return what the command says on standard error after it has ended with exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["penstock", "cluster", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [("run", "--", "true"), ("check",), ("clean",)])
+def test_without_root_every_verb_says_so_in_one_line(capsys, monkeypatch, verb):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    expected = "penstock: emulated hosts need root to make network namespaces; run the same command with `sudo -E`\n"
+    assert complaint_of(capsys, monkeypatch, *verb) == expected
+
+
+def test_without_iproute2_the_package_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "need `ip`, which is not on PATH; `apt install iproute2`" in complaint_of(capsys, monkeypatch, "clean")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--rate", "fast"), "rate 'fast': wanted a number and one of bit, kbit, mbit, gbit"),
+        (("--rate", "1gbit,1gbit"), "names 2 hosts of 4; give one rate, or one per host"),
+        (("--hosts", "0"), "0 hosts: wanted 1 to 250"),
+        (("--hosts", "1", "--uplink", "1gbit"), "2 racks for 1 hosts: wanted 1 to 1"),
+        (("--latency", "5"), "latency '5': wanted a number and one of us, ms, s, as in 5ms"),
+        (("--env", "A"), "--env 'A': wanted NAME=VALUE"),
+        (("--engine", "nccl"), "engine 'nccl': wanted one of gloo, mpi"),
+        (("--per-host", "0"), "0 workers per host: wanted at least 1"),
+    ],
+)
+def test_bad_options_end_in_one_line_and_exit_code_2(hosts, options, message):
+    result = penstock("run", *options, "--", "true")
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_follows_the_dashes_is_left_alone(hosts):
+    result = penstock("run", "--hosts", "1", "--env", "WORD=a b", "--", "sh", "-c", 'echo "$WORD" $1', "sh", "--hosts")
+    assert (result.returncode, result.stdout) == (0, "a b --hosts\n")
+
+
+def test_a_failing_rank_is_named_and_its_exit_code_returned(hosts):
+    script = "echo output; if [ $RANK = 1 ]; then echo why >&2; exit 7; fi"
+    result = penstock("run", "--hosts", "2", "--rank0", "--", "sh", "-c", script)
+    assert result.returncode == 7
+    assert result.stdout == "output\n"
+    assert "[1] why" in result.stderr
+    assert "rank 1 failed first, with exit code 7" in result.stderr
+
+
+def test_latency_reaches_the_workers_and_is_announced_as_user_space(hosts):
+    script = "echo $PENSTOCK_MESSAGE_DELAY_SECONDS"
+    result = penstock("run", "--hosts", "1", "--latency", "5ms", "--", "sh", "-c", script)
+    assert float(result.stdout) == 0.005
+    assert result.stderr == (
+        "penstock: latency: 5 ms are added to each message in user space, by penstock's transports only\n"
+    )
+
+
+def test_check_prints_every_pair_twice_as_json(hosts):
+    result = penstock("check", "--hosts", "2", "--rate", "100mbit", "--seconds", "0.05", "--tolerance", "0.9", "--json")
+    document = json.loads(result.stdout)
+    assert result.returncode == 0, result.stderr
+    assert [(pair["mode"], pair["source"], pair["target"]) for pair in document["pairs"]] == [
+        ("alone", 0, 1),
+        ("alone", 1, 0),
+        ("together", 0, 1),
+        ("together", 1, 0),
+    ]
+    assert document["worst_deviation"] < 0.9
+    assert document["ok"] is True
+
+
+def test_check_fails_where_the_deviation_is_too_large(hosts):
+    result = penstock("check", "--hosts", "2", "--rate", "100mbit", "--seconds", "0.05", "--tolerance", "0")
+    assert result.returncode == 1
+    assert "MORE THAN 0%" in result.stdout
+
+
+def test_clean_says_when_there_is_nothing_to_do(hosts):
+    penstock("clean")
+    assert penstock("clean").stdout == "nothing to clean\n"
+    assert json.loads(penstock("clean", "--json").stdout) == []
+
+
+def test_settings_keep_everything_after_the_first_equals_sign():
+    assert parse_environment(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
