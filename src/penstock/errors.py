@@ -62,6 +62,10 @@ class CodecError(PenstockError):
     """Bytes are not what a codec wrote, or a codec cannot be used with these parameters."""
 
 
+class NonFiniteError(CodecError):
+    """A gradient holds NaN or infinity, which no codec can send."""
+
+
 class CompileError(PenstockError):
     """A compressor program is wrong; shows the file, the line and a caret under what is meant."""
 

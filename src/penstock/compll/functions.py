@@ -54,6 +54,14 @@ def _half_value(x: Any) -> Any:
     return np.asarray(x, np.uint16).view(np.float16).astype(np.float32)
 
 
+# Triton has no such function of its own; x * 0 keeps the sign of a zero.
+_ROUND_IN_TRITON = """def round(x):
+    below = tl.floor(x)
+    odd = below - 2.0 * tl.floor(below * 0.5) != 0.0
+    nearest = tl.where((x - below > 0.5) | ((x - below == 0.5) & odd), below + 1.0, below)
+    return tl.where(nearest == 0.0, x * 0.0, nearest)
+"""
+
 _FUNCTIONS = (
     Function(
         "abs", 1, None, np.abs, _lines("abs", "x", "np.abs(x)"), _lines("abs", "x", "tl.abs(x)"), bounds=_abs_bounds
@@ -62,7 +70,7 @@ _FUNCTIONS = (
     _float_function("ceil", np.ceil, "np.ceil(x)", "tl.ceil(x)"),
     _float_function("sqrt", np.sqrt, "np.sqrt(x)", "tl.sqrt_rn(x)"),
     # round: to the nearest integer, ties to the even one, as IEEE does
-    _float_function("round", np.rint, "np.rint(x)", "libdevice.rint(x)"),
+    Function("round", 1, FLOAT, np.rint, _lines("round", "x", "np.rint(x)"), _ROUND_IN_TRITON),
     Function(
         "smaller", 2, None, lambda a, b: np.where(b < a, b, a),
         _lines("smaller", "a, b", "b if b < a else a"), _lines("smaller", "a, b", "tl.where(b < a, b, a)"),

@@ -1,0 +1,278 @@
+"""Exact selection of the k largest magnitudes on the GPU: one read of the vector, and nothing waits for the device.
+
+The same answer as `compll.select`, by the same road: a sample gives a threshold (`guess`), one pass marks what reaches
+it (`mark`), the marked are gathered in index order (`gather`), a radix select over them finds the k-th magnitude
+(`digit`, three times), and what is above it, with the first of those equal to it, is written (`count`, `write`).
+
+Where the sample misled, `gather` raises a flag in device memory; `digit` then reads the whole vector, and
+`mark_exactly` and `write_exactly` do the rest. They are always launched, and leave at once where the flag is down: the
+host never asks.
+
+`state`, int32: what the kernels leave for one another.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from penstock.compll.backends.triton_prelude import ROW, bit_count, is_last, load, lowest_bit, positions, store_packed
+
+THRESHOLD = tl.constexpr(0)  # the guess
+REMAINING = tl.constexpr(1)  # rank among those that share the digits found so far; at the end: ties to take
+KNOWN = tl.constexpr(2)  # mask of the bits found
+PREFIX = tl.constexpr(3)  # those bits; at the end: the k-th largest magnitude
+FALLBACK = tl.constexpr(4)
+TICKET = tl.constexpr(5)
+CANDIDATES = tl.constexpr(6)
+STATE_INTS = 8
+
+SAMPLE = 1 << 17
+GUESS_BINS, GUESS_SHIFT = 4096, 19  # the sample is ranked by 8 bits of exponent and 4 of fraction
+DIGITS = ((20, 2048), (10, 1024), (0, 1024))
+UNIT = tl.constexpr(32768)  # elements of one program of `mark` and `gather`
+TILE = tl.constexpr(2048)
+
+
+@triton.jit
+def magnitude(value):
+    """Return a float's bits without the sign."""
+    return value.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def actual(size_ptr, numel, COUNTED: tl.constexpr):
+    """Return the vector's size: known to the host, or counted on the device."""
+    size = numel
+    if COUNTED:
+        size = tl.load(size_ptr)
+    return size
+
+
+@triton.jit
+def resolve(histogram_ptr, rank, BINS: tl.constexpr):
+    """Return the bin that holds the rank-th largest and the rank inside it; leaves the histogram zero."""
+    bin_ = BINS - 1 - tl.arange(0, BINS)
+    count = tl.load(histogram_ptr + bin_, cache_modifier=".cg")
+    tl.store(histogram_ptr + bin_, tl.zeros_like(count))
+    above = tl.cumsum(count, axis=0)
+    hit = (above >= rank) & (above - count < rank)
+    return tl.sum(tl.where(hit, bin_, 0), axis=0), tl.sum(tl.where(hit, rank - above + count, 0), axis=0)
+
+
+@triton.jit(do_not_specialize=["numel", "k"])
+def guess(
+    x_ptr, size_ptr, histogram_ptr, state_ptr, numel: "i32", k: "i32",
+    COUNTED: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Rank a strided sample; the threshold should be reached by k elements and not many more."""
+    size = actual(size_ptr, numel, COUNTED)
+    stride = tl.maximum(size // SAMPLES, 1)
+    count = tl.maximum(size // stride, 0)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    value = tl.load(x_ptr + at.to(tl.int64) * stride, mask=inside, other=0.0)
+    histogram = tl.histogram(magnitude(value) >> SHIFT, BINS, mask=inside)
+    tl.atomic_add(histogram_ptr + tl.arange(0, BINS), histogram, mask=histogram != 0, sem="relaxed")
+    if is_last(state_ptr + TICKET):
+        wanted = tl.minimum(k, size)
+        expected = count.to(tl.float32) * wanted.to(tl.float32) / tl.maximum(size, 1).to(tl.float32)
+        rank = tl.minimum((expected + 4.0 * tl.sqrt(expected) + 3.0).to(tl.int32), count)
+        digit_, _ = resolve(histogram_ptr, rank, BINS)
+        tl.store(state_ptr + THRESHOLD, digit_ << SHIFT)
+        tl.store(state_ptr + REMAINING, wanted)
+        tl.store(state_ptr + KNOWN, 0)
+        tl.store(state_ptr + PREFIX, 0)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def mark(x_ptr, size_ptr, mask_ptr, counts_ptr, state_ptr, numel: "i32", COUNTED: tl.constexpr):
+    """One bit for each element that reaches the threshold, and how many there are in each unit."""
+    size = actual(size_ptr, numel, COUNTED)
+    threshold = tl.load(state_ptr + THRESHOLD)
+    count = tl.zeros([TILE // ROW], tl.int32)
+    first = tl.program_id(0) * (UNIT // TILE)
+    last = tl.minimum(first + UNIT // TILE, tl.cdiv(size, UNIT) * (UNIT // TILE))
+    for block in tl.range(first, last):
+        i = positions(block, TILE)
+        full = (block + 1) * TILE <= size
+        keep = (magnitude(load(x_ptr, i, size, full)) >= threshold) & (i < size)
+        count += tl.sum(keep.to(tl.int32), axis=1)
+        store_packed(mask_ptr, keep.to(tl.int32), block, (block + 1) * TILE, True, 1, TILE)
+    tl.store(counts_ptr + tl.program_id(0), tl.sum(count, axis=0))
+
+
+@triton.jit(do_not_specialize=["numel", "k", "limit"])
+def gather(
+    x_ptr, size_ptr, mask_ptr, counts_ptr, state_ptr, index_ptr, value_ptr, numel: "i32", k: "i32", limit: "i32",
+    COUNTED: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """The marked elements in index order; the flag goes up where they are fewer than k or more than fit."""
+    unit = tl.arange(0, UNITS)
+    counts = tl.load(counts_ptr + unit, mask=unit < tl.num_programs(0), other=0)
+    place = tl.sum(tl.where(unit < tl.program_id(0), counts, 0), axis=0)
+    size = actual(size_ptr, numel, COUNTED)
+    total = tl.sum(counts, axis=0)
+    misled = (total < tl.minimum(k, size)) | (total > limit)
+    if tl.program_id(0) == 0:
+        tl.store(state_ptr + FALLBACK, misled.to(tl.int32))
+        tl.store(state_ptr + CANDIDATES, total)
+    mine = tl.sum(tl.where(unit == tl.program_id(0), counts, 0), axis=0)
+    if (mine > 0) & (misled == 0):
+        first = tl.program_id(0) * (UNIT // 32) + tl.arange(0, UNIT // 32)
+        word = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)
+        count = bit_count(word)
+        to = place + tl.cumsum(count, axis=0) - count
+        left = tl.max(count, axis=0)
+        while left > 0:
+            on = word != 0
+            i = first * 32 + lowest_bit(word)
+            tl.store(index_ptr + to, i, mask=on)
+            tl.store(value_ptr + to, magnitude(tl.load(x_ptr + i, mask=on, other=0.0)), mask=on)
+            to += on.to(tl.int32)
+            word = word & (word - 1)
+            left -= 1
+
+
+@triton.jit(do_not_specialize=["numel"])
+def digit(
+    x_ptr, size_ptr, candidates_ptr, histogram_ptr, state_ptr, numel: "i32",
+    COUNTED: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """The next digit of the k-th largest magnitude, among the candidates or, the flag up, among all elements."""
+    known, prefix = tl.load(state_ptr + KNOWN), tl.load(state_ptr + PREFIX)
+    all_of_them = tl.load(state_ptr + FALLBACK) != 0
+    size = tl.where(all_of_them, actual(size_ptr, numel, COUNTED), tl.load(state_ptr + CANDIDATES))
+    for block in tl.range(tl.program_id(0), tl.cdiv(size, TILE), tl.num_programs(0)):
+        at = block * TILE + tl.arange(0, TILE)
+        if all_of_them:
+            bits = magnitude(tl.load(x_ptr + at, mask=at < size, other=0.0))
+        else:
+            bits = tl.load(candidates_ptr + at, mask=at < size, other=0)
+        shared = (at < size) & ((bits & known) == prefix)
+        histogram = tl.histogram((bits >> SHIFT) & (BINS - 1), BINS, mask=shared)
+        tl.atomic_add(histogram_ptr + tl.arange(0, BINS), histogram, mask=histogram != 0, sem="relaxed")
+    if is_last(state_ptr + TICKET):
+        found, rank = resolve(histogram_ptr, tl.load(state_ptr + REMAINING), BINS)
+        tl.store(state_ptr + REMAINING, rank)
+        tl.store(state_ptr + KNOWN, known | ((BINS - 1) << SHIFT))
+        tl.store(state_ptr + PREFIX, prefix | (found << SHIFT))
+
+
+@triton.jit
+def count(candidates_ptr, counts_ptr, state_ptr, TILES: tl.constexpr):
+    """How many candidates of each tile are above the k-th magnitude, and how many equal to it."""
+    size, threshold = tl.load(state_ptr + CANDIDATES), tl.load(state_ptr + PREFIX)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    bits = tl.load(candidates_ptr + at, mask=at < size, other=-1)
+    if tl.load(state_ptr + FALLBACK) == 0:
+        tl.store(counts_ptr + tl.program_id(0), tl.sum((bits > threshold).to(tl.int32), axis=0))
+        tl.store(counts_ptr + TILES + tl.program_id(0), tl.sum((bits == threshold).to(tl.int32), axis=0))
+
+
+@triton.jit
+def before(counts_ptr, program, TILES: tl.constexpr):
+    """Return how many elements above, and how many equal, stand before a program's own."""
+    tile = tl.arange(0, TILES)
+    above = tl.sum(tl.load(counts_ptr + tile, mask=tile < program, other=0), axis=0)
+    return above, tl.sum(tl.load(counts_ptr + TILES + tile, mask=tile < program, other=0), axis=0)
+
+
+@triton.jit
+def write(index_ptr, candidates_ptr, counts_ptr, state_ptr, out_ptr, TILES: tl.constexpr):
+    """The indices of the chosen candidates, ascending."""
+    size, threshold = tl.load(state_ptr + CANDIDATES), tl.load(state_ptr + PREFIX)
+    if tl.load(state_ptr + FALLBACK) == 0:
+        ties = tl.load(state_ptr + REMAINING)
+        above, equal = before(counts_ptr, tl.program_id(0), TILES)
+        at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        bits = tl.load(candidates_ptr + at, mask=at < size, other=-1)
+        is_tie = (bits == threshold).to(tl.int32)
+        rank = equal + tl.cumsum(is_tie, axis=0) - is_tie
+        take = (bits > threshold).to(tl.int32) + is_tie * (rank < ties).to(tl.int32)
+        to = above + tl.minimum(equal, ties) + tl.cumsum(take, axis=0) - take
+        tl.store(out_ptr + to, tl.load(index_ptr + at, mask=at < size, other=0), mask=take != 0)
+
+
+@triton.jit(do_not_specialize=["numel"])
+def mark_exactly(
+    x_ptr, size_ptr, mask_ptr, ties_ptr, counts_ptr, state_ptr, numel: "i32", COUNTED: tl.constexpr, UNITS: tl.constexpr
+):
+    """The flag up: one bit for each element above the k-th magnitude and one for each equal to it, and how many."""
+    if tl.load(state_ptr + FALLBACK) != 0:
+        size, threshold = actual(size_ptr, numel, COUNTED), tl.load(state_ptr + PREFIX)
+        above = tl.zeros([TILE // ROW], tl.int32)
+        equal = tl.zeros([TILE // ROW], tl.int32)
+        first = tl.program_id(0) * (UNIT // TILE)
+        for block in tl.range(first, first + UNIT // TILE):
+            i = positions(block, TILE)
+            bits = tl.where(i < size, magnitude(load(x_ptr, i, size, (block + 1) * TILE <= size)), -1)
+            above += tl.sum((bits > threshold).to(tl.int32), axis=1)
+            equal += tl.sum((bits == threshold).to(tl.int32), axis=1)
+            store_packed(mask_ptr, (bits > threshold).to(tl.int32), block, (block + 1) * TILE, True, 1, TILE)
+            store_packed(ties_ptr, (bits == threshold).to(tl.int32), block, (block + 1) * TILE, True, 1, TILE)
+        tl.store(counts_ptr + tl.program_id(0), tl.sum(above, axis=0))
+        tl.store(counts_ptr + UNITS + tl.program_id(0), tl.sum(equal, axis=0))
+
+
+@triton.jit
+def write_exactly(mask_ptr, ties_ptr, counts_ptr, state_ptr, out_ptr, UNITS: tl.constexpr):
+    """The flag up: the indices of the chosen elements, ascending."""
+    if tl.load(state_ptr + FALLBACK) != 0:
+        ties = tl.load(state_ptr + REMAINING)
+        above, equal = before(counts_ptr, tl.program_id(0), UNITS)
+        first = tl.program_id(0) * (UNIT // 32) + tl.arange(0, UNIT // 32)
+        mask = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)
+        tie = tl.load(ties_ptr.to(tl.pointer_type(tl.uint32)) + first)
+        tie_count = bit_count(tie)
+        rank = equal + tl.cumsum(tie_count, axis=0) - tie_count
+        mask_count = bit_count(mask)
+        to = above + tl.cumsum(mask_count, axis=0) - mask_count + tl.minimum(rank, ties)
+        word = mask | tie
+        left = tl.max(bit_count(word), axis=0)
+        while left > 0:
+            low = word & (0 - word)
+            is_tie = (tie & low) != 0
+            take = (word != 0) & ((is_tie == 0) | (rank < ties))
+            tl.store(out_ptr + to, first * 32 + lowest_bit(word), mask=take)
+            to += take.to(tl.int32)
+            rank += is_tie.to(tl.int32)
+            word = word & (word - 1)
+            left -= 1
+
+
+def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any) -> Any:
+    """Return the ascending indices of the k largest |values|, int32, on the device and without waiting for it.
+
+    `size` is a one-element int32 tensor with how many of `values` count, or None for all of them; fewer than k leave
+    the rest of the result untouched. `scratch` holds zeros before and after: 4096 + STATE_INTS int32.
+    """
+    numel, device = values.numel(), values.device
+    chosen = torch.empty(k, dtype=torch.int32, device=device)
+    if not k or not numel:
+        return chosen
+    units = triton.cdiv(numel, UNIT.value)
+    padded = max(2, triton.next_power_of_2(units))
+    limit = min(numel, 4 * k + 4096)
+    tiles = triton.cdiv(limit, TILE.value)
+    padded_tiles = max(2, triton.next_power_of_2(tiles))
+    mask, ties = torch.empty((2, units * UNIT.value // 8), dtype=torch.uint8, device=device)
+    work = torch.empty(2 * limit + 2 * padded + 2 * padded_tiles, dtype=torch.int32, device=device)
+    index, candidates, counts, tile_counts = work.split([limit, limit, 2 * padded, 2 * padded_tiles])
+    histogram, state = scratch[:GUESS_BINS], scratch[GUESS_BINS:]
+    counted, sized = size is not None, values if size is None else size
+    samples = triton.cdiv(min(numel, 2 * SAMPLE), 1024)
+    guess[(samples,)](
+        values, sized, histogram, state, numel, k, counted, SAMPLE, 1024, GUESS_BINS, GUESS_SHIFT, num_warps=8
+    )
+    mark[(units,)](values, sized, mask, counts, state, numel, counted)
+    gather[(units,)](values, sized, mask, counts, state, index, candidates, numel, k, limit, counted, padded)
+    programs = min(triton.cdiv(numel, TILE.value), 132)
+    for shift, bins in DIGITS:
+        digit[(programs,)](values, sized, candidates, histogram, state, numel, counted, bins, shift, num_warps=8)
+    count[(tiles,)](candidates, tile_counts, state, padded_tiles)
+    write[(tiles,)](index, candidates, tile_counts, state, chosen, padded_tiles)
+    mark_exactly[(units,)](values, sized, mask, ties, counts, state, numel, counted, padded)
+    write_exactly[(units,)](mask, ties, counts, state, chosen, padded)
+    return chosen
