@@ -330,7 +330,7 @@ def test_name_batch_and_device_have_sensible_defaults():
     trace = profile_backward(model, lambda: model(torch.ones(7, 4)).sum().backward(), iterations=1).trace
     assert (trace.model, trace.batch) == ("Sequential", 7)
     assert "thread" in trace.device
-    assert trace.source == "penstock.torch.profile: median of 1 iterations after 5 to warm up"
+    assert trace.source == "penstock.torch.profile: median of 1 iterations after 5 to warm up, backward spread 0.0%"
 
 
 def test_nested_outputs_mark_the_end_of_the_forward_pass():

@@ -11,6 +11,7 @@ from penstock.cli.bench import bench
 from penstock.cli.cluster import cluster
 from penstock.cli.measure import measure
 from penstock.cli.plan import plan
+from penstock.cli.profile import profile
 from penstock.cli.replay import replay
 from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
@@ -24,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(profile)
 app.command()(measure)
 app.command()(plan)
 app.command()(simulate)

@@ -162,7 +162,9 @@ class Profiler:
 
     def _profile(self, times: Times, name: str, batch: int, source: str) -> Profile:
         dtype, numels = gradient_sizes({each: self._parameters[each] for each in times.intervals})
-        how = f"median of {self.iterations} iterations after {self._warmup} to warm up"
+        total = sum(time for time, _ in times.intervals.values())
+        how = f"median of {self.iterations} iterations after {self._warmup} to warm up, backward spread "
+        how += f"{times.backward_spread_seconds / total if total > 0 else 0.0:.1%}"
         trace = Trace(
             model=name,
             device=device_name(next(iter(self._parameters.values())).device),
