@@ -122,7 +122,7 @@ def test_reproduce_prints_all_papers_and_says_what_it_needs():
     papers = json.loads(succeed("reproduce", "all", "--json"))
     assert list(papers) == ["mg-wfbp", "gtop-k", "linear-pipeline", "hipress"]
     for claim in (claim for claims in papers.values() for claim in claims):
-        assert claim["verdict"].startswith(("matches", "differs", "ours only"))
+        assert claim["verdict"].startswith(("matches", "differs", "ours only", "not built yet"))
 
 
 def test_reproduce_redraws_the_figures(tmp_path):
