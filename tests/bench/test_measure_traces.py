@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 
 def test_what_was_measured_can_be_installed(tmp_path):
-    record = measure(("gpt_small",), "cpu", iterations=1, warmup=0, rounds=1)
+    (record,) = measure(["gpt_small"], "cpu", iterations=1, warmup=0, rounds=1)
     save_record(record, tmp_path / "record.json")
     assert install(tmp_path / "record.json", tmp_path) == ("gpt_small",)
     trace = load_trace(tmp_path / "gpt_small.json")

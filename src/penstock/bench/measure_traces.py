@@ -7,6 +7,7 @@ Needs torch and nothing else, so that it runs on a borrowed GPU.
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ SOURCE = "penstock.bench.measure_traces"
 FOLDER = Path(__file__).parents[1] / "traces"
 
 
-def measure(names: tuple[str, ...], device: str, iterations: int, warmup: int, rounds: int = 6) -> dict[str, Any]:
-    """Return a record with one trace per name, each beside the profiler's overhead on that model."""
+def measure(
+    names: Sequence[str], device: str, iterations: int, warmup: int, rounds: int = 6
+) -> Iterator[dict[str, Any]]:
+    """Yield a record after each model, of all so far: a trace by name, and the profiler's overhead on that model."""
     from penstock.bench.profile_overhead import overhead_row
     from penstock.zoo import find_task
     from penstock.zoo.training import profile_task
@@ -33,7 +36,7 @@ def measure(names: tuple[str, ...], device: str, iterations: int, warmup: int, r
         traces[name] = trace_document(to_nanosecond(profile.trace))
         rows.append(overhead_row(name, device, rounds, block=5, warmup=3))
         _say(f"{name}: {profile.trace.compute_seconds * 1e3:.2f} ms, overhead {rows[-1]['overhead']:.2%}")
-    return make_record("traces", rows, traces=traces)
+        yield make_record("traces", rows, traces=traces)
 
 
 def to_nanosecond(trace: Trace) -> Trace:
@@ -71,8 +74,9 @@ def main() -> None:
     if arguments.install:
         _say(f"wrote {', '.join(install(arguments.file))}")
         return
-    names = tuple(arguments.models.split(","))
-    save_record(measure(names, arguments.device, arguments.iterations, arguments.warmup), arguments.file)
+    names = arguments.models.split(",")
+    for record in measure(names, arguments.device, arguments.iterations, arguments.warmup):
+        save_record(record, arguments.file)  # after every model: a borrowed machine may be taken back
 
 
 if __name__ == "__main__":
