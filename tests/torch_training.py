@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.network import LinearCost, Network
 from penstock.torch import DistributedDataParallel as OurDDP
+from penstock.torch import comm_hook
 
 NETWORK = Network(2, 1e-4, 1e-9, 1e-10, {"native": LinearCost(1e-4, 1e-9)})  # for tests that need no measuring
 
@@ -179,3 +181,47 @@ def different_plans(rank: int) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def lose_a_rank(rank: int) -> str:
+    """Rank 1 dies in its sixth iteration; return what the other one is told, and what it is told afterwards."""
+    wrapper = OurDDP(plain(), strategy="ring", network=NETWORK, profile_iterations=2)
+    for step in range(8):
+        if rank == 1 and step == 5:
+            os._exit(7)
+        try:
+            _loss(wrapper, rank, step, {}).backward()
+        except RuntimeError as error:
+            return f"{error} | {_next_error(wrapper, rank)}"
+    return "no error"
+
+
+def _next_error(wrapper: nn.Module, rank: int) -> str:
+    try:
+        _loss(wrapper, rank, 99, {})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def train_with_bare_hook(rank: int) -> dict[str, Any]:
+    """Keep torch's wrapper and give it our hook."""
+    torch.manual_seed(1)
+    wrapper = TorchDDP(plain())
+    wrapper.register_comm_hook(*comm_hook("recursive_doubling"))
+    return _train_few(wrapper, rank)
+
+
+def train_without_hook(rank: int) -> dict[str, Any]:
+    """Train the same with torch alone."""
+    torch.manual_seed(1)
+    return _train_few(TorchDDP(plain()), rank)
+
+
+def _train_few(wrapper: nn.Module, rank: int) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05)
+    for step in range(4):
+        _loss(wrapper, rank, step, {}).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"state": {name: value.numpy() for name, value in wrapper.module.state_dict().items()}}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import torch_training as training
-from spawn import spawn
+from spawn import spawn, spawn_outcomes
 
 PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact"]
 STRATEGIES = ["ring", "recursive_doubling", "linear_pipeline"]
@@ -71,6 +71,10 @@ def test_any_world_size(world_size):
     check_same(*zip(*(rank["ring"] for rank in ranks), strict=True))
 
 
+def test_torchs_own_wrapper_takes_our_hook():
+    check_same(spawn(2, training.train_without_hook), spawn(2, training.train_with_bare_hook))
+
+
 def test_uneven_inputs_join_as_with_torch():
     options = {"network": training.NETWORK, "profile_iterations": 2, "strategy": "native"}
     theirs = spawn(2, training.train_uneven, False, {})
@@ -117,3 +121,13 @@ def test_ranks_with_different_plans_all_say_so():
 def test_bad_options_are_refused_before_anything_runs(options, message):
     with pytest.raises(Exception, match=message):
         spawn(1, training.compare, {"case": {"ours": options}})
+
+
+def test_a_rank_that_dies_is_named_on_the_others_and_nothing_hangs():
+    survivor, dead = spawn_outcomes(2, training.lose_a_rank, seconds=60)
+    assert dead.exit_code == 7
+    during, afterwards = survivor.value.split(" | ")
+    assert "ring" in during
+    assert "rank 1" in during
+    assert afterwards.startswith("TransportError: ")  # the original, where torch had wrapped it
+    assert survivor.exit_code == 0  # the process ends by itself: no thread holds it

@@ -24,7 +24,7 @@ from penstock.runtime.transport.c10d import C10dTransport
 from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP, bucket_limits, can_hold_plans, take_buckets
 from penstock.torch.explain import explain
-from penstock.torch.hook import BucketSender
+from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.planning import (
     AUTO,
     NATIVE,
@@ -45,7 +45,6 @@ _TORCH_ARGUMENTS = (
 )  # fmt: skip  # in the order torch takes them by position
 _WARMUP = 1  # profiled iterations that do not count: memory and connections are new
 _KEPT_TIMES = 50  # iterations whose times `explain` reports
-_TIMEOUT_SECONDS = 300.0  # of one message on the communication thread
 
 
 class DistributedDataParallel(TorchDDP):
@@ -180,7 +179,7 @@ class DistributedDataParallel(TorchDDP):
     def _hold(self, plan: Plan) -> None:
         hook = self._user_hook
         if hook is None and (not plan.overlap or any(bucket.strategy != NATIVE for bucket in plan.buckets)):
-            self._sender = BucketSender(self.process_group, _TIMEOUT_SECONDS)
+            self._sender = BucketSender(self.process_group, TIMEOUT_SECONDS)
             self._sender.follow(plan, dict(self._trained()))
             hook = (None, self._sender.hook)
         take_buckets(self, self._arguments, bucket_limits(plan), hook)

@@ -5,25 +5,44 @@ one communication thread, which reduces it by the strategy of the plan over a pr
 messages never meet the user's. The future torch waits for is completed by that thread.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed as dist
 
+from penstock.errors import PlanError
 from penstock.plan import Plan
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.planning import NATIVE
+from penstock.torch.planning import NATIVE, check_strategy
 
 Future = torch.futures.Future[torch.Tensor]
+Hook = Callable[..., Future]
+
+
+TIMEOUT_SECONDS = 300.0  # of one message
+
+
+def comm_hook(
+    strategy: str = "ring", process_group: dist.ProcessGroup | None = None, timeout_seconds: float = TIMEOUT_SECONDS
+) -> tuple[object, Hook]:
+    """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
+
+    Every rank must call this at the same time, as it makes a process group.
+    """
+    check_strategy(strategy)
+    group = process_group or dist.group.WORLD
+    if group is None:
+        raise PlanError("no process group; call torch.distributed.init_process_group first")
+    return None, BucketSender(group, timeout_seconds, strategy).hook
 
 
 class BucketSender:
-    """Averages buckets by their planned strategies; buckets the plan does not know go the engine's own way."""
+    """Averages buckets by their planned strategies; buckets the plan does not know go by `otherwise`."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_seconds: float) -> None:
-        self._engine = group
+    def __init__(self, group: dist.ProcessGroup, timeout_seconds: float, otherwise: str = NATIVE) -> None:
+        self._engine, self._otherwise = group, otherwise
         ours = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
         self._communicator = Communicator(C10dTransport(ours), timeout_seconds=timeout_seconds)
         self._strategies: dict[frozenset[int], str] = {}
@@ -44,7 +63,7 @@ class BucketSender:
         values = bucket.buffer()
         values.div_(dist.get_world_size(self._engine))
         key = frozenset(id(parameter) for parameter in bucket.parameters())
-        strategy = self._strategies.get(key, NATIVE)
+        strategy = self._strategies.get(key, self._otherwise)
         if strategy == NATIVE and self._overlap:
             work = dist.all_reduce(values, group=self._engine, async_op=True)
             averaged: Future = work.get_future().then(lambda done: done.value()[0])

@@ -32,7 +32,13 @@ class Decision:
 def check_options(planner: str, strategy: str) -> None:
     """Refuse unknown names before any iteration runs."""
     find_planner(planner)
-    known = (AUTO, *names("all_reduce"))
+    if strategy != AUTO:
+        check_strategy(strategy, AUTO)
+
+
+def check_strategy(strategy: str, *others: str) -> None:
+    """Refuse an unknown all-reduce; `others` are named as wanted too."""
+    known = (*others, *names("all_reduce"))
     if strategy not in known:
         raise PlanError(f"no all-reduce strategy called {strategy!r}; wanted one of {', '.join(known)}")
 
