@@ -1,49 +1,55 @@
 """`penstock cluster`: hosts and links emulated on this machine, to run anything on."""
 
+import os
+import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.options import JsonOption
 from penstock.cli.output import format_seconds, print_json, print_table
+from penstock.errors import ClusterError, shorten
 
 if TYPE_CHECKING:
     from penstock.cluster.check import Measured
 
-cluster = typer.Typer(
-    help="Emulated hosts on this machine: run a program on them, check them, clean up.", no_args_is_help=True
-)
+cluster = typer.Typer(help="Emulated hosts: run a program on them, check them, clean up.", no_args_is_help=True)
 PASS_THROUGH = {"allow_interspersed_args": False}  # what follows the first word of CMD belongs to CMD
+
+HostsOption = Annotated[int, typer.Option(help="number of emulated hosts")]
+RateOption = Annotated[str, typer.Option(help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,100mbit")]
+UplinkOption = Annotated[str, typer.Option(help="put the hosts in racks, each joined to a core switch at this rate")]
+RacksOption = Annotated[int, typer.Option(help="number of racks, with --uplink")]
 
 
 @cluster.command(context_settings=PASS_THROUGH)
 def run(
-    command: list[str] = typer.Argument(..., metavar="CMD...", help="what to run, after `--`"),
-    hosts: int = typer.Option(4, help="number of emulated hosts"),
-    rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
-    uplink: str = typer.Option("", help="put the hosts in racks joined by links of this rate"),
-    racks: int = typer.Option(2, help="number of racks, with --uplink"),
-    latency: str = typer.Option("", help="added to every message by penstock's own transports, as in 5ms"),
-    engine: str = typer.Option("gloo", help="gloo: workers started as torchrun would; mpi: by Open MPI's mpirun"),
-    per_host: int = typer.Option(1, help="workers per host"),
-    env: list[str] = typer.Option([], help="NAME=VALUE for every worker; may be given several times"),
-    grace: float = typer.Option(5.0, help="seconds the others have to end by themselves when one worker fails"),
-    timeout: float = typer.Option(0.0, help="seconds after which everything is ended; 0 is never"),
-    rank0: bool = typer.Option(
-        False, "--rank0", help="print only rank 0's output, and the last lines of one that fails"
-    ),
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="what to run, after `--`")],
+    hosts: HostsOption = 4,
+    rate: RateOption = "1gbit",
+    uplink: UplinkOption = "",
+    racks: RacksOption = 2,
+    latency: Annotated[str, typer.Option(help="added to each message by penstock's own transports: 5ms")] = "",
+    engine: Annotated[str, typer.Option(help="gloo: workers started as by torchrun; mpi: by mpirun")] = "gloo",
+    per_host: Annotated[int, typer.Option(help="workers per host")] = 1,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="for every worker; repeatable")] = None,
+    grace: Annotated[float, typer.Option(help="seconds the others have to end when one worker fails")] = 5.0,
+    timeout: Annotated[float, typer.Option(help="seconds after which all are ended; 0 is never")] = 0.0,
+    rank0: Annotated[bool, typer.Option("--rank0", help="print rank 0's lines only, and of one that fails")] = False,
 ) -> None:
     """Run CMD once per worker, with rank, world size and rendezvous address in the environment as under torchrun."""
     from penstock.cluster.emulate import emulated_cluster
     from penstock.cluster.sinks import RankZero, default_sink
 
     sink = RankZero() if rank0 else default_sink(hosts * per_host)
-    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as hosts_now:
-        outcome = hosts_now.run(
+    environment = delay_environment(latency) | parse_environment(env or [])
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as emulated:
+        outcome = emulated.run(
             command,
             engine=engine,
             per_host=per_host,
-            environment=delay_environment(latency) | parse_environment(env),
+            environment=environment,
             sink=sink,
             grace_seconds=grace,
             timeout_seconds=timeout or None,
@@ -58,22 +64,24 @@ def run(
 
 @cluster.command()
 def check(
-    hosts: int = typer.Option(4, help="number of emulated hosts"),
-    rate: str = typer.Option("1gbit", help="of each NIC, both ways: 1gbit, none, or one per host: 1gbit,1gbit,100mbit"),
-    uplink: str = typer.Option("", help="put the hosts in racks joined by links of this rate"),
-    racks: int = typer.Option(2, help="number of racks, with --uplink"),
-    seconds: float = typer.Option(0.2, help="length of each transfer; each is made three times"),
-    tolerance: float = typer.Option(0.03, help="deviation from the asked rate above which the exit code is 1"),
-    as_json: bool = typer.Option(False, "--json", help="print JSON"),
+    hosts: HostsOption = 4,
+    rate: RateOption = "1gbit",
+    uplink: UplinkOption = "",
+    racks: RacksOption = 2,
+    seconds: Annotated[float, typer.Option(help="length of a transfer; each is made three times")] = 0.2,
+    tolerance: Annotated[float, typer.Option(help="exit with 1 where rates are off by more")] = 0.03,
+    json: JsonOption = False,
 ) -> None:
     """Measure rate and latency between all pairs of hosts, alone and together, and compare with what was asked."""
     from penstock.cluster.check import check_cluster, worst_deviation
     from penstock.cluster.emulate import emulated_cluster
 
-    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as hosts_now:
-        measured = check_cluster(hosts_now, seconds)
+    if not 0 < seconds <= 60:
+        raise ClusterError(f"--seconds {seconds:g}: wanted more than 0, at most 60")
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as emulated:
+        measured = check_cluster(emulated, seconds)
     worst = worst_deviation(measured)
-    if as_json:
+    if json:
         pairs = [asdict(pair) | {"deviation": pair.deviation} for pair in measured]
         print_json({"tolerance": tolerance, "worst_deviation": worst, "ok": worst <= tolerance, "pairs": pairs})
     else:
@@ -84,17 +92,14 @@ def check(
 
 
 @cluster.command()
-def clean(as_json: bool = typer.Option(False, "--json", help="print JSON")) -> None:
+def clean(json: JsonOption = False) -> None:
     """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
-    import os
-    import sys
-
     from penstock.cluster.clean import clean_dead_runs
     from penstock.cluster.tools import require_tools
 
     require_tools(sys.platform, os.geteuid())
     removed = clean_dead_runs()
-    if as_json:
+    if json:
         print_json([asdict(run) for run in removed])
     elif removed:
         rows = [(run.slot, run.namespaces, run.processes) for run in removed]
@@ -105,8 +110,6 @@ def clean(as_json: bool = typer.Option(False, "--json", help="print JSON")) -> N
 
 def parse_environment(settings: list[str]) -> dict[str, str]:
     """Read NAME=VALUE settings."""
-    from penstock.errors import ClusterError, shorten
-
     for setting in settings:
         if not setting.partition("=")[0].isidentifier() or "=" not in setting:
             raise ClusterError(f"--env {shorten(setting)}: wanted NAME=VALUE")

@@ -1,0 +1,41 @@
+"""`penstock bench links`: how closely emulated links hold their rate."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption
+
+
+def bench_links(
+    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Measure what emulated links deliver, 100 Mb/s to 2 Gb/s on 4 hosts; needs root, about a minute."""
+    from rich.progress import track
+
+    from penstock.bench.links import RATES, link_rows
+    from penstock.bench.record import make_record, save_record
+    from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
+
+    rows = list(track(link_rows(), "links", 2 * len(RATES), console=stderr_console(), transient=True))
+    if out:
+        save_record(make_record("links", rows), out)
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        "what emulated links deliver: TCP payload, all pairs of 4 hosts",
+        ("rate", "pairs", "median Mb/s", "deviation, least", "largest", "latency"),
+        [
+            (
+                row["rate"],
+                row["pairs"],
+                f"{row['median_bits_per_second'] / 1e6:.1f}",
+                f"{row['least_deviation']:+.2%}",
+                f"{row['largest_deviation']:+.2%}",
+                format_seconds(row["latency_seconds"]),
+            )
+            for row in rows
+        ],
+    )

@@ -1,0 +1,25 @@
+import pytest
+
+from penstock.bench.links import link_rows
+from penstock.cluster.check import Measured
+from penstock.errors import ClusterError
+
+
+def test_each_rate_gives_a_row_alone_and_one_together():
+    try:
+        rows = list(link_rows(rates=("100mbit",), hosts=2, seconds=0.05))
+    except ClusterError as error:
+        pytest.skip(str(error))
+    assert [(row["rate"], row["pairs"], row["transfers"]) for row in rows] == [
+        ("100mbit", "alone", 2),
+        ("100mbit", "together", 2),
+    ]
+    for row in rows:
+        assert row["asked_bits_per_second"] == 10**8
+        assert row["least_deviation"] <= row["largest_deviation"] <= 0.1
+        assert 5e7 < row["median_bits_per_second"] < 1.1e8
+
+
+def test_deviation_is_delivered_over_asked():
+    assert Measured("alone", 0, 1, 2e8, 1.9e8, 1e-5).deviation == pytest.approx(-0.05)
+    assert Measured("alone", 0, 1, None, 1.9e8, 1e-5).deviation is None
