@@ -78,13 +78,13 @@ def test_a_result_received_in_the_wrong_place_is_a_wrong_element():
 
 def test_a_dropped_recv_leaves_an_unmatched_send():
     finding = verify(drop(PIPE, 2, find(PIPE, 2, Op.RECV))).findings[0]
-    assert (finding.kind, finding.rank) == (Kind.UNMATCHED_SEND, 1)
+    assert (finding.kind, finding.rank, finding.step) == (Kind.UNMATCHED_SEND, 1, 5)
     assert "is received by nobody: 1 -> 2 has 4 sends and 3 recvs" in str(finding)
 
 
 def test_a_dropped_send_leaves_an_unmatched_recv():
     finding = verify(drop(PIPE, 0, find(PIPE, 0, Op.SEND))).findings[0]
-    assert (finding.kind, finding.rank) == (Kind.UNMATCHED_RECV, 1)
+    assert (finding.kind, finding.rank, finding.step) == (Kind.UNMATCHED_RECV, 1, 1)
     assert "waits for a message that nobody sends: 0 -> 1 has 3 sends and 4 recvs" in str(finding)
 
 
@@ -118,7 +118,7 @@ def test_a_merge_from_an_empty_slot_is_a_read_before_write():
 def test_a_merge_that_does_not_wait_for_its_recv_is_a_race():
     index = find(RING, 1, Op.MERGE)
     finding = verify(change(RING, 1, index, after=())).findings[0]
-    assert (finding.kind, finding.rank, finding.index) == (Kind.RACE, 1, index)
+    assert (finding.kind, finding.rank, finding.index, finding.step) == (Kind.RACE, 1, index, 1)
     assert "does not wait for instruction 0, `recv inbox[0:3] <- 0`" in str(finding)
 
 
@@ -204,7 +204,7 @@ def test_a_dependency_on_a_later_instruction_is_found():
 def test_a_copy_where_a_merge_belongs_is_an_overwritten_contribution():
     index = find(TREE, 0, Op.MERGE)
     finding = verify(change(TREE, 0, index, op=Op.COPY)).findings[0]
-    assert (finding.kind, finding.rank, finding.index) == (Kind.OVERWRITTEN, 0, index)
+    assert (finding.kind, finding.rank, finding.index, finding.step) == (Kind.OVERWRITTEN, 0, index, 1)
     assert "it was there before this instruction replaced it" in str(finding)
 
 

@@ -40,14 +40,14 @@ def verify(program: Program) -> Proof:
     if findings:
         return Proof(tuple(findings), 0, ())
     matching, findings = match(program)
-    if findings:
-        return Proof(tuple(findings), 0, ())
-    races = find_races(program)
+    unmatched = bool(findings)
+    findings += find_races(program)
     run = run_program(program, matching)
-    findings = [*races, *run.findings]
+    if not unmatched:  # else what the run finds are consequences
+        findings += run.findings
     if not findings:
         findings = check_contract(program, run)
-    return Proof(tuple(findings), run.steps, run.carried)
+    return Proof(tuple(run.dated(finding) for finding in findings), run.steps, run.carried)
 
 
 def require_proof(program: Program) -> Proof:

@@ -7,13 +7,15 @@ run proves all. The steps are those of Wang et al., Fig. 2.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.program import Op, Program, Slice
 from penstock.verify.arithmetic import Arithmetic
 from penstock.verify.findings import Finding, Kind, blame
 from penstock.verify.matching import Key, Matching
 from penstock.verify.memory import Expressions, Memory, Piece, place
+
+_TAKES_TIME = (Op.SEND, Op.RECV, Op.NATIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,18 @@ class Run:
     carried: tuple[Carried, ...]
     memories: tuple[Memory, ...]
     arithmetic: Arithmetic
+    issued: dict[Key, int]  # the step in which each instruction was due; computing belongs to the step before it
     findings: tuple[Finding, ...]
+
+    def dated(self, finding: Finding) -> Finding:
+        """Return the finding with the step in which its instruction was due, where that is known and missing."""
+        if finding.step is not None or finding.index is None or (finding.rank, finding.index) not in self.issued:
+            return finding
+        return replace(finding, step=self.issued[finding.rank, finding.index])
 
 
 def run_program(program: Program, matching: Matching) -> Run:
-    """Run a well-formed, matched program on symbols."""
+    """Run a well-formed program on symbols, as far as its messages are matched."""
     return _Machine(program, matching).run()
 
 
@@ -55,7 +64,7 @@ class _Machine:
         self.arithmetic = Arithmetic(program, expressions, self.memories)
         self.next = [0] * program.world_size  # the instruction that each rank issues next
         self.finished = [bytearray(len(rank)) for rank in program.ranks]
-        self.issued: set[Key] = set()
+        self.issued: dict[Key, int] = {}  # the step in which each was due
         self.ready: list[Key] = []  # sends whose recv is issued too, the oldest first
         self.newly_ready: list[Key] = []
         self.native_calls = 0
@@ -79,7 +88,7 @@ class _Machine:
             else:
                 break
         findings = (*self.arithmetic.findings, *self._deadlock())
-        return Run(self.step, tuple(self.carried), self.memories, self.arithmetic, findings)
+        return Run(self.step, tuple(self.carried), self.memories, self.arithmetic, self.issued, findings)
 
     def _issue(self, rank: int) -> None:
         """Issue the rank's instructions up to the first that has to wait."""
@@ -90,12 +99,12 @@ class _Machine:
             if not all(finished[earlier] for earlier in instruction.after):
                 return
             self.next[rank] += 1
-            self.issued.add((rank, index))
-            if instruction.op is Op.SEND and self.matching.recv_of[rank, index] in self.issued:
+            self.issued[rank, index] = self.step + (instruction.op in _TAKES_TIME)
+            if instruction.op is Op.SEND and self.matching.recv_of.get((rank, index)) in self.issued:
                 self.newly_ready.append((rank, index))
-            elif instruction.op is Op.RECV and self.matching.send_of[rank, index] in self.issued:
+            elif instruction.op is Op.RECV and self.matching.send_of.get((rank, index)) in self.issued:
                 self.newly_ready.append(self.matching.send_of[rank, index])
-            elif instruction.op not in (Op.SEND, Op.RECV, Op.NATIVE):
+            elif instruction.op not in _TAKES_TIME:
                 self.arithmetic.compute(rank, index, self.step)
                 finished[index] = True
 
@@ -146,6 +155,8 @@ class _Machine:
             return []
         path = [min(stuck)]
         while (following := self._waits_for(path[-1], stuck[path[-1]])) not in path:
+            if following not in stuck:
+                return []  # an unmatched message, which is a finding of its own
             path.append(following)
         circle = path[path.index(following) :]
         rank = circle[0]
@@ -154,12 +165,12 @@ class _Machine:
         return [blame(self.program, Kind.DEADLOCK, rank, stuck[rank], detail, self.step)]
 
     def _waits_for(self, rank: int, index: int) -> int:
-        """Return the rank that a stuck rank's first unfinished instruction waits for."""
+        """Return the rank that a stuck rank's first unfinished instruction waits for; -1 for an unmatched call."""
         instruction = self.program.ranks[rank][index]
         if instruction.peer is not None:
             return instruction.peer
-        calls = next(calls for calls in self.matching.natives if (rank, index) in calls)
-        return next(other for other, call in calls if (other, call) not in self.issued)
+        calls = next((calls for calls in self.matching.natives if (rank, index) in calls), [(rank, index)])
+        return next((other for other, call in calls if (other, call) not in self.issued), -1)
 
 
 def _origin(pieces: Iterable[Piece], read: Slice) -> tuple[int, int]:

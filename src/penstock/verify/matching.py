@@ -15,7 +15,7 @@ Key = tuple[int, int]  # (rank, instruction index)
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Which send goes with which recv."""
+    """Which send goes with which recv, as far as they fit."""
 
     recv_of: dict[Key, Key]
     send_of: dict[Key, Key]
@@ -28,11 +28,12 @@ def match(program: Program) -> tuple[Matching, list[Finding]]:
     findings: list[Finding] = []
     recv_of: dict[Key, Key] = {}
     for link in sorted(sends.keys() | recvs.keys()):
-        findings += _unmatched(program, link, sends[link], recvs[link])
-        recv_of |= dict(zip(sends[link], recvs[link], strict=False))
-    if not findings:
-        for link in sorted(sends):
-            findings += _ill_matched(program, link, sends[link], recvs[link])
+        unmatched = list(_unmatched(program, link, sends[link], recvs[link]))
+        fitting = _fitting(program, sends[link], recvs[link])
+        if not unmatched and fitting < len(sends[link]):
+            findings.append(_misfit(program, link, sends[link], recvs[link], fitting))
+        findings += unmatched
+        recv_of |= dict(zip(sends[link][:fitting], recvs[link][:fitting], strict=True))
     natives, missing = _match_natives(program)
     return Matching(recv_of, {recv: send for send, recv in recv_of.items()}, natives), findings + missing
 
@@ -56,17 +57,20 @@ def _unmatched(program: Program, link: tuple[int, int], sends: list[Key], recvs:
         yield blame(program, Kind.UNMATCHED_RECV, rank, index, f"waits for a message that nobody sends: {counts}")
 
 
-def _ill_matched(program: Program, link: tuple[int, int], sends: list[Key], recvs: list[Key]) -> Iterator[Finding]:
-    sent = [_shape(program, key) for key in sends]
-    wanted = [_shape(program, key) for key in recvs]
-    for count, (ours, theirs) in enumerate(zip(sent, wanted, strict=True)):
-        if ours != theirs:
-            rank, index = sends[count]
-            kind = _kind(sent, wanted)
-            partner = quote(program.ranks[link[1]][recvs[count][1]])
-            detail = f"is message {count} of {link[0]} -> {link[1]} and meets `{partner}`"
-            yield blame(program, kind, rank, index, f"({_words(ours)}) {detail} ({_words(theirs)})")
-            return  # what follows on this link is a consequence
+def _fitting(program: Program, sends: list[Key], recvs: list[Key]) -> int:
+    """Return how many messages of a link fit; what follows the first that does not is a consequence."""
+    pairs = list(zip(sends, recvs, strict=False))
+    fits = [_shape(program, send) == _shape(program, recv) for send, recv in pairs]
+    return fits.index(False) if False in fits else len(pairs)
+
+
+def _misfit(program: Program, link: tuple[int, int], sends: list[Key], recvs: list[Key], count: int) -> Finding:
+    """Name what is wrong with message `count` of a link."""
+    sent, wanted = ([_shape(program, key) for key in keys] for keys in (sends, recvs))
+    rank, index = sends[count]
+    partner = quote(program.ranks[link[1]][recvs[count][1]])
+    detail = f"is message {count} of {link[0]} -> {link[1]} and meets `{partner}` ({_words(wanted[count])})"
+    return blame(program, _kind(sent, wanted), rank, index, f"({_words(sent[count])}) {detail}")
 
 
 def _kind(sent: list[tuple[int, bool]], wanted: list[tuple[int, bool]]) -> Kind:
@@ -101,5 +105,5 @@ def _match_natives(program: Program) -> tuple[list[list[Key]], list[Finding]]:
             if ours.write != theirs.write:
                 detail = f"meets `{quote(theirs)}` of rank {reference[0]}"
                 findings.append(blame(program, Kind.SIZE_MISMATCH, rank, key[1], detail))
-    whole = min(len(own) for own in calls)
+    whole = 0 if findings else len(most)
     return [[own[count] for own in calls] for count in range(whole)], findings
