@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from penstock.network import LinearCost, Network
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook
+from penstock.torch.bsp import BulkSynchronous
 
 NETWORK = Network(2, 1e-4, 1e-9, 1e-10, {"native": LinearCost(1e-4, 1e-9)})  # for tests that need no measuring
 
@@ -225,3 +226,36 @@ def _train_few(wrapper: nn.Module, rank: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     return {"state": {name: value.numpy() for name, value in wrapper.module.state_dict().items()}}
+
+
+def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Train each (model, algorithm, strategy) of `penstock.torch.bsp`, and the model with torch's wrapper."""
+    found = {}
+    for model, algorithm, strategy in cases:
+        torch.manual_seed(1 + rank)  # ranks start apart: rank 0's weights count
+        module = MODELS[model]()
+        bsp = BulkSynchronous(module, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), algorithm, strategy)
+        for step in range(12):
+            _loss(bsp, rank, step, {}).backward()
+            bsp.step()
+        bsp.close()
+        found[model, algorithm, strategy] = {
+            "state": {name: value.clone().numpy() for name, value in module.state_dict().items()}
+        }
+    return found
+
+
+def train_plain(rank: int, models: list[str]) -> dict[str, dict[str, Any]]:
+    """Train each model with torch's wrapper alone."""
+    found = {}
+    for model in models:
+        torch.manual_seed(1)
+        options = {"find_unused_parameters": True} if model == "branches" else {}
+        wrapper = TorchDDP(MODELS[model](), **options)
+        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05, momentum=0.9)
+        for step in range(12):
+            _loss(wrapper, rank, step, {}).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found[model] = {"state": {name: value.clone().numpy() for name, value in wrapper.module.state_dict().items()}}
+    return found

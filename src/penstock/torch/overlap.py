@@ -1,0 +1,122 @@
+"""Algorithm 1 of Wang et al., and its modern form: communicate while computing, layer by layer."""
+
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import torch
+
+from penstock.torch.layers import Layer, layers_of
+from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
+
+
+class Layered(Algorithm):
+    """Sends layer by layer: gradients as soon as backward has them, in one order on all ranks: the last layer first."""
+
+    gradients_by = "reduce"
+
+    def begin(self) -> None:
+        """Start from rank 0's weights, with an optimizer per layer and hooks on gradients and layers."""
+        super().begin()
+        self.layers = layers_of(self.module)
+        self.optimizers = {layer: self.make_optimizer(layer.parameters) for layer in self.layers}
+        self.ready: dict[Layer, int] = dict.fromkeys(self.layers, 0)  # parameters whose gradient has come
+        self.sent: dict[Layer, Future[None]] = {}
+        self.coming: dict[Layer, Future[None]] = {}  # second halves on their way
+        owner = {id(parameter): layer for layer in self.layers for parameter in layer.parameters}
+        self.handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
+            for layer in self.layers
+            for parameter in layer.parameters
+        ]
+        for submodule in self.module.modules():
+            needed = dict.fromkeys(owner[id(p)] for p in submodule.parameters(recurse=False) if p.requires_grad)
+            if needed:
+                self.handles.append(submodule.register_forward_pre_hook(partial(self._before_layer, tuple(needed))))
+
+    def step(self) -> None:
+        """Send what has not been sent and start the second half; it goes on during the next forward pass."""
+        for layer in reversed(self.layers):
+            if layer not in self.sent:  # some parameter had no gradient this time
+                self._send_gradients(layer)
+        self._second_half()
+        self.sent.clear()
+        self.ready = dict.fromkeys(self.layers, 0)
+        for layer in self.layers:
+            forget_gradients(layer)
+
+    def finish(self) -> None:
+        """Wait for all second halves."""
+        for layer in self.layers:
+            self._arrive(layer)
+
+    def close(self) -> None:
+        """Finish, remove the hooks and end the communication thread."""
+        self.finish()
+        for handle in self.handles:
+            handle.remove()
+        self.sender.close()
+
+    def _on_gradient(self, layer: Layer, _: torch.nn.Parameter) -> None:
+        self.ready[layer] += 1
+        for candidate in reversed(self.layers):
+            if candidate in self.sent:
+                continue
+            if self.ready[candidate] < len(candidate.parameters):
+                return
+            self._send_gradients(candidate)
+
+    def _send_gradients(self, layer: Layer) -> None:
+        layer.pack_gradients(self.sender.world_size)
+        self.sent[layer] = self.sender.start(self.gradients_by, layer.flat, **self._first_options())
+
+    def _before_layer(self, layers: tuple[Layer, ...], _module: torch.nn.Module, _inputs: Any) -> None:
+        for layer in layers:
+            self._arrive(layer)
+
+    def _first_options(self) -> dict[str, Any]:
+        return self._by(self.gradients_by)
+
+    def _second_half(self) -> None:
+        raise AssertionError("each algorithm has its own")
+
+    def _arrive(self, layer: Layer) -> None:
+        raise AssertionError("each algorithm has its own")
+
+
+class Layers(Layered):
+    """Algorithm 1: a layer's gradients travel during backward of the layer below, its weights during forward of it."""
+
+    def _first_options(self) -> dict[str, Any]:
+        return {"root": ROOT, **self._by("reduce")}
+
+    def _second_half(self) -> None:
+        for layer in self.layers:
+            self.sent[layer].result()
+            if self.sender.rank == ROOT:
+                layer.unpack_gradients()
+                self.optimizers[layer].step()
+                layer.pack_weights()
+            self.coming[layer] = self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast"))
+
+    def _arrive(self, layer: Layer) -> None:
+        if (coming := self.coming.pop(layer, None)) is not None:
+            coming.result()
+            layer.unpack_weights()
+
+
+class Split(Layered):
+    """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here."""
+
+    gradients_by = "reduce_scatter"
+
+    def _second_half(self) -> None:
+        for layer in self.layers:
+            self.coming[layer] = self.sender.start("all_gather", layer.flat, **self._by("all_gather"))
+
+    def _arrive(self, layer: Layer) -> None:
+        if (coming := self.coming.pop(layer, None)) is not None:
+            coming.result()
+            layer.unpack_gradients()
+            self.optimizers[layer].step()
+            forget_gradients(layer)

@@ -1,0 +1,121 @@
+"""Algorithms 2 and 3 of Wang et al.: compute, then communicate, then update."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from penstock.runtime.communicator import Communicator
+from penstock.strategies import names
+from penstock.torch.layers import Layer, one_layer
+
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+ROOT = 0
+
+
+class Sender:
+    """Runs collectives one after the other on one thread, in the order they are given."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-bsp")
+
+    def start(self, operation: str, values: torch.Tensor, **options: Any) -> "Future[None]":
+        """Start a collective on `values`, in place."""
+        return self._thread.submit(partial(getattr(self.communicator, operation), values, **options))
+
+    def close(self) -> None:
+        """End the thread once it has done what it was given."""
+        self._thread.shutdown()
+
+
+class Algorithm:
+    """What the four have in common: the same weights at the start, and nothing to clean up."""
+
+    def __init__(
+        self, module: torch.nn.Module, make_optimizer: MakeOptimizer, sender: Sender, strategy: str, resync_every: int
+    ) -> None:
+        self.module, self.make_optimizer, self.sender = module, make_optimizer, sender
+        self.strategy, self.resync_every = strategy, resync_every
+
+    def begin(self) -> None:
+        """Give everybody rank 0's weights and buffers."""
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            self.sender.start("broadcast", tensor.detach(), root=ROOT).result()
+
+    def step(self) -> None:
+        """Exchange gradients and update weights, or start to."""
+        raise AssertionError("each algorithm has its own")
+
+    def finish(self) -> None:
+        """Nothing is under way between steps."""
+
+    def close(self) -> None:
+        """Finish, and end the communication thread."""
+        self.finish()
+        self.sender.close()
+
+    def _broadcast(self, layer: Layer) -> None:
+        """Send rank 0's packed weights to everybody, now."""
+        self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast")).result()
+        layer.unpack_weights()
+
+    def _by(self, operation: str) -> dict[str, str]:
+        """Return the strategy asked for, where it can do this operation; its default otherwise."""
+        return {"strategy": self.strategy} if self.strategy in names(operation) else {}
+
+
+class ReduceBroadcast(Algorithm):
+    """Algorithm 2: rank 0 collects the gradients, updates, and sends the weights."""
+
+    def begin(self) -> None:
+        """Start from rank 0's weights, with one optimizer."""
+        super().begin()
+        self.whole = one_layer(self.module)
+        self.optimizer = self.make_optimizer(self.whole.parameters)
+
+    def step(self) -> None:
+        """Reduce, update on rank 0, broadcast."""
+        self.whole.pack_gradients(self.sender.world_size)
+        self.sender.start("reduce", self.whole.flat, root=ROOT, **self._by("reduce")).result()
+        if self.sender.rank == ROOT:
+            self.whole.unpack_gradients()
+            self.optimizer.step()
+            self.whole.pack_weights()
+        self._broadcast(self.whole)
+        forget_gradients(self.whole)
+
+
+class AllReduce(Algorithm):
+    """Algorithm 3: everybody gets the sum and updates; now and then rank 0's weights settle rounding differences.
+
+    Our all-reduce gives every rank the same bits, so the weights do not drift apart; the broadcast is the paper's.
+    """
+
+    def begin(self) -> None:
+        """Start from rank 0's weights, with one optimizer."""
+        super().begin()
+        self.whole = one_layer(self.module)
+        self.optimizer = self.make_optimizer(self.whole.parameters)
+        self.steps = 0
+
+    def step(self) -> None:
+        """All-reduce, update everywhere, and sometimes broadcast."""
+        self.whole.pack_gradients(self.sender.world_size)
+        self.sender.start("all_reduce", self.whole.flat, **self._by("all_reduce")).result()
+        self.whole.unpack_gradients()
+        self.optimizer.step()
+        self.steps += 1
+        if self.steps % self.resync_every == 0:
+            self.whole.pack_weights()
+            self._broadcast(self.whole)
+        forget_gradients(self.whole)
+
+
+def forget_gradients(layer: Layer) -> None:
+    """Drop a layer's gradients, as `zero_grad` does."""
+    for parameter in layer.parameters:
+        parameter.grad = None

@@ -1,0 +1,47 @@
+"""The bulk-synchronous algorithms compute what plain data parallelism computes, on all ranks alike."""
+
+import numpy as np
+import pytest
+
+import torch_training as training
+from spawn import spawn
+
+ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
+MODELS = ["plain", "tied", "frozen"]
+CASES = [(model, algorithm, "") for model in MODELS for algorithm in ALGORITHMS]
+CASES += [("plain", "reduce_broadcast", "spanning_tree"), ("plain", "all_reduce", "recursive_doubling")]
+CASES += [("plain", "layers", "spanning_tree"), ("plain", "split", "bidirectional_exchange")]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def trained(request):
+    size = request.param
+    return spawn(size, training.train_bulk_synchronous, CASES), spawn(size, training.train_plain, MODELS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_weights_are_those_of_plain_data_parallelism_on_every_rank(trained, case):
+    ours, theirs = trained
+    for name, value in ours[0][case]["state"].items():
+        np.testing.assert_allclose(value, theirs[0][case[0]]["state"][name], rtol=5e-5, atol=5e-6)
+        for other in ours[1:]:
+            np.testing.assert_array_equal(value, other[case]["state"][name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"algorithm": "best"},
+            "no algorithm called 'best'; wanted one of reduce_broadcast, all_reduce",
+        ),
+        ({"resync_every": 0}, "resync_every is 0; wanted at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    torch = pytest.importorskip("torch")
+    from penstock.errors import PlanError
+    from penstock.torch.bsp import BulkSynchronous
+
+    with pytest.raises(PlanError, match=message):
+        BulkSynchronous(torch.nn.Linear(1, 1), torch.optim.SGD, **options)
