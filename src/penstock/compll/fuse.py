@@ -148,6 +148,12 @@ def schedule_encode(program: Program, feedback: bool = False) -> Schedule:
         planner.add_all(made)
         return replace(planner.encode(program, fields, TOTAL), subtracts=True)
     planner.add_all([*made, *decoded])
+    schedule = planner.encode(program, fields, TOTAL, kept=decoded[-1].name)
+    if schedule.passes() < 2:
+        return schedule
+    # Several passes: the first leaves the total in place of the residual, so that later ones read one vector, not two.
+    planner = _Planner(keep_first=True)
+    planner.add_all([*made, *decoded])
     return planner.encode(program, fields, TOTAL, kept=decoded[-1].name)
 
 

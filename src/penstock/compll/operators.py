@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.compll import philox
 from penstock.compll.types import FLOAT, INT32, Scalar
+from penstock.errors import CodecError
 
 Array = NDArray[Any]
 
@@ -80,18 +81,81 @@ def _running(values: Array) -> Array:
 
 
 def _scatter(indices: Array, values: Array, size: int) -> Array:
+    if indices.size and not 0 <= indices.min() <= indices.max() < size:
+        raise CodecError(f"an index is {indices.min()} or {indices.max()}; wanted 0 to {size - 1}: it is damaged")
     out = np.zeros(int(size), values.dtype)
     out[indices] = values
     return out
 
 
+_NUMBA = {
+    "sort": """def sort(values, descending):
+    ordered = np.sort(values)
+    return ordered[::-1].copy() if descending else ordered
+""",
+    "sort_by": """def sort_by(keys, values, descending):
+    order = np.argsort(-keys if descending else keys, kind="mergesort")
+    return values[order]
+""",
+    "topk": """def topk(values, k):
+    k = k if k < values.size else values.size
+    indices = np.empty(k if k > 0 else 0, np.int32)
+    if 0 < k < values.size:
+        select_largest(values.view(np.int32), indices)
+    else:
+        for i in range(indices.size):
+            indices[i] = i
+    return indices
+""",
+    "sample": """def sample(values, count, seed_low, seed_high, stream):
+    count = count if count < values.size else values.size
+    count = int64(count if count > 0 else 0)
+    words = np.empty(count + 3, np.uint32)
+    fill_words(words, count, seed_low, seed_high, stream, 0)
+    chosen = np.empty(count, values.dtype)
+    for i in range(count):
+        first, last = i * values.size // count, (i + 1) * values.size // count
+        chosen[i] = values[first + (int64(words[i]) * (last - first) >> 32)]
+    return chosen
+""",
+    "scan": """def scan(values):
+    sums = np.empty(values.size, np.int32)
+    total = int32(0)
+    for i in range(values.size):
+        total = int32(total + values[i])
+        sums[i] = total
+    return sums
+""",
+    "running": """def running(values):
+    greatest = np.empty(values.size, np.int32)
+    so_far = int32(-2147483648)
+    for i in range(values.size):
+        so_far = values[i] if values[i] > so_far else so_far
+        greatest[i] = so_far
+    return greatest
+""",
+    "scatter": """def scatter(indices, values, size):
+    made = np.zeros(size, values.dtype)
+    for i in range(indices.size):
+        if indices[i] < 0 or indices[i] >= size:
+            raise IndexError("an index is outside the vector")
+        made[indices[i]] = values[i]
+    return made
+""",
+}
+
+
+def _operator(name: str, vectors: int, scalars: int, meaning: Callable[..., Array], **more: Any) -> Operator:
+    return Operator(name, vectors, scalars, meaning, _NUMBA[name], "", **more)
+
+
 _OPERATORS = (
-    Operator("sort", 1, 1, _sort, "", ""),
-    Operator("sort_by", 2, 1, _sort_by, "", ""),
-    Operator("topk", 1, 1, _topk, "", "", result=INT32, takes=FLOAT, length="upto", passes=1.1),
-    Operator("sample", 1, 1, _sample, "", "", length="upto", draws=True, passes=0.0),
-    Operator("scan", 1, 0, _scan, "", "", takes=INT32, result=INT32),
-    Operator("running", 1, 0, _running, "", "", takes=INT32, result=INT32),
-    Operator("scatter", 2, 1, _scatter, "", "", takes=INT32, length="scalar", passes=0.0),
+    _operator("sort", 1, 1, _sort),
+    _operator("sort_by", 2, 1, _sort_by),
+    _operator("topk", 1, 1, _topk, result=INT32, takes=FLOAT, length="upto", passes=1.1),
+    _operator("sample", 1, 1, _sample, length="upto", draws=True, passes=0.0),
+    _operator("scan", 1, 0, _scan, takes=INT32, result=INT32),
+    _operator("running", 1, 0, _running, takes=INT32, result=INT32),
+    _operator("scatter", 2, 1, _scatter, takes=INT32, length="scalar", passes=0.0),
 )
 OPERATORS = {operator.name: operator for operator in _OPERATORS}

@@ -1,1 +1,24 @@
 """What makes kernels of a program: `reference` is the meaning, `numba` and `triton` must agree with it to the bit."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+Arguments = Mapping[str, Any]  # the parameters that are not constants, by name, as `bind_arguments` returns them
+
+
+class Kernels(Protocol):
+    """Encode and decode of one specialised program. Vectors are numpy arrays on the CPU, torch tensors on a device."""
+
+    def encode(self, gradient: Any, arguments: Arguments, seed: int = 0, residual: Any = None, out: Any = None) -> Any:
+        """Return the payload, at the start of `out` (at least `max_nbytes`) where that is given.
+
+        A `residual` is added to the gradient first and left holding what was not sent. Raises `NonFiniteError` for a
+        gradient (with its residual) that holds NaN or infinity; the residual is then unspecified.
+        """
+
+    def decode(self, payload: Any, numel: int, arguments: Arguments, out: Any = None) -> Any:
+        """Return the gradient, in `out` where that is given; raise `CodecError` for bytes that encode cannot have
+        written, and then `out` is unspecified."""
+
+    def decode_add(self, payload: Any, out: Any, arguments: Arguments, scale: float = 1.0) -> None:
+        """Add `scale` times the decoded gradient to `out`: the product and the sum each rounded to float."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compll import philox
+from penstock.compll.backends import Arguments
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import (
     GRADIENT,
@@ -31,7 +32,7 @@ from penstock.compll.ir import (
 from penstock.compll.layout import Bytes, pack, place_fields, scalar_at, size_at, unpack
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.types import BOOL, Kind, Scalar, Vector
-from penstock.errors import CodecError
+from penstock.errors import CodecError, NonFiniteError
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -259,31 +260,46 @@ class ReferenceKernels:
     operators: Mapping[str, Operator] = field(default_factory=lambda: OPERATORS)
 
     def encode(
-        self, gradient: Floats, arguments: Mapping[str, Any], seed: int = 0, residual: Floats | None = None
+        self,
+        gradient: Floats,
+        arguments: Arguments,
+        seed: int = 0,
+        residual: Floats | None = None,
+        out: Bytes | None = None,
     ) -> Bytes:
-        """Return the payload; `residual` is added first, and left holding what was not sent."""
-        total = gradient if residual is None else gradient + residual
+        """Return the payload; see `Kernels`."""
+        with np.errstate(all="ignore"):
+            total = gradient if residual is None else gradient + residual
+        if not np.isfinite(total).all():
+            raise NonFiniteError(f"the gradient holds {int((~np.isfinite(total)).sum())} values that are not finite")
         machine = self._machine(arguments, seed, total.size)
         machine.vectors |= {GRADIENT: total, LATEST: gradient}
         machine.run(self.program.encode.statements)
         payload = self._write(machine)
         if residual is not None:
             residual[:] = total - self.decode(payload, total.size, arguments)
-        return payload
+        if out is None:
+            return payload
+        out[: payload.size] = payload
+        return out[: payload.size]
 
-    def decode(self, payload: Bytes, numel: int, arguments: Mapping[str, Any]) -> Floats:
-        """Return the gradient; raise `CodecError` for bytes that encode cannot have written."""
+    def decode(self, payload: Bytes, numel: int, arguments: Arguments, out: Floats | None = None) -> Floats:
+        """Return the gradient; see `Kernels`."""
         machine = self._machine(arguments, 0, numel)
         self._read(machine, payload, numel)
         self._check(machine)
         machine.run(self.program.decode.statements)
-        return machine.vectors[self.program.decode.result]
+        result = machine.vectors[self.program.decode.result]
+        if out is None:
+            return result
+        out[:] = result
+        return out
 
-    def decode_add(self, payload: Bytes, out: Floats, arguments: Mapping[str, Any], scale: float = 1.0) -> None:
-        """Add `scale` times the decoded gradient to `out`: each product and each sum rounded to single precision."""
+    def decode_add(self, payload: Bytes, out: Floats, arguments: Arguments, scale: float = 1.0) -> None:
+        """Add a multiple of the decoded gradient; see `Kernels`."""
         out += np.float32(scale) * self.decode(payload, out.size, arguments)
 
-    def _machine(self, arguments: Mapping[str, Any], seed: int, numel: int) -> Machine:
+    def _machine(self, arguments: Arguments, seed: int, numel: int) -> Machine:
         machine = Machine(arguments, seed, self.functions, self.operators)
         machine.counts |= {GRADIENT: numel, LATEST: numel}
         return machine
