@@ -356,16 +356,16 @@ class _Planner:
         return self._check_values(steps, fields) if pending else tuple(steps)
 
     def _pass(self, level: int, length: Length, outputs: list[Output], checked: str) -> Pass:
-        computed, loaded = self._needed(level, outputs)
+        check = checked if length == NUMEL else ""
+        computed, loaded = self._needed(level, outputs, [check] if check else [])
         maps = tuple(item for item in self.statements if isinstance(item, Map) and item.name in computed)
-        reads = length == NUMEL and checked in computed | loaded
-        return Pass(length, tuple(sorted(loaded)), maps, tuple(outputs), checked if reads else "")
+        return Pass(length, tuple(sorted(loaded)), maps, tuple(outputs), check)
 
-    def _needed(self, level: int, outputs: list[Output]) -> tuple[set[str], set[str]]:
+    def _needed(self, level: int, outputs: list[Output], roots: list[str]) -> tuple[set[str], set[str]]:
         """Return the vectors a pass touches element by element: maps it computes, and those it loads from memory."""
         computed: set[str] = set()
         loaded: set[str] = set()
-        roots = [name for output in outputs for name in _roots(output)]
+        roots = roots + [name for output in outputs for name in _roots(output)]
         while roots:
             name = roots.pop()
             vector = self.vectors.get(name)

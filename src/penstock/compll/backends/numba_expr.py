@@ -19,7 +19,6 @@ OWN = frozenset(
         *("start", "size", "i", "j", "first", "last", "words", "index", "left", "right", "magnitude"),
     }
 )
-)
 
 
 @dataclass(slots=True)

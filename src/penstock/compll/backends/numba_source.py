@@ -36,7 +36,9 @@ from penstock.compll.ir import (
     Program,
     Read,
     Reduce,
+    Statement,
     element_of,
+    expressions,
     walk,
 )
 from penstock.compll.operators import Operator
@@ -173,6 +175,8 @@ class KernelWriter:
             if item.counts in counted:
                 self.sizes[item.counts] = f"int64({name})"
         self.block(f"if payload.size != {self.offset(len(self.program.layout.fields))}:", ["return DAMAGED"])
+        if any(node.op == "random" for item in self.program.decode.statements for node in nodes(item)):
+            self.line("seed_low = seed_high = uint32(0)")  # decode draws from the stream of seed 0
         self.steps()
         self.line("return 0")
 
@@ -189,6 +193,11 @@ class KernelWriter:
             self.block(f"if not is_finite({name}):", ["return DAMAGED"])
         elif kind.bits < 8:
             self.block(f"if {name} > {kind.high}:", ["return DAMAGED"])
+
+
+def nodes(statement: Statement) -> list[Expr]:
+    """Return every expression in a statement."""
+    return [node for expr in expressions(statement) for node in walk(expr)]
 
 
 def nbytes(element: Scalar, size: str) -> str:
@@ -602,8 +611,6 @@ def _lowerings(
 
 
 def _calls(program: Program) -> set[str]:
-    from penstock.compll.ir import expressions
-
     roots = [expr for item in (*program.encode.statements, *program.decode.statements) for expr in expressions(item)]
     roots += [item for item in program.encode.fields if isinstance(item, Expr)]
     return {node.value for root in roots for node in walk(root) if node.op == "call"}
