@@ -277,10 +277,9 @@ class Run:
             self._start(launch, max(1, triton.cdiv(blocks, 2)))
             return
         programs = min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors())
-        padded = triton.next_power_of_2(programs)
         count = len(launch.step.reduces)  # type: ignore[union-attr]
-        self.pointers["partials_ptr"] = torch.empty(count * padded, dtype=torch.float64, device=self.owner.device)
-        self._start(launch, programs, PROGRAMS=padded)
+        self.pointers["partials_ptr"] = torch.empty(count * MAX_PROGRAMS, dtype=torch.float64, device=self.owner.device)
+        self._start(launch, programs, PROGRAMS=MAX_PROGRAMS)
 
     def _keep(self, name: str, most: int, scalar: Scalar, length: Length) -> None:
         """Make room for a vector."""
@@ -298,7 +297,7 @@ class Run:
             )
             self.pointers["counts_ptr"] = torch.empty(programs, dtype=torch.int32, device=self.owner.device)
             self._keep(step.name, self.most(step.over), step.value.type, step.length)
-        self._start(launch, programs, units=each, PROGRAMS=max(2, triton.next_power_of_2(programs)))
+        self._start(launch, programs, units=each, PROGRAMS=FILTER_PROGRAMS)
 
     def _group(self, launch: Launch, step: GroupReduce) -> None:
         lanes = triton.next_power_of_2(step.group)

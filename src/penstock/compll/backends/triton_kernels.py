@@ -163,7 +163,6 @@ class Kernels:
         if k.loop:
             k.constants["BLOCK"] = None
             begin = ["i = positions(block, BLOCK)", f"full = (block + 1) * BLOCK <= {size}"]
-            begin += [f"inside = i < {size}"] if any("inside" in line for line in k.loop) else []
             head = f"for block in tl.range(tl.program_id(0), tl.cdiv({size}, BLOCK), tl.num_programs(0)):"
             k.loop = [head, *(f"    {line}" for line in [*begin, *k.loop])]
         self._fill_end(k, p, step, unwritten, done)
@@ -173,7 +172,7 @@ class Kernels:
         if k.offers_feedback:
             checked.append(k.element(p, GRADIENT, "tile"))
         for reduce in step.reduces:
-            self._accumulate(k, reduce, k.text(p, reduce.expr, "tile"))
+            self._accumulate(k, reduce, k.text(p, reduce.expr, "tile"), k.size(p, step.length))
         for item in step.keeps:
             value = k.element(p, item.name, "tile")
             k.loop.append(f"store({k.use(f'{item.name}_ptr')}, i, {value}, {k.size(p, item.length)}, full)")
@@ -184,29 +183,29 @@ class Kernels:
             k.loop += field_store(k, p, number, value)
             kind = p.program.layout.fields[number].type
             if isinstance(kind, Vector) and kind.element.is_float and not k.offers_feedback:
-                checked.append(f"tl.where(inside, {value}, 0.0)")
+                checked.append(f"held({value}, i, {k.size(p, step.length)}, full, 0.0)")
         for value in checked:
             k.loop.append(WORST.format(value))
         if checked:
             k.head.append("worst = tl.zeros([BLOCK // ROW, ROW], tl.int32)")
             k.use("status_ptr")
 
-    def _accumulate(self, k: Kernel, reduce: Reduce, value: str) -> None:
+    def _accumulate(self, k: Kernel, reduce: Reduce, value: str, size: str) -> None:
         if reduce.reducer == "fold":
             raise CodecError(
                 f"{self.program.name}: {reduce.name} is a reduce by a function of its own; not on Triton yet"
             )
         k.use("partials_ptr")
         name, is_float = f"{reduce.name}_part", reduce.expr.type.is_float
+        zero, kind = "0.0" if is_float else "0", register(reduce.expr.type)
         if reduce.reducer == "sum":
-            wide, zero = ("tl.float64", "0.0") if is_float else ("tl.int32", "0")
-            k.head.append(f"{name} = tl.zeros([BLOCK // ROW], {wide})")
-            k.loop.append(f"{name} += tl.sum(tl.where(inside, {value}, {zero}).to({wide}), axis=1)")
+            start, function = zero, "{} + {}"
         else:
-            limit = LIMITS[reduce.reducer][0 if is_float else 1]
-            function = "tl.minimum" if reduce.reducer == "smaller" else "tl.maximum"
-            k.head.append(f"{name} = tl.full([BLOCK // ROW, ROW], {limit}, {register(reduce.expr.type)})")
-            k.loop.append(f"{name} = {function}({name}, tl.where(inside, {value}, {limit}))")
+            start = LIMITS[reduce.reducer][0 if is_float else 1]
+            function = "tl.minimum({}, {})" if reduce.reducer == "smaller" else "tl.maximum({}, {})"
+        k.head.append(f"{name} = tl.full([BLOCK // ROW, ROW], {start}, {kind})")
+        value = f"held({value}, i, {size}, full, {start})"
+        k.loop.append(f"{name} = {function.format(name, value)}")
 
     def _fill_end(self, k: Kernel, p: Procedure, step: Pass, unwritten: dict[int, Expr], done: set[str]) -> None:
         reduced = {item.name for item in step.reduces}
@@ -218,7 +217,8 @@ class Kernels:
             k.constants["PROGRAMS"] = None
             total = {"sum": "sum", "smaller": "min", "greater": "max"}[item.reducer]
             place = f"partials_ptr + {slot} * PROGRAMS + tl.program_id(0)"
-            before.append(f"tl.store({place}, tl.{total}({item.name}_part))")
+            wide = ".to(tl.float64)" if item.expr.type.is_float and item.reducer == "sum" else ""
+            before.append(f"tl.store({place}, tl.{total}({item.name}_part{wide}))")
             name = k.fresh(item.name)
             k.end.append(f"{name} = {_combined(item, slot, size)}")
             bits = f"as_bits({name})" if item.expr.type.is_float else name

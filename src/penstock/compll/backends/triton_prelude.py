@@ -47,6 +47,14 @@ def store(pointer, i, value, size, full):
 
 
 @triton.jit
+def held(value, i, size, full, other):
+    """Return a tile with `other` where it reaches beyond the end."""
+    if not full:
+        value = tl.where(i < size, value, other)
+    return value
+
+
+@triton.jit
 def store_packed(pointer, value, block, size, full, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Write a tile of BITS-bit values (1, 2 or 4) from the low bit of each byte up; padding is 0."""
     per_byte: tl.constexpr = 8 // BITS
@@ -59,10 +67,20 @@ def store_packed(pointer, value, block, size, full, BITS: tl.constexpr, BLOCK: t
 
 
 @triton.jit
-def load_packed(pointer, i, size, full, BITS: tl.constexpr):
-    """Return the BITS-bit values (1, 2 or 4) at `i`."""
+def load_packed(pointer, block, size, full, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a tile of BITS-bit values (1, 2 or 4); a row of them is BITS bytes."""
+    row = block * (BLOCK // ROW) + tl.arange(0, BLOCK // ROW)
+    word = tl.zeros_like(row)
+    for byte in tl.static_range(BITS):
+        word |= load(pointer, row * BITS + byte, tl.cdiv(size, 8 // BITS), full).to(tl.int32) << (8 * byte)
+    return (word[:, None] >> (tl.arange(0, ROW) * BITS)[None, :]) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def load_packed_at(pointer, i, size, BITS: tl.constexpr):
+    """Return the BITS-bit values (1, 2 or 4) at any `i`; 0 beyond the end."""
     per_byte: tl.constexpr = 8 // BITS
-    byte = load(pointer, i // per_byte, tl.cdiv(size, per_byte), full).to(tl.int32)
+    byte = tl.load(pointer + i // per_byte, mask=i < size, other=0).to(tl.int32)
     return (byte >> (i % per_byte * BITS)) & ((1 << BITS) - 1)
 
 

@@ -51,6 +51,20 @@ def actual(size_ptr, numel, COUNTED: tl.constexpr):
 
 
 @triton.jit
+def total_before(counts_ptr, program, count):
+    """Return the sum of the counts before a program's own, and of all of them."""
+    some = tl.arange(0, 1024)
+    below = tl.zeros([1024], tl.int32)
+    whole = tl.zeros([1024], tl.int32)
+    for first in tl.range(0, count, 1024):
+        at = first + some
+        counts = tl.load(counts_ptr + at, mask=at < count, other=0)
+        below += tl.where(at < program, counts, 0)
+        whole += counts
+    return tl.sum(below, axis=0), tl.sum(whole, axis=0)
+
+
+@triton.jit
 def resolve(histogram_ptr, rank, BINS: tl.constexpr):
     """Return the bin that holds the rank-th largest and the rank inside it; leaves the histogram zero."""
     bin_ = BINS - 1 - tl.arange(0, BINS)
@@ -106,20 +120,16 @@ def mark(x_ptr, size_ptr, mask_ptr, counts_ptr, state_ptr, numel: "i32", COUNTED
 @triton.jit(do_not_specialize=["numel", "k", "limit"])
 def gather(
     x_ptr, size_ptr, mask_ptr, counts_ptr, state_ptr, index_ptr, value_ptr, numel: "i32", k: "i32", limit: "i32",
-    COUNTED: tl.constexpr, UNITS: tl.constexpr,
+    COUNTED: tl.constexpr,
 ):  # fmt: skip
     """The marked elements in index order; the flag goes up where they are fewer than k or more than fit."""
-    unit = tl.arange(0, UNITS)
-    counts = tl.load(counts_ptr + unit, mask=unit < tl.num_programs(0), other=0)
-    place = tl.sum(tl.where(unit < tl.program_id(0), counts, 0), axis=0)
+    place, total = total_before(counts_ptr, tl.program_id(0), tl.num_programs(0))
     size = actual(size_ptr, numel, COUNTED)
-    total = tl.sum(counts, axis=0)
     misled = (total < tl.minimum(k, size)) | (total > limit)
     if tl.program_id(0) == 0:
         tl.store(state_ptr + FALLBACK, misled.to(tl.int32))
         tl.store(state_ptr + CANDIDATES, total)
-    mine = tl.sum(tl.where(unit == tl.program_id(0), counts, 0), axis=0)
-    if (mine > 0) & (misled == 0):
+    if (tl.load(counts_ptr + tl.program_id(0)) > 0) & (misled == 0):
         first = tl.program_id(0) * (UNIT // 32) + tl.arange(0, UNIT // 32)
         word = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)
         count = bit_count(word)
@@ -161,31 +171,24 @@ def digit(
 
 
 @triton.jit
-def count(candidates_ptr, counts_ptr, state_ptr, TILES: tl.constexpr):
+def count(candidates_ptr, above_ptr, equal_ptr, state_ptr):
     """How many candidates of each tile are above the k-th magnitude, and how many equal to it."""
     size, threshold = tl.load(state_ptr + CANDIDATES), tl.load(state_ptr + PREFIX)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     bits = tl.load(candidates_ptr + at, mask=at < size, other=-1)
     if tl.load(state_ptr + FALLBACK) == 0:
-        tl.store(counts_ptr + tl.program_id(0), tl.sum((bits > threshold).to(tl.int32), axis=0))
-        tl.store(counts_ptr + TILES + tl.program_id(0), tl.sum((bits == threshold).to(tl.int32), axis=0))
+        tl.store(above_ptr + tl.program_id(0), tl.sum((bits > threshold).to(tl.int32), axis=0))
+        tl.store(equal_ptr + tl.program_id(0), tl.sum((bits == threshold).to(tl.int32), axis=0))
 
 
 @triton.jit
-def before(counts_ptr, program, TILES: tl.constexpr):
-    """Return how many elements above, and how many equal, stand before a program's own."""
-    tile = tl.arange(0, TILES)
-    above = tl.sum(tl.load(counts_ptr + tile, mask=tile < program, other=0), axis=0)
-    return above, tl.sum(tl.load(counts_ptr + TILES + tile, mask=tile < program, other=0), axis=0)
-
-
-@triton.jit
-def write(index_ptr, candidates_ptr, counts_ptr, state_ptr, out_ptr, TILES: tl.constexpr):
+def write(index_ptr, candidates_ptr, above_ptr, equal_ptr, state_ptr, out_ptr):
     """The indices of the chosen candidates, ascending."""
     size, threshold = tl.load(state_ptr + CANDIDATES), tl.load(state_ptr + PREFIX)
     if tl.load(state_ptr + FALLBACK) == 0:
         ties = tl.load(state_ptr + REMAINING)
-        above, equal = before(counts_ptr, tl.program_id(0), TILES)
+        above, _ = total_before(above_ptr, tl.program_id(0), tl.num_programs(0))
+        equal, _ = total_before(equal_ptr, tl.program_id(0), tl.num_programs(0))
         at = tl.program_id(0) * TILE + tl.arange(0, TILE)
         bits = tl.load(candidates_ptr + at, mask=at < size, other=-1)
         is_tie = (bits == threshold).to(tl.int32)
@@ -197,7 +200,7 @@ def write(index_ptr, candidates_ptr, counts_ptr, state_ptr, out_ptr, TILES: tl.c
 
 @triton.jit(do_not_specialize=["numel"])
 def mark_exactly(
-    x_ptr, size_ptr, mask_ptr, ties_ptr, counts_ptr, state_ptr, numel: "i32", COUNTED: tl.constexpr, UNITS: tl.constexpr
+    x_ptr, size_ptr, mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, numel: "i32", COUNTED: tl.constexpr
 ):
     """The flag up: one bit for each element above the k-th magnitude and one for each equal to it, and how many."""
     if tl.load(state_ptr + FALLBACK) != 0:
@@ -212,16 +215,17 @@ def mark_exactly(
             equal += tl.sum((bits == threshold).to(tl.int32), axis=1)
             store_packed(mask_ptr, (bits > threshold).to(tl.int32), block, (block + 1) * TILE, True, 1, TILE)
             store_packed(ties_ptr, (bits == threshold).to(tl.int32), block, (block + 1) * TILE, True, 1, TILE)
-        tl.store(counts_ptr + tl.program_id(0), tl.sum(above, axis=0))
-        tl.store(counts_ptr + UNITS + tl.program_id(0), tl.sum(equal, axis=0))
+        tl.store(above_ptr + tl.program_id(0), tl.sum(above, axis=0))
+        tl.store(equal_ptr + tl.program_id(0), tl.sum(equal, axis=0))
 
 
 @triton.jit
-def write_exactly(mask_ptr, ties_ptr, counts_ptr, state_ptr, out_ptr, UNITS: tl.constexpr):
+def write_exactly(mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, out_ptr):
     """The flag up: the indices of the chosen elements, ascending."""
     if tl.load(state_ptr + FALLBACK) != 0:
         ties = tl.load(state_ptr + REMAINING)
-        above, equal = before(counts_ptr, tl.program_id(0), UNITS)
+        above, _ = total_before(above_ptr, tl.program_id(0), tl.num_programs(0))
+        equal, _ = total_before(equal_ptr, tl.program_id(0), tl.num_programs(0))
         first = tl.program_id(0) * (UNIT // 32) + tl.arange(0, UNIT // 32)
         mask = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)
         tie = tl.load(ties_ptr.to(tl.pointer_type(tl.uint32)) + first)
@@ -242,37 +246,45 @@ def write_exactly(mask_ptr, ties_ptr, counts_ptr, state_ptr, out_ptr, UNITS: tl.
             left -= 1
 
 
-def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any) -> Any:
+def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any = None) -> Any:
     """Return the ascending indices of the k largest |values|, int32, on the device and without waiting for it.
 
     `size` is a one-element int32 tensor with how many of `values` count, or None for all of them; fewer than k leave
-    the rest of the result untouched. `scratch` holds zeros before and after: 4096 + STATE_INTS int32.
+    the rest of the result untouched. `scratch` holds zeros before and after: 4096 + STATE_INTS int32. `start` launches
+    a kernel; the driver has a quicker way than Triton's own.
     """
+    start = start or launch_plainly
     numel, device = values.numel(), values.device
-    chosen = torch.empty(k, dtype=torch.int32, device=device)
     if not k or not numel:
-        return chosen
-    units = triton.cdiv(numel, UNIT.value)
-    padded = max(2, triton.next_power_of_2(units))
-    limit = min(numel, 4 * k + 4096)
+        return torch.empty(k, dtype=torch.int32, device=device)
+    units, limit = triton.cdiv(numel, UNIT.value), min(numel, 4 * k + 4096)
     tiles = triton.cdiv(limit, TILE.value)
-    padded_tiles = max(2, triton.next_power_of_2(tiles))
-    mask, ties = torch.empty((2, units * UNIT.value // 8), dtype=torch.uint8, device=device)
-    work = torch.empty(2 * limit + 2 * padded + 2 * padded_tiles, dtype=torch.int32, device=device)
-    index, candidates, counts, tile_counts = work.split([limit, limit, 2 * padded, 2 * padded_tiles])
+    mask_ints = units * UNIT.value // 32
+    sizes = [k, limit, limit, units, units, tiles, tiles, mask_ints, mask_ints]
+    aligned = [-(-ints // 4) * 4 for ints in sizes]
+    work = torch.empty(sum(aligned), dtype=torch.int32, device=device).split(aligned)
+    chosen, index, candidates, above, equal, tile_above, tile_equal, mask, ties = work
     histogram, state = scratch[:GUESS_BINS], scratch[GUESS_BINS:]
-    counted, sized = size is not None, values if size is None else size
+    counted, sized = size is not None, scratch if size is None else size
+    bytes_, tie_bytes = mask.view(torch.uint8), ties.view(torch.uint8)
     samples = triton.cdiv(min(numel, 2 * SAMPLE), 1024)
-    guess[(samples,)](
-        values, sized, histogram, state, numel, k, counted, SAMPLE, 1024, GUESS_BINS, GUESS_SHIFT, num_warps=8
+    start(
+        guess, samples, (values, sized, histogram, state, numel, k), (counted, SAMPLE, 1024, GUESS_BINS, GUESS_SHIFT), 8
     )
-    mark[(units,)](values, sized, mask, counts, state, numel, counted)
-    gather[(units,)](values, sized, mask, counts, state, index, candidates, numel, k, limit, counted, padded)
+    start(mark, units, (values, sized, bytes_, above, state, numel), (counted,), 4)
+    start(gather, units, (values, sized, bytes_, above, state, index, candidates, numel, k, limit), (counted,), 4)
     programs = min(triton.cdiv(numel, TILE.value), 132)
     for shift, bins in DIGITS:
-        digit[(programs,)](values, sized, candidates, histogram, state, numel, counted, bins, shift, num_warps=8)
-    count[(tiles,)](candidates, tile_counts, state, padded_tiles)
-    write[(tiles,)](index, candidates, tile_counts, state, chosen, padded_tiles)
-    mark_exactly[(units,)](values, sized, mask, ties, counts, state, numel, counted, padded)
-    write_exactly[(units,)](mask, ties, counts, state, chosen, padded)
-    return chosen
+        start(digit, programs, (values, sized, candidates, histogram, state, numel), (counted, bins, shift), 8)
+    start(count, tiles, (candidates, tile_above, tile_equal, state), (), 4)
+    start(write, tiles, (index, candidates, tile_above, tile_equal, state, chosen), (), 4)
+    start(mark_exactly, units, (values, sized, bytes_, tie_bytes, above, equal, state, numel), (counted,), 4)
+    start(write_exactly, units, (bytes_, tie_bytes, above, equal, state, chosen), (), 4)
+    return chosen[:k]
+
+
+def launch_plainly(
+    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int
+) -> None:
+    """Launch a kernel the usual way."""
+    kernel[(programs,)](*arguments, *constants, num_warps=warps, enable_fp_fusion=False)

@@ -273,7 +273,7 @@ class Kernel:
 
     def _loaded(self, p: Procedure, vector: str, where: str) -> str:
         if vector in p.reads:
-            return self._read(p, p.reads[vector], "i", "full" if where == "tile" else "False")
+            return self._read(p, p.reads[vector], "i", "full" if where == "tile" else "")
         pointer, scalar = self.pointer(p, vector)
         size = self.size(p, _length(p, vector))
         if where == "tile":
@@ -314,11 +314,14 @@ class Kernel:
         self.loop += ["    if LAST:", *(f"        {line}" for line in loop), f"        kept = kept - {sent}"]
 
     def _read(self, p: Procedure, read: Read, index: str, full: str) -> str:
-        """Return elements of a vector that is packed in the payload."""
+        """Return elements of a vector that is packed in the payload: a tile where `full` says so, else at any index."""
         size, offset = self.size(p, read.length), p.field_offset(self, read.field)
         pointer, bits = f"{self.use(p.payload)} + {offset}", read.element.bits
+        if bits < 8 and full:
+            return f"load_packed({pointer}, block, {size}, full, {bits}, BLOCK)"
         if bits < 8:
-            return f"load_packed({pointer}, {index}, {size}, {full}, {bits})"
+            return f"load_packed_at({pointer}, {index}, {size}, {bits})"
+        full = full or "False"
         if bits == 8:
             return f"load({pointer}, {index}, {size}, {full}).to(tl.int32)"
         text = f"load_words({pointer}, {index}, {size}, {full}, {bits // 8}, {self._aligned(offset, bits)})"
@@ -336,7 +339,7 @@ class Kernel:
         size = self.size(p, _length(p, vector))
         held = f"tl.minimum(tl.maximum({index}, 0), {size} - 1)"
         if vector in p.reads:
-            return self._read(p, p.reads[vector], held, "False")
+            return self._read(p, p.reads[vector], held, "")
         pointer, scalar = self.pointer(p, vector)
         return f"tl.load({pointer} + {held}, mask={held} >= 0, other=0).to({register(scalar)})"
 
