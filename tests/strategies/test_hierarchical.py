@@ -31,9 +31,10 @@ def test_the_example_of_the_page_takes_six_steps():
 
 
 @pytest.mark.parametrize("place", ["inner", "outer"])
-def test_native_cannot_be_a_part(place):
-    with pytest.raises(StrategyError, match="native takes all ranks of the engine; choose another inner or outer"):
-        build("all_reduce", "hierarchical", 4, 8, Options(**{place: "native"}))
+@pytest.mark.parametrize("name", ["native", "hierarchical"])
+def test_what_takes_all_ranks_cannot_be_a_part(place, name):
+    with pytest.raises(StrategyError, match=f"hierarchical: {name} cannot be a part of it; choose another inner or"):
+        build("all_reduce", "hierarchical", 4, 8, Options(**{place: name}))
 
 
 def test_an_unknown_part_is_refused_by_name():

@@ -7,6 +7,7 @@ behind. Each rank then lists its messages in the order of those steps. Time is t
 link agree on the order of its messages.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,10 +36,12 @@ class _Message:
 
 def emit_flows(builder: ProgramBuilder, flows: Sequence[Flow], block_numel: int) -> None:
     """Issue the messages of all flows on all ranks."""
-    messages = _schedule(flows)
-    for rank in range(builder.world_size):
-        arriving = [one for one in messages if flows[one.flow].target == rank]
-        leaving = [one for one in messages if flows[one.flow].source == rank]
+    coming: list[list[_Message]] = [[] for _ in range(builder.world_size)]
+    going: list[list[_Message]] = [[] for _ in range(builder.world_size)]
+    for message in _schedule(flows):
+        coming[flows[message.flow].target].append(message)
+        going[flows[message.flow].source].append(message)
+    for rank, (arriving, leaving) in enumerate(zip(coming, going, strict=True)):
         arrivals = [
             Arrival(flows[m.flow].source, flows[m.flow].blocks[m.block], flows[m.flow].merged) for m in arriving
         ]
@@ -81,10 +84,11 @@ def _moving(flows: Sequence[Flow], brought: Sequence[int], order: Sequence[int])
 def _departures(flows: Sequence[Flow], arriving: list[_Message], leaving: list[_Message]) -> list[Departure]:
     """Return the departures of a rank, each after what it needs and not far ahead of the schedule."""
     position = {(one.flow, one.block): index for index, one in enumerate(arriving)}
+    steps = [one.step for one in arriving]
     departures = []
     for one in leaving:
         flow = flows[one.flow]
         needed = max((position[need, one.block] for need in flow.needs), default=-1)
-        before = sum(other.step < one.step for other in arriving)
+        before = bisect_left(steps, one.step)
         departures.append(Departure(flow.target, flow.blocks[one.block], max(needed, before - 1 - DEPTH)))
     return departures

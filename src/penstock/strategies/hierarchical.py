@@ -24,10 +24,9 @@ Build = Callable[[str, str, int, int, Options], Program]  # (operation, name, wo
 
 def all_reduce(world_size: int, numel: int, options: Options, build: Build) -> Program:
     """Join three programs of other strategies, which `build` makes."""
-    if options.outer == "native" or options.inner == "native":
-        raise StrategyError(
-            "hierarchical: native takes all ranks of the engine; choose another inner or outer strategy"
-        )
+    for name in (options.inner, options.outer):
+        if name in ("native", "hierarchical"):
+            raise StrategyError(f"hierarchical: {name} cannot be a part of it; choose another inner or outer strategy")
     builder = ProgramBuilder("hierarchical", Collective.ALL_REDUCE, world_size, numel)
     size, part_options = options.ranks_per_node, replace(options, root=0)
     nodes = [range(first, min(first + size, world_size)) for first in range(0, world_size, size)]
