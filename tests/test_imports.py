@@ -40,7 +40,7 @@ ALLOWED = {
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it
-    "torch": ("runtime/transport/c10d.py", "codecs/", "compll/backends/", "torch/", "cli/", "zoo/"),
+    "torch": ("runtime/transport/c10d.py", "codecs/", "compll/backends/", "torch/", "cli/", "zoo/", "bench/"),
     "triton": ("compll/backends/triton",),
     "mpi4py": ("runtime/transport/mpi.py", "cli/"),
     "lark": ("compll/",),

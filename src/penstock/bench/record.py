@@ -5,6 +5,7 @@ A figure without these cannot be repeated, so results are only written through `
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,9 +26,7 @@ def make_record(benchmark: str, rows: Sequence[dict[str, Any]], **notes: Any) ->
         "format": FORMAT,
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["penstock", *sys.argv[1:]])
-        if "penstock" in Path(sys.argv[0]).name
-        else " ".join(sys.argv),
+        "command": _command(sys.argv),
         "commit": _commit(),
         "machine": machine(),
         "versions": _versions(),
@@ -51,6 +50,16 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
     }
+
+
+def _command(argv: Sequence[str]) -> str:
+    """Return what to type to have this again; scripts and `python -m penstock` are the `penstock` command too.
+
+    >>> _command(["benchmarks/planners.py", "bench", "planners"])
+    'penstock bench planners'
+    """
+    program = "penstock" if argv[1:2] == ["bench"] else Path(argv[0]).name
+    return shlex.join([program, *argv[1:]])
 
 
 def _cpu_model() -> str:

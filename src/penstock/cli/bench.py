@@ -5,8 +5,14 @@ import typer
 from penstock.cli.bench_links import bench_links
 from penstock.cli.bench_planners import bench_planners
 from penstock.cli.bench_profile import bench_profile
+from penstock.cli.bench_replay import bench_rates, bench_replay, bench_scaling
+from penstock.cli.bench_train import bench_train
 
 bench = typer.Typer(help="Measured tables, peers beside us; results kept as JSON.", no_args_is_help=True)
 bench.command("links")(bench_links)
 bench.command("planners")(bench_planners)
 bench.command("profile")(bench_profile)
+bench.command("train")(bench_train)
+bench.command("replay")(bench_replay)
+bench.command("scaling")(bench_scaling)
+bench.command("rates")(bench_rates)

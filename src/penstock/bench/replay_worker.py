@@ -1,0 +1,112 @@
+"""One rank of `penstock bench replay`, `scaling` and `rates`: the network, then messages, then replayed traces."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from penstock.bench.jobs import report
+from penstock.cluster.replay_study import replay_plans
+from penstock.cost.ways import way_for
+from penstock.network import Network
+from penstock.planners import find_planner
+from penstock.program import Collective
+from penstock.runtime.communicator import Communicator
+from penstock.runtime.measure import NATIVE, measure_network
+from penstock.runtime.transport import Transport
+from penstock.runtime.transport.c10d import C10dTransport
+from penstock.simulator.iteration import predict
+from penstock.traces import find_trace
+
+WAIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob:
+    """What the ranks are asked to measure."""
+
+    traces: tuple[str, ...]
+    planners: tuple[str, ...]
+    iterations: int  # of each trace and planner, after one to warm up
+    strategies: tuple[str, ...] = ()  # all-reduces of one message
+    message_nbytes: int = 0
+    repetitions: int = 0  # of each message, after one to warm up
+
+
+def measure_job(transport: Transport, job: ReplayJob, done: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Yield a row for every message and every replayed plan; every rank must call this with the same job."""
+    network = measure_network(transport, strategies=list(dict.fromkeys([NATIVE, *job.strategies]))).network
+    communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
+    for strategy, seconds in message_times(communicator, job, done).items():
+        simulated = way_for(network, strategy).whole.seconds(job.message_nbytes)
+        yield _message_row(strategy, job.message_nbytes, seconds, simulated)
+    for name in job.traces:
+        yield from _replay_rows(name, job, network, communicator, done)
+
+
+def message_times(communicator: Communicator, job: ReplayJob, done: Callable[[str], None]) -> dict[str, list[float]]:
+    """Return how long one message takes by each strategy, on the slowest rank; the strategies take turns."""
+    values = np.zeros(job.message_nbytes // 4, np.float32)
+    times: dict[str, list[float]] = {strategy: [] for strategy in job.strategies}
+    for _ in range(job.repetitions + 1):
+        for strategy, found in times.items():
+            _largest(communicator.transport, 0.0)  # start together
+            start = perf_counter()
+            communicator.all_reduce(values, strategy=strategy)
+            found.append(_largest(communicator.transport, perf_counter() - start))
+            done(f"all-reduce by {strategy}")
+    return {strategy: found[1:] for strategy, found in times.items()}
+
+
+def _message_row(strategy: str, nbytes: int, times: Sequence[float], simulated: float) -> dict[str, Any]:
+    measured = float(np.median(times))
+    return {
+        "what": f"all-reduce of {nbytes / 1e6:g} MB",
+        "how": strategy,
+        "messages": 1,
+        "measured_seconds": measured,
+        "spread": max(times) - min(times),
+        "simulated_seconds": simulated,
+        "error": simulated / measured - 1,
+    }
+
+
+def _replay_rows(
+    name: str, job: ReplayJob, network: Network, communicator: Communicator, done: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    trace, ways = find_trace(name), [way_for(network, NATIVE)]
+    plans = {each: predict(trace, find_planner(each), ways, network.workers) for each in job.planners}
+    rows, _ = replay_plans(trace, plans, network, communicator, job.iterations, lambda: done(name))
+    for row in rows:
+        document = row.document()
+        yield {"what": name, "how": document.pop("planner"), **document}
+
+
+def _largest(transport: Transport, value: float) -> float:
+    """Return the largest value any rank brought; also a barrier."""
+    everyone = np.zeros(transport.world_size)
+    everyone[transport.rank] = value
+    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
+    return float(everyone.max())
+
+
+def main() -> None:
+    """Measure the job given as JSON on the command line."""
+    document = json.loads(sys.argv[1])
+    lists = {name: tuple(document[name]) for name in ("traces", "planners", "strategies")}
+    job = ReplayJob(**document | lists)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for row in measure_job(C10dTransport(), job, lambda name: report(rank, {"done": name})):
+        report(rank, row)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The ways of training that `penstock bench train` compares: each wraps a module for data-parallel training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock.errors import PenstockError
+from penstock.planners import PLANNERS
+from penstock.torch import DistributedDataParallel as PlannedDataParallel
+
+ALONE = "no-communication"
+DEFAULT = "ddp"
+STOCK = "ddp with other buckets"  # kinds of method, by what they may be compared with
+PLANNED = "planned"
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way of training."""
+
+    wrap: Callable[[nn.Module, int], nn.Module]  # (module, iterations to profile) -> what is trained
+    kind: str
+    plans: bool = False  # its first iterations profile
+    risky: bool = False  # may crash its process, so it runs in one of its own
+
+
+def _bare(module: nn.Module, _: int) -> nn.Module:
+    return module
+
+
+def _stock(module: nn.Module, _: int, **options: Any) -> nn.Module:
+    return DistributedDataParallel(module, **options)
+
+
+def _hooked(module: nn.Module, _: int, hook: Callable[..., Any], state: Callable[[], Any] = lambda: None) -> nn.Module:
+    model = DistributedDataParallel(module)
+    model.register_comm_hook(state(), hook)
+    return model
+
+
+def _powersgd_state() -> PowerSGDState:
+    """Return torch's defaults, except that it compresses from the third iteration on and not from the thousandth."""
+    return PowerSGDState(process_group=None, start_powerSGD_iter=2)
+
+
+def _planned(module: nn.Module, profile_iterations: int, **options: Any) -> nn.Module:
+    return PlannedDataParallel(module, profile_iterations=profile_iterations, **options)
+
+
+METHODS: dict[str, Method] = {
+    ALONE: Method(_bare, OTHER),  # the bare module on every rank: no wrapper, so nothing is sent
+    DEFAULT: Method(_stock, STOCK),
+    **{f"ddp-{mib}": Method(partial(_stock, bucket_cap_mb=mib), STOCK) for mib in (1, 5, 25, 100)},
+    "ddp-fp16": Method(partial(_hooked, hook=default_hooks.fp16_compress_hook), OTHER),
+    "ddp-bf16": Method(partial(_hooked, hook=default_hooks.bf16_compress_hook), OTHER),
+    "ddp-powersgd": Method(partial(_hooked, hook=powerSGD_hook, state=_powersgd_state), OTHER, risky=True),
+    **{f"penstock-{name}": Method(partial(_planned, planner=name), PLANNED, plans=True) for name in PLANNERS},
+    "penstock-onebit": Method(partial(_planned, codec="onebit"), OTHER, plans=True, risky=True),
+}
+
+
+def find_method(name: str) -> Method:
+    """Return the method called `name`."""
+    if name not in METHODS:
+        raise PenstockError(f"no training method called {name!r}; wanted one of {', '.join(METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,149 @@
+"""One rank of `penstock bench train`: trains the same model by several methods in turn, and times each.
+
+Every method has a module, a wrapper and an optimizer of its own; the modules share their weights' memory, so that
+many fit. Methods take turns, a few iterations each, round after round: a slow moment of the machine falls on all.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.bench.jobs import report
+from penstock.bench.train_methods import find_method
+from penstock.zoo import Task, find_task
+
+NIC = "eth0"  # of an emulated host, inside
+LEARNING_RATE = 1e-3  # small: weights must stay finite, since denormal or infinite ones change the speed
+
+
+@dataclass(frozen=True, slots=True)
+class TrainJob:
+    """What the ranks are asked to measure."""
+
+    model: str  # a name of the zoo
+    batch: int  # samples per rank; 0 is the zoo's own
+    methods: tuple[str, ...]
+    rounds: int
+    iterations: int  # of each method and round
+    warmup: int  # iterations of each method before the first round, profiling excepted
+    profile: int  # iterations that planning methods profile
+    threads: int  # of each rank
+    nic: str = NIC
+
+
+@dataclass(slots=True)
+class Subject:
+    """One method at work."""
+
+    name: str
+    model: nn.Module
+    step: Callable[[], None]
+    seconds: list[float] = field(default_factory=list)  # of an iteration, one per round
+    nbytes: list[int] = field(default_factory=list)  # sent by this host in an iteration, one per round
+
+
+def train(job: TrainJob, done: Callable[[str], None] = lambda _: None) -> Iterator[dict[str, Any]]:
+    """Measure every method and yield what all ranks agree on; every rank must call this with the same job."""
+    torch.set_num_threads(job.threads)
+    task = find_task(job.model)
+    subjects: list[Subject] = []
+    for name in job.methods:
+        try:
+            subjects.append(_prepare(job, task, name, subjects))
+        except Exception as error:  # whatever a method raises here it raises on every rank: the others can go on
+            yield {"method": name, "error": f"{type(error).__name__}: {error}"}
+        done(name)
+    for turn in range(job.rounds):
+        for index in range(len(subjects)):
+            subject = subjects[(turn + index) % len(subjects)]
+            _measure(subject, job.iterations, job.nic)
+            done(subject.name)
+    yield from _agree(subjects, job.batch or task.batch)
+
+
+def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
+    """Wrap a fresh module by the method called `name`, and run it until it is warm and has planned."""
+    method = find_method(name)
+    torch.manual_seed(1)  # same weights on every rank
+    module = task.build()
+    if others:
+        _share_weights(module, others[0].model)
+    model = method.wrap(module, job.profile)
+    torch.manual_seed(1 + dist.get_rank())  # other data
+    inputs, targets = task.make_batch(job.batch or task.batch, torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    for _ in range(job.warmup + (job.profile if method.plans else 0)):
+        step()
+    return Subject(name, model, step)
+
+
+def _share_weights(module: nn.Module, first: nn.Module) -> None:
+    for mine, theirs in zip(module.parameters(), first.parameters(), strict=True):
+        mine.data = theirs.data
+
+
+def _measure(subject: Subject, iterations: int, nic: str) -> None:
+    """Run a block of iterations; the second barrier is there so that all of its bytes are counted."""
+    dist.barrier()
+    sent, start = sent_nbytes(nic), perf_counter()
+    for _ in range(iterations):
+        subject.step()
+    subject.seconds.append((perf_counter() - start) / iterations)
+    dist.barrier()
+    subject.nbytes.append((sent_nbytes(nic) - sent) // iterations)
+
+
+def _agree(subjects: Sequence[Subject], batch: int) -> Iterator[dict[str, Any]]:
+    """Yield the slowest rank's times and the busiest host's bytes."""
+    for subject in subjects:
+        slowest, busiest = torch.tensor(subject.seconds), torch.tensor(subject.nbytes)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        dist.all_reduce(busiest, dist.ReduceOp.MAX)
+        plan = getattr(subject.model, "plan", None)
+        yield {
+            "method": subject.name,
+            "batch": batch,
+            "seconds": slowest.tolist(),
+            "nbytes": busiest.tolist(),
+            "messages": len(plan.buckets) if plan else None,
+            "predicted_seconds": plan.iteration_seconds if plan else None,
+        }
+
+
+def sent_nbytes(nic: str) -> int:
+    """Return how many bytes the NIC of this process's network namespace has sent, headers included."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == nic:
+            return int(counters.split()[8])
+    raise AssertionError(f"no NIC called {nic} here")
+
+
+def main() -> None:
+    """Measure the job given as JSON on the command line."""
+    document = json.loads(sys.argv[1])
+    job = TrainJob(**document | {"methods": tuple(document["methods"])})
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for result in train(job, lambda name: report(rank, {"done": name})):
+        report(rank, result)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

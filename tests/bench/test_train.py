@@ -1,0 +1,116 @@
+import pytest
+
+from bench_workers import train_on_loopback
+from penstock.bench import train
+from penstock.bench.jobs import Place
+from penstock.bench.train import Effort, compared, count_steps, parse_methods, parse_models, train_rows
+from penstock.errors import ClusterError, PenstockError
+from spawn import spawn
+
+EFFORT = Effort(rounds=2, iterations=1, warmup=2, profile=2)
+PLACE = Place(2, "1gbit")
+METHODS = ("no-communication", "ddp", "ddp-1", "penstock-single", "ddp-bf16")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return spawn(2, train_on_loopback, METHODS)
+
+
+def test_every_method_is_timed_once_per_round_and_all_ranks_agree(trained):
+    (rows, finished), (others, _) = trained
+    assert rows == others
+    times = {row["method"]: row["seconds"] for row in rows if "seconds" in row}
+    assert list(times) == ["no-communication", "ddp", "ddp-1", "penstock-single"]
+    assert all(len(each) == 2 and min(each) > 0 for each in times.values())
+    assert finished[:5] == list(METHODS)
+    assert sorted(finished[5:]) == sorted(2 * METHODS[:4])
+
+
+def test_a_method_that_cannot_be_built_leaves_the_others_alone(trained):
+    failed = [row for row in trained[0][0] if "error" in row]
+    assert [row["method"] for row in failed] == ["ddp-bf16"]
+    assert failed[0]["error"].startswith("TypeError: BF16 all reduce communication hook required CUDA")
+
+
+def test_bytes_are_those_of_the_gradients(trained):
+    sent = {row["method"]: row["nbytes"] for row in trained[0][0] if "nbytes" in row}
+    gradients = 269_722 * 4  # ResNet-20; two ranks on one loopback device each send that much
+    assert max(sent["no-communication"]) < 0.05 * gradients
+    assert min(sent["ddp"]) > 1.9 * gradients
+
+
+def test_plans_are_in_force_when_timing_begins(trained):
+    planned = next(row for row in trained[0][0] if row["method"] == "penstock-single")
+    assert planned["messages"] == 1
+    assert planned["predicted_seconds"] > 0
+
+
+def result(method, *seconds):
+    return {"method": method, "batch": 8, "seconds": list(seconds), "nbytes": [10], "messages": None,
+            "predicted_seconds": None}  # fmt: skip
+
+
+def fake_run(monkeypatch, crashing=()):
+    """Replace the emulated hosts: methods in `crashing` take their process group down."""
+    groups = []
+
+    def run_job(place, module, job, done, timeout_seconds):
+        groups.append(job["methods"])
+        for name in job["methods"]:
+            if name in crashing:
+                raise ClusterError(f"rank 1 ended with exit code 134: {name} died")
+        base = {"no-communication": 1.0, "ddp": 2.0, "ddp-5": 1.6, "penstock-exact": 1.5}
+        return [result(name, base.get(name, 3.0), base.get(name, 3.0) + 0.2) for name in job["methods"]]
+
+    monkeypatch.setattr(train, "run_job", run_job)
+    return groups
+
+
+def test_rows_hold_exposed_time_and_ratios_to_stock(monkeypatch):
+    fake_run(monkeypatch)
+    names = ["no-communication", "ddp", "ddp-5", "penstock-exact"]
+    rows = {row["method"]: row for row in train_rows(PLACE, "resnet20", 8, names, EFFORT, print)}
+    assert rows["ddp"]["exposed_seconds"] == pytest.approx(1.0)
+    assert rows["ddp"]["spread"] == pytest.approx(0.2)
+    assert rows["penstock-exact"]["ratio_to_ddp"] == pytest.approx(1.6 / 2.1)
+    assert rows["penstock-exact"]["ratio_to_best_ddp"] == pytest.approx(1.6 / 1.7)
+    assert rows["ddp-5"]["ratio_to_best_ddp"] == 1
+    assert (rows["ddp"]["hosts"], rows["ddp"]["rate"], rows["ddp"]["model"]) == (2, "1gbit", "resnet20")
+
+
+def test_a_risky_method_has_a_process_group_of_its_own(monkeypatch):
+    groups = fake_run(monkeypatch, crashing=["ddp-powersgd"])
+    rows = train_rows(PLACE, "resnet20", 8, ["no-communication", "ddp-powersgd", "ddp"], EFFORT, print)
+    assert groups == [("no-communication", "ddp"), ("no-communication", "ddp-powersgd")]
+    assert [row["method"] for row in rows] == ["no-communication", "ddp-powersgd", "ddp"]
+    assert rows[1]["error"] == "rank 1 ended with exit code 134: ddp-powersgd died"
+    assert rows[2]["iteration_seconds"] == pytest.approx(2.1)
+
+
+def test_methods_run_by_themselves_when_one_takes_the_others_down(monkeypatch):
+    fake_run(monkeypatch, crashing=["ddp-5"])
+    rows = {row["method"]: row for row in train_rows(PLACE, "resnet20", 8, parse_methods("ddp,ddp-5"), EFFORT, print)}
+    assert "died" in rows["ddp-5"]["error"]
+    assert rows["ddp"]["exposed_seconds"] == pytest.approx(1.0)
+
+
+def test_ratios_are_left_out_where_there_is_nothing_to_compare_with():
+    (row,) = compared([{"method": "penstock-exact", "iteration_seconds": 1.0}])
+    assert row["ratio_to_ddp"] is None
+    assert row["ratio_to_best_ddp"] is None
+
+
+def test_progress_counts_what_will_be_done():
+    assert count_steps(["no-communication", "ddp", "ddp-powersgd"], rounds=3) == 2 * 4 + 2 * 4
+
+
+def test_lists_on_the_command_line():
+    assert parse_models("vgg16_cifar:8, resnet20") == [("vgg16_cifar", 8), ("resnet20", 0)]
+    assert parse_methods("ddp,ddp,no-communication") == ["no-communication", "ddp"]
+    with pytest.raises(PenstockError, match="no model of the zoo is called 'vgg'; wanted some of bert_base"):
+        parse_models("vgg")
+    with pytest.raises(PenstockError, match="found batch 'x' for resnet20; wanted a whole number > 0"):
+        parse_models("resnet20:x")
+    with pytest.raises(PenstockError, match="no training method called 'horovod'; wanted one of no-communication, ddp"):
+        parse_methods("horovod")
