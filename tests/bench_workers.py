@@ -2,21 +2,34 @@
 
 import torch.distributed as dist
 
+from penstock.bench import replay_worker
 from penstock.bench.replay_worker import ReplayJob, measure_job
 from penstock.bench.train_worker import TrainJob, train
+from penstock.network import LinearCost, Network
+from penstock.runtime.measure import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.torch import ddp
+
+LINE = LinearCost(1e-4, 1e-9)
 
 
 def train_on_loopback(_rank, methods):
     job = TrainJob("resnet20", 2, methods, rounds=2, iterations=1, warmup=2, profile=2, threads=1, nic="lo")
+    ddp.measure_network = _measured  # what is tested here is the benchmark, on machines that are busy with other tests
     finished = []
     rows = list(train(job, finished.append))
     dist.barrier()
     return rows, finished
 
 
+def _measured(transport, strategies):
+    lines = dict.fromkeys(strategies, LINE)
+    return Measurement(Network(transport.world_size, 1e-5, 1e-9, 1e-10, lines), {})
+
+
 def replay_on_loopback(_rank, traces):
     job = ReplayJob(traces, ("single", "exact"), 1, ("native", "ring"), 4000, 2)
+    replay_worker.measure_network = _measured
     finished = []
     rows = list(measure_job(C10dTransport(), job, finished.append))
     dist.barrier()

@@ -1,10 +1,11 @@
 """The ways of training that `penstock bench train` compares: each wraps a module for data-parallel training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -13,36 +14,62 @@ from torch.nn.parallel import DistributedDataParallel
 from penstock.errors import PenstockError
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
+from penstock.torch.bsp import ALGORITHMS, BulkSynchronous
 
 ALONE = "no-communication"
 DEFAULT = "ddp"
 STOCK = "ddp with other buckets"  # kinds of method, by what they may be compared with
 PLANNED = "planned"
 OTHER = "other"
+LEARNING_RATE = 1e-3  # small: weights must stay finite, since denormal or infinite ones change the speed
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model that is being trained."""
+
+    model: nn.Module
+    update: Callable[[], None]  # after each backward pass: changes the weights and forgets the gradients
+    finish: Callable[[], None] | None = None  # waits for what is still under way after an update, where anything is
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
     """A way of training."""
 
-    wrap: Callable[[nn.Module, int], nn.Module]  # (module, iterations to profile) -> what is trained
+    begin: Callable[[nn.Module, int], Trained]  # from a module, and the iterations to profile
     kind: str
     plans: bool = False  # its first iterations profile
     risky: bool = False  # may crash its process, so it runs in one of its own
 
 
-def _bare(module: nn.Module, _: int) -> nn.Module:
-    return module
+def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return what every method updates its weights with."""
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
 
 
-def _stock(module: nn.Module, _: int, **options: Any) -> nn.Module:
-    return DistributedDataParallel(module, **options)
+def _updated_at_once(model: nn.Module) -> Trained:
+    optimizer = make_optimizer(model.parameters())
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Trained(model, update)
 
 
-def _hooked(module: nn.Module, _: int, hook: Callable[..., Any], state: Callable[[], Any] = lambda: None) -> nn.Module:
+def _bare(module: nn.Module, _: int) -> Trained:
+    return _updated_at_once(module)
+
+
+def _stock(module: nn.Module, _: int, **options: Any) -> Trained:
+    return _updated_at_once(DistributedDataParallel(module, **options))
+
+
+def _hooked(module: nn.Module, _: int, hook: Callable[..., Any], state: Callable[[], Any] = lambda: None) -> Trained:
     model = DistributedDataParallel(module)
     model.register_comm_hook(state(), hook)
-    return model
+    return _updated_at_once(model)
 
 
 def _powersgd_state() -> PowerSGDState:
@@ -50,8 +77,13 @@ def _powersgd_state() -> PowerSGDState:
     return PowerSGDState(process_group=None, start_powerSGD_iter=2)
 
 
-def _planned(module: nn.Module, profile_iterations: int, **options: Any) -> nn.Module:
-    return PlannedDataParallel(module, profile_iterations=profile_iterations, **options)
+def _planned(module: nn.Module, profile_iterations: int, **options: Any) -> Trained:
+    return _updated_at_once(PlannedDataParallel(module, profile_iterations=profile_iterations, **options))
+
+
+def _bulk_synchronous(module: nn.Module, _: int, algorithm: str) -> Trained:
+    model = BulkSynchronous(module, make_optimizer, algorithm)
+    return Trained(model, model.step, model.finish)
 
 
 METHODS: dict[str, Method] = {
@@ -62,6 +94,7 @@ METHODS: dict[str, Method] = {
     "ddp-bf16": Method(partial(_hooked, hook=default_hooks.bf16_compress_hook), OTHER),
     "ddp-powersgd": Method(partial(_hooked, hook=powerSGD_hook, state=_powersgd_state), OTHER, risky=True),
     **{f"penstock-{name}": Method(partial(_planned, planner=name), PLANNED, plans=True) for name in PLANNERS},
+    **{f"penstock-bsp-{name}": Method(partial(_bulk_synchronous, algorithm=name), PLANNED) for name in ALGORITHMS},
     "penstock-onebit": Method(partial(_planned, codec="onebit"), OTHER, plans=True, risky=True),
 }
 

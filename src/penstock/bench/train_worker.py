@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.bench.jobs import report
-from penstock.bench.train_methods import find_method
+from penstock.bench.train_methods import Trained, find_method
 from penstock.zoo import Task, find_task
 
 NIC = "eth0"  # of an emulated host, inside
-LEARNING_RATE = 1e-3  # small: weights must stay finite, since denormal or infinite ones change the speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Subject:
     """One method at work."""
 
     name: str
-    model: nn.Module
-    step: Callable[[], None]
+    trained: Trained
+    step: Callable[[], None]  # one iteration
     seconds: list[float] = field(default_factory=list)  # of an iteration, one per round
     nbytes: list[int] = field(default_factory=list)  # sent by this host in an iteration, one per round
 
@@ -75,20 +74,20 @@ def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) ->
     torch.manual_seed(1)  # same weights on every rank
     module = task.build()
     if others:
-        _share_weights(module, others[0].model)
-    model = method.wrap(module, job.profile)
+        _share_weights(module, others[0].trained.model)
+    trained = method.begin(module, job.profile)
     torch.manual_seed(1 + dist.get_rank())  # other data
     inputs, targets = task.make_batch(job.batch or task.batch, torch.device("cpu"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def step() -> None:
-        optimizer.zero_grad()
-        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        task.loss(trained.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        trained.update()
 
     for _ in range(job.warmup + (job.profile if method.plans else 0)):
         step()
-    return Subject(name, model, step)
+    if trained.finish:
+        trained.finish()
+    return Subject(name, trained, step)
 
 
 def _share_weights(module: nn.Module, first: nn.Module) -> None:
@@ -97,14 +96,24 @@ def _share_weights(module: nn.Module, first: nn.Module) -> None:
 
 
 def _measure(subject: Subject, iterations: int, nic: str) -> None:
-    """Run a block of iterations; the second barrier is there so that all of its bytes are counted."""
+    """Run a block of iterations; the second barrier is there so that all of its bytes are counted.
+
+    Where an update goes on during the next iteration, one more iteration before the clock starts brings it into that
+    state: each timed one then waits for the update before it, and the last update is not timed, as the first was.
+    """
+    finish = subject.trained.finish
     dist.barrier()
-    sent, start = sent_nbytes(nic), perf_counter()
+    sent = sent_nbytes(nic)
+    if finish:
+        subject.step()
+    start = perf_counter()
     for _ in range(iterations):
         subject.step()
     subject.seconds.append((perf_counter() - start) / iterations)
+    if finish:
+        finish()
     dist.barrier()
-    subject.nbytes.append((sent_nbytes(nic) - sent) // iterations)
+    subject.nbytes.append((sent_nbytes(nic) - sent) // (iterations + bool(finish)))
 
 
 def _agree(subjects: Sequence[Subject], batch: int) -> Iterator[dict[str, Any]]:
@@ -113,7 +122,7 @@ def _agree(subjects: Sequence[Subject], batch: int) -> Iterator[dict[str, Any]]:
         slowest, busiest = torch.tensor(subject.seconds), torch.tensor(subject.nbytes)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         dist.all_reduce(busiest, dist.ReduceOp.MAX)
-        plan = getattr(subject.model, "plan", None)
+        plan = getattr(subject.trained.model, "plan", None)
         yield {
             "method": subject.name,
             "batch": batch,

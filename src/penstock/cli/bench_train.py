@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 METHODS = (
     "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,ddp-fp16,ddp-bf16,ddp-powersgd,"
-    "penstock-exact,penstock-wfbp,penstock-onebit"
+    "penstock-exact,penstock-wfbp,penstock-bsp-split,penstock-onebit"
 )
 
 
