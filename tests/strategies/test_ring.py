@@ -2,6 +2,7 @@ import pytest
 
 from penstock.program import DATA, Op
 from penstock.strategies import Options, build
+from penstock.strategies.options import CHUNK_BLOCK
 from penstock.strategies.pipeline import DEPTH
 from penstock.verify import require_proof
 from penstock.verify.summary import summarise
@@ -66,4 +67,4 @@ def test_no_rank_sends_far_ahead_of_what_it_receives():
 
 def test_scratch_is_a_few_blocks_whatever_the_size():
     program = build("all_reduce", "ring", 4, 10_000_000)
-    assert sum(buffer.numel for buffer in program.buffers) == DEPTH * 64 * 1024
+    assert sum(buffer.numel for buffer in program.buffers) == DEPTH * CHUNK_BLOCK

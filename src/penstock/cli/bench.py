@@ -2,6 +2,7 @@
 
 import typer
 
+from penstock.cli.bench_collectives import bench_collectives
 from penstock.cli.bench_links import bench_links
 from penstock.cli.bench_planners import bench_planners
 from penstock.cli.bench_profile import bench_profile
@@ -16,3 +17,4 @@ bench.command("train")(bench_train)
 bench.command("replay")(bench_replay)
 bench.command("scaling")(bench_scaling)
 bench.command("rates")(bench_rates)
+bench.command("collectives")(bench_collectives)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from penstock.errors import StrategyError
 
 LARGEST_BLOCK = 64 * 1024  # elements; more fills the pipe slowly
+CHUNK_BLOCK = 128 * 1024  # elements; a ring has no pipe to fill, and larger blocks need fewer turns of a busy processor
 SMALLEST_BLOCK = 4 * 1024  # elements; less costs more in startups than overlap saves
 
 
@@ -28,7 +29,7 @@ class Options:
 
     def chunk_block(self) -> int:
         """Return the block size where a piece may well travel as one block."""
-        return self.block_numel or LARGEST_BLOCK
+        return self.block_numel or CHUNK_BLOCK
 
     def pipe_block(self, numel: int) -> int:
         """Return the block size for a pipe of `numel` elements: at least four blocks where that is worth it.

@@ -53,6 +53,17 @@ class C10dTransport:
                 work.wait(seconds)
 
 
+def start_gloo() -> C10dTransport:
+    """Make the default process group of torch.distributed, over gloo, from the environment torchrun sets."""
+    dist.init_process_group("gloo")
+    return C10dTransport()
+
+
+def stop() -> None:
+    """Take the default process group down."""
+    dist.destroy_process_group()
+
+
 class _Work:
     """A torch work whose failures have the names that `Work` promises."""
 

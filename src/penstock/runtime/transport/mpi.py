@@ -26,14 +26,17 @@ _POLLS_PER_LOOK = 256  # at the clock
 class MpiTransport:
     """A communicator of MPI; COMM_WORLD where none is given.
 
-    It is duplicated, by all ranks together, so that messages of the user's own never meet ours.
+    It is duplicated, by all ranks together, so that messages of the user's own never meet ours. `native` calls the
+    non-blocking collectives, which can be given up after a time; `blocking_native` the others, which Open MPI tunes
+    better and which wait for ever.
     """
 
-    def __init__(self, comm: Any = None) -> None:
+    def __init__(self, comm: Any = None, blocking_native: bool = False) -> None:
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._rank, self._world_size = self._comm.Get_rank(), self._comm.Get_size()
         self._near = _ranks_of_this_host(self._comm)
+        self._blocking_native = blocking_native
 
     @property
     def rank(self) -> int:
@@ -60,11 +63,17 @@ class MpiTransport:
         return _Work(self._comm.Irecv, [view] if peer in self._near else _segments(view), peer, tag)
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
-        """Run MPI's own collective, the non-blocking kind, which can be given up."""
+        """Run MPI's own collective."""
         if dtype in ("float16", "bfloat16"):
             raise StrategyError(f"native on MPI: no {dtype}; choose another strategy, or float32")
-        if values.size:
-            _wait(_NATIVE[collective](self._comm, values, root), seconds)
+        if not values.size:
+            return
+        arguments = _NATIVE[collective](self._comm, values, root)
+        name = _NAMES[collective]
+        if self._blocking_native:
+            getattr(self._comm, name)(*arguments)
+        else:
+            _wait(getattr(self._comm, f"I{name.lower()}")(*arguments), seconds)
 
 
 def _ranks_of_this_host(comm: Any) -> frozenset[int]:
@@ -110,30 +119,35 @@ def _wait(request: Any, seconds: float) -> None:
     raise TimeoutError(f"nothing for {seconds:g} s")
 
 
-def _all_reduce(comm: Any, values: Array, _root: int) -> Any:
-    return comm.Iallreduce(MPI.IN_PLACE, values)
+def _all_reduce(_comm: Any, values: Array, _root: int) -> tuple[Any, ...]:
+    return MPI.IN_PLACE, values
 
 
-def _reduce(comm: Any, values: Array, root: int) -> Any:
-    if comm.Get_rank() == root:
-        return comm.Ireduce(MPI.IN_PLACE, values, MPI.SUM, root)
-    return comm.Ireduce(values, None, MPI.SUM, root)
+def _reduce(comm: Any, values: Array, root: int) -> tuple[Any, ...]:
+    return (MPI.IN_PLACE, values, MPI.SUM, root) if comm.Get_rank() == root else (values, None, MPI.SUM, root)
 
 
-def _broadcast(comm: Any, values: Array, root: int) -> Any:
-    return comm.Ibcast(values, root)
+def _broadcast(_comm: Any, values: Array, root: int) -> tuple[Any, ...]:
+    return values, root
 
 
-def _all_gather(comm: Any, values: Array, _root: int) -> Any:
+def _all_gather(comm: Any, values: Array, _root: int) -> tuple[Any, ...]:
     bounds = split(values.size, comm.Get_size())
     counts, starts = [stop - start for start, stop in bounds], [start for start, _ in bounds]
-    return comm.Iallgatherv(MPI.IN_PLACE, [values, (counts, starts)])
+    return MPI.IN_PLACE, [values, (counts, starts)]
 
 
-_NATIVE: dict[Collective, Callable[[Any, Array, int], Any]] = {
+_NATIVE: dict[Collective, Callable[[Any, Array, int], tuple[Any, ...]]] = {  # the arguments of the call
     Collective.ALL_REDUCE: _all_reduce,
     Collective.REDUCE: _reduce,
     Collective.BROADCAST: _broadcast,
     Collective.ALL_GATHER: _all_gather,
     Collective.REDUCE_SCATTER: _all_reduce,  # MPI's own leaves the chunk elsewhere than in its place
+}
+_NAMES = {
+    Collective.ALL_REDUCE: "Allreduce",
+    Collective.REDUCE: "Reduce",
+    Collective.BROADCAST: "Bcast",
+    Collective.ALL_GATHER: "Allgatherv",
+    Collective.REDUCE_SCATTER: "Allreduce",
 }

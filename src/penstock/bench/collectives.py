@@ -1,0 +1,144 @@
+"""Our collectives beside the engine's own, on emulated hosts or on loopback: `penstock bench collectives`.
+
+Every row has the least time any program could take at the link's rate (`floor_seconds`), and ours what the simulator
+predicts from alpha, beta and gamma as measured in the same run (`predicted_seconds`).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from penstock.bench.collectives_worker import PREFIX, Job
+from penstock.cluster.emulate import emulated_cluster
+from penstock.cluster.launch import Outcome, Sink, run_workers
+from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.rates import parse_rate
+from penstock.cluster.tools import run_command
+from penstock.cluster.workers import Worker
+from penstock.errors import ClusterError
+from penstock.network import LinearCost, Network
+from penstock.program import Collective
+from penstock.simulator.program import simulate_program
+from penstock.strategies import build
+from penstock.verify.summary import least_nic_elements
+
+LOOPBACK = "loopback"  # instead of a rate: this machine's own, without emulated hosts
+CASES = (
+    ("all_reduce", "native"),
+    ("all_reduce", "ring"),
+    ("all_reduce", "linear_pipeline"),
+    ("broadcast", "native"),
+    ("broadcast", "linear_pipeline"),
+    ("broadcast", "spanning_tree"),
+    ("reduce", "native"),
+    ("reduce", "linear_pipeline"),
+)
+IMPLEMENTATION = {"gloo": "gloo", "mpi": "openmpi"}  # whose the engine's own collectives are
+_NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")  # as measured in the same run
+_TIMEOUT_SECONDS = 600.0
+_PORT = 29533
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a job runs."""
+
+    hosts: int
+    rate: str  # of each NIC, or `loopback`
+
+
+def collective_rows(setting: Setting, job: Job) -> Iterator[dict[str, Any]]:
+    """Run a job on all hosts and yield its rows."""
+    results = _Results()
+    outcome = _run(setting, job, results)
+    if outcome.exit_code != 0 or not results.documents:
+        raise ClusterError(f"bench on {setting.hosts} hosts, engine {job.engine}, failed: {results.last_line}")
+    network: Network | None = None
+    for document in results.documents:
+        if "network" in document:
+            network = document["network"] and _network(document["network"])
+        else:
+            yield _row(setting, job.engine, document, network)
+
+
+class _Results:
+    """Takes the ranks' output: results from rank 0, and the last complaint for the error message."""
+
+    def __init__(self) -> None:
+        self.documents: list[dict[str, Any]] = []
+        self.last_line = "no output"
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        if line.startswith(PREFIX):
+            self.documents.append(json.loads(line.removeprefix(PREFIX)))
+        elif line.strip():
+            self.last_line = f"rank {rank}: {line.strip()}"
+
+
+def _run(setting: Setting, job: Job, sink: Sink) -> Outcome:
+    command = [sys.executable, "-m", "penstock.bench.collectives_worker", json.dumps(asdict(job))]
+    if setting.rate == LOOPBACK:
+        return run_workers(_LOOPBACK[job.engine](setting.hosts, command), sink, timeout_seconds=_TIMEOUT_SECONDS)
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with emulated_cluster(setting.hosts, setting.rate) as cluster:
+        return cluster.run(
+            command, engine=job.engine, environment=environment, sink=sink, timeout_seconds=_TIMEOUT_SECONDS
+        )
+
+
+def _gloo_workers(hosts: int, command: Sequence[str]) -> list[Worker]:
+    common = ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={_PORT}", "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"]
+    return [Worker(rank, (*common, f"RANK={rank}", f"WORLD_SIZE={hosts}", *command)) for rank in range(hosts)]
+
+
+def _mpi_workers(hosts: int, command: Sequence[str]) -> list[Worker]:
+    launch = [find_mpirun(run_command), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(hosts)]
+    return [Worker(0, (*launch, *command))]
+
+
+_LOOPBACK: dict[str, Callable[[int, Sequence[str]], list[Worker]]] = {"gloo": _gloo_workers, "mpi": _mpi_workers}
+
+
+def _network(document: dict[str, Any]) -> Network:
+    lines = {name: LinearCost(**line) for name, line in document.get("all_reduce", {}).items()}
+    return Network(**{name: document[name] for name in ("workers", "name", *_NUMBERS)}, all_reduce=lines)
+
+
+def _row(setting: Setting, engine: str, document: dict[str, Any], network: Network | None) -> dict[str, Any]:
+    operation, strategy, nbytes, times = (document[key] for key in ("operation", "strategy", "nbytes", "times"))
+    native = strategy == "native"
+    return {
+        "hosts": setting.hosts,
+        "rate": setting.rate,
+        "engine": engine,
+        "operation": operation,
+        "strategy": strategy,
+        "implementation": IMPLEMENTATION[engine] if native else "penstock",
+        "nbytes": nbytes,
+        "seconds": median(times),
+        "spread": max(times) - min(times),
+        "samples": len(times),
+        "others": document["others"],  # share of this machine's processors that others used at the time
+        "floor_seconds": floor_seconds(setting, operation, nbytes),
+        "predicted_seconds": None
+        if native or network is None
+        else predicted_seconds(setting, operation, strategy, nbytes, network),
+        **{name: network and getattr(network, name) for name in _NUMBERS},
+    }
+
+
+def floor_seconds(setting: Setting, operation: str, nbytes: int) -> float | None:
+    """Return what the busiest NIC must move, whatever the program, over its rate; None where no rate is set."""
+    bits_per_second = None if setting.rate == LOOPBACK else parse_rate(setting.rate)
+    if bits_per_second is None:
+        return None
+    return least_nic_elements(Collective(operation), setting.hosts, nbytes) * 8 / bits_per_second
+
+
+def predicted_seconds(setting: Setting, operation: str, strategy: str, nbytes: int, network: Network) -> float:
+    """Return the simulator's time for the same program on the network as measured."""
+    return simulate_program(build(operation, strategy, setting.hosts, nbytes // 4), network).seconds

@@ -1,0 +1,65 @@
+"""`penstock bench collectives`: our collectives beside gloo's and Open MPI's own."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption, parse_counts
+
+
+def bench_collectives(
+    hosts: Annotated[str, typer.Option(help="numbers of hosts")] = "4,8",
+    rate: Annotated[str, typer.Option(help="of each NIC: 1gbit, none; or loopback: no emulated hosts")] = "1gbit",
+    engine: Annotated[str, typer.Option(help="gloo, mpi, or both")] = "gloo,mpi",
+    sizes: Annotated[str, typer.Option(help="bytes")] = "65536,1000000,16000000,64000000",
+    rounds: Annotated[int, typer.Option(help="per size; a round of a small size times every case many times")] = 5,
+    measure_seconds: Annotated[float, typer.Option(help="for alpha, beta and gamma, per setting")] = 4.0,
+    patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting")] = 60.0,
+    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""
+    from penstock.bench.collectives import CASES, Setting, collective_rows
+    from penstock.bench.collectives_worker import Job
+    from penstock.bench.record import make_record, save_record
+    from penstock.cli.output import print_json
+
+    sizes_nbytes = tuple(parse_counts(sizes, "--sizes"))
+    rows = []
+    for count in parse_counts(hosts, "--hosts"):
+        for name in parse_engines(engine):
+            job = Job(name, sizes_nbytes, CASES, rounds, measure_seconds, patience)
+            rows += list(collective_rows(Setting(count, rate), job))
+    if out:
+        save_record(make_record("collectives", rows), out)
+    if json:
+        print_json(rows)
+    else:
+        _print(rows)
+
+
+def parse_engines(text: str) -> list[str]:
+    """Return the engines of a comma-separated list."""
+    from penstock.bench.collectives import IMPLEMENTATION
+    from penstock.errors import PenstockError
+
+    engines = [part.strip() for part in text.split(",")]
+    if not set(engines) <= set(IMPLEMENTATION):
+        raise PenstockError(f"--engine: found {text!r}; wanted {' or '.join(IMPLEMENTATION)}, with a comma between")
+    return engines
+
+
+def _print(rows: list[dict[str, object]]) -> None:
+    from penstock.cli.output import print_table
+
+    columns = ("hosts", "rate", "engine", "nbytes", "operation", "implementation", "strategy")
+    times = ("seconds", "spread", "floor_seconds", "predicted_seconds")
+    disturbed = max(float(str(row["others"])) for row in rows)
+    order = sorted(rows, key=lambda row: [row[name] for name in columns[:5]])
+    table = [[row[name] for name in columns] + [_milliseconds(row[name]) for name in times] for row in order]
+    note = f"others used up to {disturbed:.0%} of this machine meanwhile"
+    print_table("collectives, milliseconds", (*columns, "median", "spread", "floor", "predicted"), table, note)
+
+
+def _milliseconds(seconds: object) -> object:
+    return round(seconds * 1e3, 3) if isinstance(seconds, float) else ""
