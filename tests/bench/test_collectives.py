@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from penstock.bench.collectives import CASES, Setting, floor_seconds, predicted_seconds
+from penstock.bench.collectives import CASES, floor_seconds, predicted_seconds
+from penstock.bench.jobs import Place
 from penstock.network import Network
 
 FIELDS = {"hosts", "rate", "engine", "operation", "strategy", "implementation", "nbytes", "seconds", "spread"}
@@ -16,17 +17,17 @@ FIELDS = {"hosts", "rate", "engine", "operation", "strategy", "implementation", 
     ("operation", "milliseconds"), [("all_reduce", 192.0), ("broadcast", 128.0), ("reduce", 128.0)]
 )
 def test_the_floor_is_what_one_nic_must_move_at_its_rate(operation, milliseconds):
-    assert floor_seconds(Setting(4, "1gbit"), operation, 16_000_000) == pytest.approx(milliseconds * 1e-3)
+    assert floor_seconds(Place(4, "1gbit"), operation, 16_000_000) == pytest.approx(milliseconds * 1e-3)
 
 
 @pytest.mark.parametrize("rate", ["loopback", "none"])
 def test_there_is_no_floor_where_no_rate_is_set(rate):
-    assert floor_seconds(Setting(4, rate), "broadcast", 16_000_000) is None
+    assert floor_seconds(Place(4, rate), "broadcast", 16_000_000) is None
 
 
 def test_a_prediction_is_the_simulators_time_of_the_same_program():
     network = Network(workers=4, alpha_seconds=0.0, beta_seconds_per_byte=8e-9, gamma_seconds_per_byte=0.0)
-    ring = predicted_seconds(Setting(4, "1gbit"), "all_reduce", "ring", 16_000_000, network)
+    ring = predicted_seconds(Place(4, "1gbit"), "all_reduce", "ring", 16_000_000, network)
     assert ring == pytest.approx(0.192, rel=1e-6)
 
 

@@ -7,7 +7,6 @@ from penstock.compll.frontend import compile_file
 from penstock.compll.fuse import Keep, Pack, Pass, schedule_decode, schedule_encode
 from penstock.compll.ir import RESIDUAL, Program, Reduce
 
-
 ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"
 
 

@@ -8,11 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from penstock.bench.collectives_worker import PREFIX, Job
+from penstock.bench.collectives_worker import Job
+from penstock.bench.jobs import Output, Place
 from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.launch import Outcome, Sink, run_workers
 from penstock.cluster.mpi import find_mpirun
@@ -43,48 +44,26 @@ _TIMEOUT_SECONDS = 600.0
 _PORT = 29533
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where a job runs."""
-
-    hosts: int
-    rate: str  # of each NIC, or `loopback`
-
-
-def collective_rows(setting: Setting, job: Job) -> Iterator[dict[str, Any]]:
+def collective_rows(place: Place, job: Job) -> Iterator[dict[str, Any]]:
     """Run a job on all hosts and yield its rows."""
-    results = _Results()
-    outcome = _run(setting, job, results)
-    if outcome.exit_code != 0 or not results.documents:
-        raise ClusterError(f"bench on {setting.hosts} hosts, engine {job.engine}, failed: {results.last_line}")
+    output = Output(lambda _: None)
+    outcome = _run(place, job, output)
+    if outcome.exit_code != 0:
+        raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
     network: Network | None = None
-    for document in results.documents:
+    for document in output.results:
         if "network" in document:
             network = document["network"] and _network(document["network"])
         else:
-            yield _row(setting, job.engine, document, network)
+            yield _row(place, job.engine, document, network)
 
 
-class _Results:
-    """Takes the ranks' output: results from rank 0, and the last complaint for the error message."""
-
-    def __init__(self) -> None:
-        self.documents: list[dict[str, Any]] = []
-        self.last_line = "no output"
-
-    def __call__(self, rank: int, stream: str, line: str) -> None:
-        if line.startswith(PREFIX):
-            self.documents.append(json.loads(line.removeprefix(PREFIX)))
-        elif line.strip():
-            self.last_line = f"rank {rank}: {line.strip()}"
-
-
-def _run(setting: Setting, job: Job, sink: Sink) -> Outcome:
+def _run(place: Place, job: Job, sink: Sink) -> Outcome:
     command = [sys.executable, "-m", "penstock.bench.collectives_worker", json.dumps(asdict(job))]
-    if setting.rate == LOOPBACK:
-        return run_workers(_LOOPBACK[job.engine](setting.hosts, command), sink, timeout_seconds=_TIMEOUT_SECONDS)
+    if place.rate == LOOPBACK:
+        return run_workers(_LOOPBACK[job.engine](place.hosts, command), sink, timeout_seconds=_TIMEOUT_SECONDS)
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with emulated_cluster(setting.hosts, setting.rate) as cluster:
+    with emulated_cluster(place.hosts, place.rate) as cluster:
         return cluster.run(
             command, engine=job.engine, environment=environment, sink=sink, timeout_seconds=_TIMEOUT_SECONDS
         )
@@ -108,12 +87,12 @@ def _network(document: dict[str, Any]) -> Network:
     return Network(**{name: document[name] for name in ("workers", "name", *_NUMBERS)}, all_reduce=lines)
 
 
-def _row(setting: Setting, engine: str, document: dict[str, Any], network: Network | None) -> dict[str, Any]:
+def _row(place: Place, engine: str, document: dict[str, Any], network: Network | None) -> dict[str, Any]:
     operation, strategy, nbytes, times = (document[key] for key in ("operation", "strategy", "nbytes", "times"))
     native = strategy == "native"
     return {
-        "hosts": setting.hosts,
-        "rate": setting.rate,
+        "hosts": place.hosts,
+        "rate": place.rate,
         "engine": engine,
         "operation": operation,
         "strategy": strategy,
@@ -123,22 +102,22 @@ def _row(setting: Setting, engine: str, document: dict[str, Any], network: Netwo
         "spread": max(times) - min(times),
         "samples": len(times),
         "others": document["others"],  # share of this machine's processors that others used at the time
-        "floor_seconds": floor_seconds(setting, operation, nbytes),
+        "floor_seconds": floor_seconds(place, operation, nbytes),
         "predicted_seconds": None
         if native or network is None
-        else predicted_seconds(setting, operation, strategy, nbytes, network),
+        else predicted_seconds(place, operation, strategy, nbytes, network),
         **{name: network and getattr(network, name) for name in _NUMBERS},
     }
 
 
-def floor_seconds(setting: Setting, operation: str, nbytes: int) -> float | None:
+def floor_seconds(place: Place, operation: str, nbytes: int) -> float | None:
     """Return what the busiest NIC must move, whatever the program, over its rate; None where no rate is set."""
-    bits_per_second = None if setting.rate == LOOPBACK else parse_rate(setting.rate)
+    bits_per_second = None if place.rate == LOOPBACK else parse_rate(place.rate)
     if bits_per_second is None:
         return None
-    return least_nic_elements(Collective(operation), setting.hosts, nbytes) * 8 / bits_per_second
+    return least_nic_elements(Collective(operation), place.hosts, nbytes) * 8 / bits_per_second
 
 
-def predicted_seconds(setting: Setting, operation: str, strategy: str, nbytes: int, network: Network) -> float:
+def predicted_seconds(place: Place, operation: str, strategy: str, nbytes: int, network: Network) -> float:
     """Return the simulator's time for the same program on the network as measured."""
-    return simulate_program(build(operation, strategy, setting.hosts, nbytes // 4), network).seconds
+    return simulate_program(build(operation, strategy, place.hosts, nbytes // 4), network).seconds

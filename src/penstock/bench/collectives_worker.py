@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.bench.jobs import report
 from penstock.bench.quiet import machine_seconds, own_seconds, wait_until_idle
 from penstock.errors import FitError
 from penstock.network import network_document
@@ -22,7 +23,6 @@ from penstock.runtime.connect import connected
 from penstock.runtime.measure import measure_network
 from penstock.runtime.transport import Array, Transport
 
-PREFIX = "penstock-bench "  # of the lines that are results
 QUIET = 0.05  # of all processors' time: others may use so much during a round
 _ROUND_NBYTES, _MOST_TURNS = 8_000_000, 40  # turns are repeated within a round until they moved about this much
 
@@ -47,13 +47,13 @@ def main() -> None:
     with connected(job.engine) as transport:
         communicator = Communicator(_with_blocking_native(transport, job.engine), timeout_seconds=60.0)
         patience = _wait_until_idle(communicator, job.patience_seconds)
-        _print(transport, {"network": _measured(transport, job)})
+        report(transport.rank, {"network": _measured(transport, job)})
         for nbytes in job.sizes:
             rounds, patience = _rounds(communicator, job, nbytes, patience)
             for index, (operation, strategy) in enumerate(job.cases):
                 times = [round(float(time), 7) for one in rounds for time in one.times[:, index]]
                 row = {"operation": operation, "strategy": strategy, "nbytes": nbytes, "times": times}
-                _print(transport, {**row, "others": max(one.others for one in rounds)})
+                report(transport.rank, {**row, "others": max(one.others for one in rounds)})
 
 
 def _measured(transport: Transport, job: Job) -> dict[str, Any] | None:
@@ -73,11 +73,6 @@ def _with_blocking_native(transport: Transport, engine: str) -> Transport:
     from penstock.runtime.transport.mpi import MpiTransport
 
     return MpiTransport(blocking_native=True)
-
-
-def _print(transport: Transport, document: dict[str, Any]) -> None:
-    if transport.rank == 0:
-        print(PREFIX + json.dumps(document), flush=True)
 
 
 @dataclass(frozen=True, slots=True)

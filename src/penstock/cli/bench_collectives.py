@@ -19,8 +19,9 @@ def bench_collectives(
     json: JsonOption = False,
 ) -> None:
     """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""
-    from penstock.bench.collectives import CASES, Setting, collective_rows
+    from penstock.bench.collectives import CASES, collective_rows
     from penstock.bench.collectives_worker import Job
+    from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
     from penstock.cli.output import print_json
 
@@ -29,7 +30,7 @@ def bench_collectives(
     for count in parse_counts(hosts, "--hosts"):
         for name in parse_engines(engine):
             job = Job(name, sizes_nbytes, CASES, rounds, measure_seconds, patience)
-            rows += list(collective_rows(Setting(count, rate), job))
+            rows += list(collective_rows(Place(count, rate), job))
     if out:
         save_record(make_record("collectives", rows), out)
     if json:
