@@ -7,7 +7,7 @@ of 16 so that the body behind it keeps the alignment of the buffer:
     0       4      magic, "PNSK"
     4       1      version of this header, 1
     5       1      p, the number of parameters, 0 to 16
-    6       2      zero
+    6       2      flags: 1, the body is padded; 2, the gradient was not finite and there is no body
     8       8      elements of the gradient
     16      8      bytes of the body that follows
     24      16     name of the codec, ASCII, padded with zeros
@@ -34,6 +34,9 @@ _FIXED = struct.Struct("<4sBBHQQ16s")
 _CHECKSUM = struct.Struct("<I")
 _ALIGNMENT = 16
 
+PADDED = 1  # the fields may end before the body does: a GPU counts them, and the host does not wait to learn
+NOT_FINITE = 2  # nothing was encoded (`on_nonfinite="skip"`); decoding gives NaN, so that every rank skips the step
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -43,6 +46,7 @@ class Header:
     parameters: tuple[float, ...]  # in the order the algorithm declares them
     numel: int  # elements of the gradient
     body_nbytes: int  # bytes after the header
+    flags: int = 0  # PADDED, NOT_FINITE
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +71,7 @@ def pack_header(header: Header) -> bytes:
     assert len(name) <= 16, f"{header.codec!r} is longer than the header's 16 bytes"
     assert len(header.parameters) <= MAX_PARAMETERS, f"{header.codec}: more than {MAX_PARAMETERS} parameters"
     count = len(header.parameters)
-    fixed = _FIXED.pack(MAGIC, VERSION, count, 0, header.numel, header.body_nbytes, name)
+    fixed = _FIXED.pack(MAGIC, VERSION, count, header.flags, header.numel, header.body_nbytes, name)
     start = (fixed + struct.pack(f"<{count}d", *header.parameters)).ljust(header.nbytes - _CHECKSUM.size, b"\0")
     return start + _CHECKSUM.pack(zlib.crc32(start))
 
@@ -76,17 +80,17 @@ def parse_header(payload: bytes | memoryview) -> Header:
     """Return the header that a payload begins with, or raise `CodecError`; looks at no byte behind it."""
     if len(payload) < _FIXED.size:
         raise CodecError(f"payload of {len(payload)} bytes; wanted at least {_FIXED.size}: it was cut short")
-    magic, version, count, zero, numel, body_nbytes, name = _FIXED.unpack_from(payload)
+    magic, version, count, flags, numel, body_nbytes, name = _FIXED.unpack_from(payload)
     if magic != MAGIC:
         raise CodecError(f"payload begins with {magic!r}; wanted {MAGIC!r}: these bytes are not from a penstock codec")
     if version != VERSION:
         raise CodecError(f"payload has header version {version}; wanted {VERSION}: use the same penstock on all ranks")
-    _check_rest(payload, count, zero, numel)
+    _check_rest(payload, count, flags, numel)
     parameters = struct.unpack_from(f"<{count}d", payload, _FIXED.size)
-    return Header(name.rstrip(b"\0").decode("ascii", "replace"), parameters, numel, body_nbytes)
+    return Header(name.rstrip(b"\0").decode("ascii", "replace"), parameters, numel, body_nbytes, flags)
 
 
-def _check_rest(payload: bytes | memoryview, count: int, zero: int, numel: int) -> None:
+def _check_rest(payload: bytes | memoryview, count: int, flags: int, numel: int) -> None:
     nbytes = header_nbytes(count)
     if count > MAX_PARAMETERS or len(payload) < nbytes:
         raise CodecError(f"header with {count} parameters in a payload of {len(payload)} bytes: it is damaged")
@@ -95,5 +99,6 @@ def _check_rest(payload: bytes | memoryview, count: int, zero: int, numel: int) 
     if found != wanted:
         raise CodecError(f"header checksum {found:#010x}; wanted {wanted:#010x}: bytes changed on the way")
     padding = bytes(payload[_FIXED.size + 8 * count : end])
-    if zero or padding.strip(b"\0") or numel > MAX_NUMEL:
-        raise CodecError(f"header of {numel} elements with {shorten(padding)} where zeros belong; nobody writes such")
+    if flags > PADDED | NOT_FINITE or padding.strip(b"\0") or numel > MAX_NUMEL:
+        found = f"{numel} elements, flags {flags:#x} and {shorten(padding)} where zeros belong"
+        raise CodecError(f"header with {found}: nobody writes such; it is damaged")

@@ -68,6 +68,19 @@ class Placed:
     size: int  # elements of a vector, 1 for a scalar
 
 
+def used_nbytes(layout: Layout, payload: Bytes, numel: int) -> int:
+    """Return how many bytes of a padded payload its fields take; raise `CodecError` if it has not as many."""
+    counts, offset = {GRADIENT: numel}, 0
+    for field in layout.fields:
+        if field.counts:
+            found = int(scalar_at(payload, offset, field))
+            counts[field.counts] = found if 0 <= found <= numel else 0  # `place_fields` says what is wrong with it
+        offset += field_nbytes(field, counts)
+    if offset > payload.size:
+        raise CodecError(f"the payload has {payload.size} bytes; wanted {offset} for {numel} elements: it is damaged")
+    return offset
+
+
 def place_fields(layout: Layout, payload: Bytes, numel: int) -> tuple[Placed, ...]:
     """Return where each field stands; raise `CodecError` unless the payload has exactly the bytes they ask for."""
     counts, offset, placed = {GRADIENT: numel}, 0, []

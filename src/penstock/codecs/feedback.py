@@ -1,0 +1,48 @@
+"""What a codec could not send, kept for the next step: error feedback.
+
+After every encode, gradient + residual before = decoded + residual after, element by element, each side one float32
+operation (Karimireddy et al., 2019; 1-bit SGD, 2014). Nothing is lost, only late.
+
+On a GPU the subtraction is put off: `Residual` keeps v = gradient + residual, and the payload that was made of it. What
+was not sent is v - decode(payload), and the next encode takes it off while it loads v anyway: three streams over memory
+(read the gradient, read v, write v) where subtracting at once takes five. `values()` is the residual itself, whenever
+someone needs it: a checkpoint, another set of buckets, a test.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Subtracts(Protocol):
+    """What a residual asks of its codec."""
+
+    def subtract(self, body: Any, values: Any) -> None:
+        """Take the decoded body off `values`."""
+
+
+@dataclass(slots=True)
+class Residual:
+    """The error of one tensor that is always encoded by the same codec.
+
+    `memory` is float32, of the gradient's size, zero at first: a numpy array, or a torch tensor on the codec's device.
+    """
+
+    memory: Any
+    pending: Any = None  # body of the last payload, not yet taken off
+    _codec: Subtracts | None = field(default=None, repr=False)
+
+    def values(self) -> Any:
+        """Return what was not sent so far, in `memory` itself."""
+        if self.pending is not None:
+            assert self._codec is not None
+            self._codec.subtract(self.pending, self.memory)
+            self.pending = None
+        return self.memory
+
+    def put_off(self, codec: Subtracts, body: Any) -> None:
+        """Note a payload to be taken off later; its bytes are copied, since the buffer is the caller's."""
+        self._codec = codec
+        if self.pending is None or self.pending.numel() != body.numel():
+            self.pending = body.clone()
+        else:
+            self.pending.copy_(body)

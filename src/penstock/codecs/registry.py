@@ -1,0 +1,71 @@
+"""Codecs by name: every algorithm that penstock ships, and every `.cll` file there is a path to."""
+
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+from penstock.codecs.codec import ON_NONFINITE, Codec
+from penstock.codecs.header import MAX_PARAMETERS
+from penstock.compll.ir import Program
+from penstock.compll.parameters import bind_arguments
+from penstock.errors import CodecError
+
+
+def codec_names() -> list[str]:
+    """Return the names of the shipped algorithms."""
+    folder = resources.files("penstock.compll") / "algorithms"
+    return sorted(item.name.removesuffix(".cll") for item in folder.iterdir() if item.name.endswith(".cll"))
+
+
+def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **parameters: float) -> Codec:
+    """Return a codec: `spec` is a name, a name with parameters such as `topk(density=0.01)`, or a path to a `.cll`."""
+    from penstock.compll.backends.numba import NumbaKernels
+
+    name, given = parse_spec(spec)
+    if on_nonfinite not in ON_NONFINITE:
+        raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
+    if not 0 <= seed < 1 << 32:
+        raise CodecError(f"seed {seed}; wanted 0 to {(1 << 32) - 1}")
+    program = _compile(name, given | parameters)
+    if len(program.parameters) > MAX_PARAMETERS or len(program.name) > 16:
+        raise CodecError(
+            f"{program.name}: a payload's header holds a name of 16 letters and {MAX_PARAMETERS} parameters"
+        )
+    values = bind_arguments(program, given | parameters)
+    arguments = {item.name: value for item, value in zip(program.arguments, values, strict=True)}
+    every = {item.name: float(item.value if item.is_constant else arguments[item.name]) for item in program.parameters}  # type: ignore[arg-type]
+    return Codec(program, every, arguments, NumbaKernels(program), seed, on_nonfinite)
+
+
+def parse_spec(spec: str) -> tuple[str, dict[str, float]]:
+    """Return the name and the parameters of a codec written as text.
+
+    >>> parse_spec("topk(density=0.01)")
+    ('topk', {'density': 0.01})
+    """
+    match = re.fullmatch(r"\s*([^()]+?)\s*(?:\(([^()]*)\))?\s*", spec)
+    if not match:
+        raise CodecError(f"codec {spec!r}; wanted a name such as onebit, or topk(density=0.01)")
+    parameters: dict[str, float] = {}
+    for part in filter(None, (piece.strip() for piece in (match[2] or "").split(","))):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            parameters[name] = int(value) if value.lstrip("-").isdigit() else float(value)
+        except ValueError:
+            raise CodecError(f"codec {spec!r}: {part!r} is not a parameter; write name=number") from None
+    return match[1], parameters
+
+
+def _compile(name: str, parameters: Mapping[str, float]) -> Program:
+    from penstock.compll.frontend import compile_file
+
+    if name.endswith(".cll"):
+        path = Path(name)
+        if not path.is_file():
+            raise CodecError(f"no compressor at {name}; the shipped ones are {', '.join(codec_names())}")
+        return compile_file(path, parameters)
+    if name not in codec_names():
+        raise CodecError(f"codec {name!r}; wanted one of {', '.join(codec_names())}, or a path to a .cll file")
+    with resources.as_file(resources.files("penstock.compll") / "algorithms" / f"{name}.cll") as path:
+        return compile_file(path, parameters)

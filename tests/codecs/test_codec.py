@@ -1,0 +1,181 @@
+"""Every codec as training uses it: round trips, element types, error feedback, and gradients that are not finite."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from penstock.codecs.codec import Codec
+from penstock.codecs.feedback import Residual
+from penstock.codecs.header import NOT_FINITE, parse_header
+from penstock.codecs.registry import codec_names, make_codec
+from penstock.codecs.wire import WireCodec
+from penstock.compll.backends.reference import ReferenceKernels
+from penstock.errors import CodecError, NonFiniteError
+
+FLOATS = st.floats(-1e6, 1e6, width=32)
+GRADIENTS = hnp.arrays(np.float32, st.integers(0, 200), elements=FLOATS)
+
+
+@pytest.fixture(scope="module", params=codec_names())
+def codec(request) -> Codec:
+    return make_codec(request.param)
+
+
+def encode(codec, gradient, residual=None):
+    out = np.full(codec.max_nbytes(gradient.size) + 8, 0xAB, np.uint8)
+    nbytes = codec.encode(gradient, residual, out[:-8])
+    assert (out[-8:] == 0xAB).all(), "encode wrote past the end of its buffer"
+    return out[:nbytes]
+
+
+def decode(codec, payload, numel):
+    out = np.full(numel + 16, 7.0, np.float32)
+    codec.decode(payload, out[8:-8])
+    assert (out[:8] == 7).all(), "decode wrote before its output"
+    assert (out[-8:] == 7).all(), "decode wrote behind its output"
+    return out[8:-8]
+
+
+def normal(numel, seed=0):
+    return np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
+
+
+@settings(max_examples=40)
+@given(gradient=GRADIENTS)
+def test_decoding_gives_what_the_reference_says_the_payload_means(codec, gradient):
+    payload = encode(codec, gradient)
+    body = payload[codec.header_nbytes :]
+    wanted = ReferenceKernels(codec.program).decode(body, gradient.size, codec.arguments)
+    assert np.array_equal(decode(codec, payload, gradient.size), wanted)
+
+
+@settings(max_examples=40)
+@given(gradient=GRADIENTS, start=st.floats(-100, 100, width=32))
+def test_gradient_and_residual_before_are_decoded_and_residual_after(codec, gradient, start):
+    residual = np.full(gradient.size, start, np.float32)
+    total = gradient + residual
+    payload = encode(codec, gradient, residual)
+    assert np.array_equal(residual, total - decode(codec, payload, gradient.size))
+
+
+def test_feedback_sends_everything_in_the_end(codec):
+    """A constant gradient: what has been decoded after n steps is n times it, less the residual."""
+    gradient, residual = normal(3000), np.zeros(3000, np.float32)
+    decoded = np.zeros(3000)
+    for _ in range(20):
+        decoded += decode(codec, encode(codec, gradient, residual), 3000)
+    np.testing.assert_allclose(decoded + residual, 20.0 * gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_decode_add_adds_a_multiple(codec):
+    gradient, start = normal(1000), normal(1000, seed=1)
+    payload = encode(codec, gradient)
+    found = start.copy()
+    codec.decode_add(payload, found, scale=0.25)
+    assert np.array_equal(found, start + np.float32(0.25) * decode(codec, payload, 1000))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_gradients_are_taken_as_they_are(codec, dtype):
+    torch = pytest.importorskip("torch")
+    gradient = torch.from_numpy(normal(500)).to(getattr(torch, dtype))
+    out = torch.empty(codec.max_nbytes(500), dtype=torch.uint8)
+    same = make_codec(codec.program.name)  # both at their first call: the same random numbers
+    nbytes = make_codec(codec.program.name).encode(gradient, None, out)
+    assert np.array_equal(encode(same, gradient.float().numpy()), out[:nbytes].numpy())
+    back = torch.empty_like(gradient)
+    codec.decode(out[:nbytes], back)
+    wanted = torch.from_numpy(decode(codec, out[:nbytes].numpy(), 500).copy()).to(gradient.dtype)
+    assert torch.equal(back, wanted)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_is_named(codec, bad):
+    gradient = normal(300)
+    gradient[217] = bad
+    out = np.zeros(codec.max_nbytes(300), np.uint8)
+    with pytest.raises(
+        NonFiniteError, match=r"conv1\.weight holds NaN or infinity; fix the loss, or pass on_nonfinite"
+    ):
+        codec.encode(gradient, None, out, tensor="conv1.weight")
+
+
+def test_skipping_makes_every_rank_see_nan_and_leaves_the_residual_alone(codec):
+    skipping = make_codec(codec.program.name, on_nonfinite="skip")
+    gradient, residual = normal(300), normal(300, seed=1)
+    gradient[5] = np.inf
+    before = residual.copy()
+    payload = encode(skipping, gradient, residual)
+    assert np.array_equal(residual, before)
+    assert parse_header(payload.tobytes()).flags == NOT_FINITE
+    assert np.isnan(decode(skipping, payload, 300)).all()
+    total = normal(300)
+    skipping.decode_add(payload, total)
+    assert np.isnan(total).all()
+
+
+def test_each_call_draws_other_random_numbers_and_each_seed_too():
+    gradient = normal(4000)
+    codec, other = make_codec("terngrad"), make_codec("terngrad", seed=1)
+    first, second, third = encode(codec, gradient), encode(codec, gradient), encode(other, gradient)
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, third)
+    assert np.array_equal(first, encode(make_codec("terngrad"), gradient))
+
+
+def test_a_codec_can_be_used_from_several_threads(codec):
+    gradient = normal(20_000)
+    results = {}
+
+    def work(number):
+        results[number] = [decode(codec, encode(codec, gradient), gradient.size).copy() for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    scale = np.abs(gradient).max()
+    for found in (item for items in results.values() for item in items):
+        assert np.isfinite(found).all()
+        assert np.abs(found - gradient).max() <= 2 * scale
+
+
+@pytest.mark.parametrize("residual", [np.zeros(3, np.float32), np.zeros(300)])
+def test_a_residual_of_another_size_or_type_is_refused(codec, residual):
+    with pytest.raises(CodecError, match=r"the residual of w has .*; wanted 300 of float32"):
+        codec.encode(normal(300), residual, np.zeros(codec.max_nbytes(300), np.uint8), tensor="w")
+
+
+def test_a_residual_object_is_its_memory_on_the_cpu(codec):
+    gradient, plain, kept = normal(200), np.zeros(200, np.float32), Residual(np.zeros(200, np.float32))
+    one, other = make_codec(codec.program.name), make_codec(codec.program.name)
+    assert np.array_equal(encode(one, gradient, plain), encode(other, gradient, kept))
+    assert np.array_equal(kept.values(), plain)
+
+
+def test_strided_memory_and_integers_are_refused():
+    codec = make_codec("onebit")
+    out = np.zeros(codec.max_nbytes(10), np.uint8)
+    with pytest.raises(CodecError, match="contiguous memory"):
+        codec.encode(normal(20)[::2], None, out)
+    with pytest.raises(CodecError, match="gradients of int64 cannot be encoded; use float32, float16 or bfloat16"):
+        codec.encode(np.arange(10), None, out)
+
+
+def test_the_wire_codec_reads_the_payload_at_the_start_of_its_buffer(codec):
+    wire, gradient = WireCodec(codec), normal(700)
+    buffer = np.full(wire.max_nbytes(700), 0xCD, np.uint8)
+    nbytes = wire.encode(gradient, buffer)
+    assert nbytes <= buffer.size
+    once, twice = np.empty(700, np.float32), np.zeros(700, np.float32)
+    wire.decode(buffer, once)
+    wire.decode_add(buffer, twice)
+    wire.decode_add(buffer, twice)
+    assert np.array_equal(twice, once + once)
+    assert wire.name == codec.name
