@@ -19,7 +19,7 @@ CPU_MODELS = ("resnet20", "vgg16_cifar", "gpt_small")
 
 
 def overhead_rows(
-    models: Sequence[str], device: str = "auto", rounds: int = 10, block: int = 5, warmup: int = 5
+    models: Sequence[str], device: str = "auto", rounds: int = 24, block: int = 5, warmup: int = 5
 ) -> Iterator[dict[str, Any]]:
     """Measure each model of the zoo with its usual batch; rows come as they are measured."""
     for model in models:
