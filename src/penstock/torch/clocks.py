@@ -4,6 +4,7 @@ The host's clock is right where a hook runs after the work is done, as on a CPU.
 hook runs, so a mark is an event on the stream, and nobody waits for it until its time is asked for.
 """
 
+import math
 import platform
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +15,14 @@ import torch
 
 from penstock.errors import ProfileError
 
+SHARED_SECONDS = 10e-6  # on the host: too short to queue a kernel
+
 
 class Clock(Protocol):
     """Marks moments now, and tells later how far apart they were."""
+
+    def start(self) -> Any:
+        """Return the first mark of an iteration."""
 
     def mark(self) -> Any:
         """Return a mark of this moment, at once."""
@@ -28,6 +34,7 @@ class Clock(Protocol):
 class HostClock:
     """The monotonic clock of the host."""
 
+    start = staticmethod(perf_counter)
     mark = staticmethod(perf_counter)
 
     def seconds(self, start: float, end: float) -> float:
@@ -36,16 +43,32 @@ class HostClock:
 
 
 class CudaClock:
-    """Events on whichever stream is current on `device`; resolution about half a microsecond."""
+    """Events on the stream that is current on `device` as an iteration starts; resolution about half a microsecond.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Where the host can hardly keep the GPU busy, every microsecond of a mark is lost. So `marks` events are made
+    beforehand (making one takes longer than recording it), and moments less than `SHARED_SECONDS` apart on the host
+    share an event: nothing was queued between them, as between a normalisation's weight and its bias.
+    """
+
+    def __init__(self, device: torch.device, marks: int) -> None:
+        self.device, self._stream = device, torch.cuda.current_stream(device)
+        self._free = [_new_event() for _ in range(marks)]
+        for event in self._free:
+            event.record(self._stream)  # an event is only made when it is first recorded
+        self._last, self._last_seconds = _new_event(), -math.inf
+
+    def start(self) -> torch.cuda.Event:
+        """Take the stream that is current now, and mark it."""
+        self._stream, self._last_seconds = torch.cuda.current_stream(self.device), -math.inf
+        return self.mark()
 
     def mark(self) -> torch.cuda.Event:
         """Queue an event behind the work queued so far."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+        if perf_counter() - self._last_seconds > SHARED_SECONDS:
+            self._last = self._free.pop() if self._free else _new_event()
+            self._last.record(self._stream)
+            self._last_seconds = perf_counter()
+        return self._last
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Return the time between two events."""
@@ -53,10 +76,14 @@ class CudaClock:
         return float(start.elapsed_time(end)) * 1e-3
 
 
-def clock_for(device: torch.device) -> Clock:
-    """Return the clock that times work on `device`."""
+def _new_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def clock_for(device: torch.device, marks: int) -> Clock:
+    """Return the clock that times work on `device`, ready for about `marks` marks."""
     if device.type == "cuda":
-        return CudaClock(device)
+        return CudaClock(device, marks)
     if device.type == "cpu":
         return HostClock()
     raise ProfileError(f"parameters on {device.type!r}; penstock times work on cpu and cuda")

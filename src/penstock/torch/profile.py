@@ -42,7 +42,7 @@ def profile_backward(
     `name` and `batch` are for the trace; where missing they are the class of the model and the first dimension of
     its first input. `on_step` is called after each step, for a progress bar. What `step` raises is passed on.
     """
-    profiler = Profiler(warmup=warmup)
+    profiler = Profiler(warmup=warmup, iterations=iterations)
     with profiler.attached(model):
         for _ in range(warmup + iterations):
             step()
@@ -58,7 +58,7 @@ class _Marks:
 
     def __init__(self, start: Any) -> None:
         self.start, self.end = start, start  # end of the forward pass
-        self.ready: dict[str, Any] = {}  # in the order of the gradients
+        self.ready: list[tuple[str, Any]] = []  # in the order of the gradients
 
 
 class Profiler:
@@ -72,12 +72,13 @@ class Profiler:
     ['bias', 'weight']
     """
 
-    def __init__(self, *, warmup: int = 2, counts: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, *, warmup: int = 2, iterations: int = 10, counts: Callable[[], bool] = lambda: True) -> None:
         """Skip the first `warmup` iterations, and every one in which `counts()` is false as its forward pass starts.
 
-        With gradient accumulation, `counts` says which backward pass is the one that synchronises.
+        With gradient accumulation, `counts` says which backward pass is the one that synchronises. `iterations` is
+        how many are likely to follow the warm-up: the clock is made ready for them, but more are welcome.
         """
-        self._warmup, self._counts = warmup, counts
+        self._warmup, self._expected, self._counts = warmup, warmup + iterations, counts
         self._clock: Clock = HostClock()
         self._model: nn.Module | None = None
         self._parameters: dict[str, nn.Parameter] = {}
@@ -95,7 +96,8 @@ class Profiler:
         """Hook into `model`: parameters that require gradients, shared ones once, and its forward pass."""
         assert not self._handles, "detach before attaching to another model"
         self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
-        self._clock = clock_for(one_device(each.device for each in self._parameters.values()))
+        device = one_device(each.device for each in self._parameters.values())
+        self._clock = clock_for(device, marks=self._expected * (len(self._parameters) + 3))
         self._model = model
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
@@ -104,7 +106,12 @@ class Profiler:
         ]
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
-        hook = partial(self._on_gradient, name)
+        def hook(_: Tensor) -> None:
+            marks = self._current
+            if marks is not None:
+                marks.ready.append((name, mark()))
+
+        mark = self._clock.mark
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return handle
 
@@ -132,7 +139,7 @@ class Profiler:
         if self._current is not None and self._current.ready:
             self.finish()
         if self._current is None:
-            self._current = _Marks(self._clock.mark())
+            self._current = _Marks(self._clock.start())
 
     def finish(self) -> None:
         """End the iteration under way, if gradients have come; gradients after this belong to none."""
@@ -158,7 +165,11 @@ class Profiler:
 
     def _read(self, marks: _Marks) -> Pass:
         since = partial(self._clock.seconds, marks.start)
-        return Pass(since(marks.end), tuple((name, since(mark)) for name, mark in marks.ready.items()))
+        last: dict[str, Any] = {}
+        for name, mark in marks.ready:
+            last.pop(name, None)  # of several backward passes, the last completes the gradient
+            last[name] = mark
+        return Pass(since(marks.end), tuple((name, since(mark)) for name, mark in last.items()))
 
     def _profile(self, times: Times, name: str, batch: int, source: str) -> Profile:
         dtype, numels = gradient_sizes({each: self._parameters[each] for each in times.intervals})
@@ -207,12 +218,6 @@ class Profiler:
     def _on_output_gradient(self, gradient: Tensor) -> None:
         if self._current is not None and not self._current.ready:
             self._current.end = self._clock.mark()
-
-    def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        marks = self._current
-        if marks is not None:
-            marks.ready.pop(name, None)  # of several backward passes, the last completes the gradient
-            marks.ready[name] = self._clock.mark()
 
     # A copy of the model must not report to this profiler, nor copy its clock marks.
 
