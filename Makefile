@@ -30,7 +30,7 @@ test-all: check
 	$(BIN)/python -m pytest -m 'not gpu'
 
 bench: $(READY)
-	$(BIN)/python benchmarks/planners.py
+	$(BIN)/python benchmarks/run_all.py
 
 clean:
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache

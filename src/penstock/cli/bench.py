@@ -4,6 +4,7 @@ import typer
 
 from penstock.cli.bench_collectives import bench_collectives
 from penstock.cli.bench_links import bench_links
+from penstock.cli.bench_page import bench_page
 from penstock.cli.bench_planners import bench_planners
 from penstock.cli.bench_profile import bench_profile
 from penstock.cli.bench_replay import bench_rates, bench_replay, bench_scaling
@@ -18,3 +19,4 @@ bench.command("replay")(bench_replay)
 bench.command("scaling")(bench_scaling)
 bench.command("rates")(bench_rates)
 bench.command("collectives")(bench_collectives)
+bench.command("page")(bench_page)

@@ -1,0 +1,47 @@
+"""Every benchmark, one after the other, then the page: what `make bench` runs. Needs root; under half an hour.
+
+`python benchmarks/run_all.py train replay` runs only these. A benchmark that fails does not stop the others.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from penstock.cli.bench import bench
+
+RESULTS = "benchmarks/results"
+LARGE = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact,penstock-bsp-split"  # what has to be compared
+RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, options
+    ("planners", "planners", ""),
+    ("links", "links", ""),
+    ("profile", "profile_cpu", ""),
+    ("codecs", "codecs", ""),
+    ("collectives", "collectives", ""),
+    ("replay", "replay", "--hosts 4"),
+    ("replay", "replay-8-hosts", "--hosts 8 --iterations 2"),
+    ("scaling", "scaling", ""),
+    ("rates", "rates", ""),
+    ("train", "train", "--models vgg16_cifar:8"),
+    ("train", "train-resnet50", f"--models resnet50:1 --methods {LARGE} --rounds 4 --iterations 1"),
+    ("train", "train-lstm_ptb", f"--models lstm_ptb:1 --methods {LARGE} --rounds 3 --iterations 1 --warmup 2"),
+)
+
+
+def main(wanted: Sequence[str]) -> int:
+    verbs = {command.name for command in bench.registered_commands}
+    runs = [run for run in RUNS if run[0] in verbs and (not wanted or run[0] in wanted)]
+    failed, begun = [], time.monotonic()
+    for number, (verb, record, options) in enumerate(runs, 1):
+        command = ["bench", verb, *options.split(), "--out", f"{RESULTS}/{record}.json"]
+        minutes = (time.monotonic() - begun) / 60
+        print(f"[{number}/{len(runs)}] {minutes:.1f} min: penstock {' '.join(command)}", flush=True)
+        if subprocess.run([sys.executable, "-m", "penstock", *command], check=False).returncode:
+            failed.append(record)
+    subprocess.run([sys.executable, "-m", "penstock", "bench", "page"], check=True)
+    print(f"{(time.monotonic() - begun) / 60:.1f} min" + (f"; failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

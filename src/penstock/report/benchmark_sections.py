@@ -1,0 +1,132 @@
+"""What the page of benchmarks says about each benchmark: its title, its question, and who competes with whom."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.report.benchmark_tables import Rivalry, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One benchmark on the page."""
+
+    title: str
+    text: str
+    rivalry: Rivalry | None = None
+    hidden: tuple[str, ...] = ()  # fields that stay in the JSON
+
+
+def _penstock(name: str) -> Any:
+    return lambda row: str(row.get(name, "")).startswith("penstock")
+
+
+def _not_penstock(name: str) -> Any:
+    return lambda row: not str(row.get(name, "")).startswith("penstock")
+
+
+def _how(*names: str) -> Any:
+    return lambda row: str(row.get("how")) in names
+
+
+def _collective(row: Row) -> str:
+    return str(row.get("implementation"))
+
+
+_SIMULATED = "`simulated` uses the network as measured in the same run; `error` is how far it is off what was measured."
+
+SECTIONS: dict[str, Section] = {
+    "train": Section(
+        "Training",
+        "Real iterations on emulated hosts: forward, backward with communication, the optimizer's step; the slowest "
+        "rank counts. All methods of one table take turns in one process group, those that crash excepted. "
+        "`no-communication` is the bare module on every rank, `exposed` what a method takes longer than it, `bytes "
+        "sent` what the busiest host sends in an iteration, headers included. `ddp` is torch's "
+        "DistributedDataParallel as it comes, `ddp-N` the same with `bucket_cap_mb=N`, `ddp-fp16` and the like its "
+        "communication hooks. `penstock-NAME` is our wrapper with that planner, `penstock-bsp-split` an all-reduce of "
+        "which half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
+        "count the optimizer's step.",
+        Rivalry(
+            group=("hosts", "rate", "model"),
+            seconds="iteration_seconds",
+            label=lambda row: str(row["method"]),
+            ours=_penstock("method"),
+            peer=lambda row: str(row["method"]).startswith("ddp"),
+        ),
+    ),
+    "replay": Section(
+        "Planners on a real network",
+        "Replayed iterations: communication is real (gloo, emulated hosts), computation is waiting for as long as the "
+        f"trace says. {_SIMULATED} VGG-16 is left out: its 553 MB take 7 s an iteration at 1 Gb/s.",
+        Rivalry(
+            group=("hosts", "rate", "what"),
+            seconds="measured_seconds",
+            label=lambda row: str(row["how"]),
+            ours=_how("exact"),
+            peer=lambda row: row.get("how") != "exact",
+        ),
+    ),
+    "scaling": Section(
+        "More hosts",
+        f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "
+        "what the wire alone would take.",
+        Rivalry(
+            group=("hosts", "rate", "what"),
+            seconds="measured_seconds",
+            label=lambda row: str(row["how"]),
+            ours=_how("ring", "exact"),
+            peer=_how("native", "wfbp", "threshold"),
+        ),
+    ),
+    "rates": Section(
+        "Slower and faster links",
+        f"The same on 4 hosts, from 100 Mb/s to links without a limit. {_SIMULATED}",
+        Rivalry(
+            group=("hosts", "rate", "what"),
+            seconds="measured_seconds",
+            label=lambda row: str(row["how"]),
+            ours=_how("ring", "exact"),
+            peer=_how("native", "wfbp", "threshold"),
+        ),
+    ),
+    "collectives": Section(
+        "Collectives",
+        "Our programs beside the engines' own (`native`), taking turns on the same emulated hosts. `floor` is what "
+        "the wire alone would take, `predicted` the simulator's time on the network as measured in the same run.",
+        Rivalry(
+            group=("hosts", "rate", "engine", "operation", "nbytes"),
+            seconds="seconds",
+            label=_collective,
+            ours=_penstock("implementation"),
+            peer=_not_penstock("implementation"),
+        ),
+        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "samples"),
+    ),
+    "codecs": Section(
+        "Compressors",
+        "Encoding and decoding gradients: generated kernels beside torch's eager and compiled code.",
+    ),
+    "planners": Section(
+        "Planning",
+        "How long planning takes on one core; random traces with a fixed seed.",
+        Rivalry(
+            group=("tensors",),
+            seconds="seconds",
+            label=lambda row: str(row["planner"]),
+            ours=lambda row: str(row["planner"]).startswith("exact"),
+            peer=lambda row: str(row["planner"]).startswith("greedy"),
+        ),
+    ),
+    "profile": Section("Profiling", "What the profiler's hooks cost: iterations with and without them, in turn."),
+    "links": Section("Emulated links", "What emulated links deliver, beside what was asked of them."),
+}
+
+
+def section_of(benchmark: str) -> Section:
+    """Return what is said about a benchmark; of those not in the table, only what their rows say."""
+    return SECTIONS.get(benchmark, Section(benchmark.replace("_", " ").replace("-", " ").capitalize(), ""))
+
+
+def position(benchmark: str) -> int:
+    """Return where a benchmark stands on the page; those not in the table come last."""
+    names = list(SECTIONS)
+    return names.index(benchmark) if benchmark in names else len(names)

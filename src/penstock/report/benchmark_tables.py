@@ -1,0 +1,134 @@
+"""Turns the rows of a benchmark record into a Markdown table; rows in which a peer is faster than we are say so."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Rivalry:
+    """Which rows of a benchmark compete with which."""
+
+    group: tuple[str, ...]  # rows that agree in these fields compete
+    seconds: str  # the field in which less is better
+    label: Callable[[Row], str]  # how a rival is called
+    ours: Callable[[Row], bool]
+    peer: Callable[[Row], bool]
+
+    def note(self, row: Row, rows: Sequence[Row]) -> str:
+        """Say by whom a row of ours is beaten, and by how much; nothing where it is not."""
+        if not self.ours(row) or not isinstance(row.get(self.seconds), float):
+            return ""
+        rivals = [each for each in rows if self.peer(each) and isinstance(each.get(self.seconds), float)]
+        rivals = [each for each in rivals if all(each.get(name) == row.get(name) for name in self.group)]
+        best = min(rivals, key=lambda each: each[self.seconds], default=None)
+        if best is None or best[self.seconds] >= row[self.seconds]:
+            return ""
+        return f"**slower than {self.label(best)}: {row[self.seconds] / best[self.seconds]:.2f}x**"
+
+
+def markdown_table(rows: Sequence[Row], rivalry: Rivalry | None, hidden: Sequence[str] = ()) -> str:
+    """Return a table of all rows; fields that are the same in all of them stand in a line before it."""
+    notes = [_note(row, rows, rivalry) for row in rows]
+    names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in hidden]
+    names = [
+        name for name in names if not all(isinstance(row.get(name), str | None) for row in rows) or name != "error"
+    ]
+    same = [name for name in names if len(rows) > 1 and len({repr(row.get(name)) for row in rows}) == 1]
+    names = [name for name in names if name not in same]
+    lines = [_line([_heading(name) for name in names] + [NOTE] * any(notes))]
+    lines.append(_line([_rule(name, rows) for name in names] + ["---"] * any(notes)))
+    for row, note in zip(rows, notes, strict=True):
+        cells = [cell(name, row.get(name)) for name in names]
+        lines.append(_line(cells + [note] * any(notes)))
+    shared = ", ".join(
+        f"{_heading(name)} {cell(name, rows[0].get(name))}" for name in same if cell(name, rows[0].get(name))
+    )
+    return (f"In every row: {shared}.\n\n" if shared else "") + "\n".join(lines) + "\n"
+
+
+def _note(row: Row, rows: Sequence[Row], rivalry: Rivalry | None) -> str:
+    error = row.get("error")
+    if isinstance(error, str):
+        return f"failed: {_escape(error)}"
+    notes = [rivalry.note(row, rows)] if rivalry else []
+    if isinstance(error, float) and abs(error) > 0.1:
+        notes.append("**simulation off by more than 10%**")
+    return "; ".join(note for note in notes if note)
+
+
+def cell(name: str, value: object) -> str:
+    """Return a value as a person reads it; the name of its field tells the unit.
+
+    >>> cell("exposed_seconds", 0.0123), cell("error", -0.031), cell("nbytes", 16_000_000)
+    ('12.3 ms', '-3.1%', '16 MB')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _escape(str(value))
+    for ending, form in _FORMS:
+        if name.endswith(ending):
+            return form(value)
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value / 1e-6:.3g} us" if value else "0"
+
+
+def _bytes(value: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return f"{value:.0f} B"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:+.1f}%"
+
+
+def _rate(value: float) -> str:
+    return f"{value / 1e6:.1f} Mb/s"
+
+
+def _per_second(value: float) -> str:
+    return f"{_bytes(value)}/s"
+
+
+_FORMS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("seconds_per_byte", lambda value: f"{value * 1e9:.4g} ns/B"),
+    ("bytes_per_second", _per_second),
+    ("bits_per_second", _rate),
+    ("seconds", _seconds),
+    ("overhead_spread", _percent),
+    ("spread", _seconds),
+    ("nbytes", _bytes),
+    ("bytes_sent", _bytes),
+    ("error", _percent),
+    ("deviation", _percent),
+    ("overhead", _percent),
+    ("lateness", _percent),
+)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_seconds").removesuffix("_bits_per_second").replace("_", " ")
+
+
+def _rule(name: str, rows: Sequence[Row]) -> str:
+    return "---:" if any(isinstance(row.get(name), int | float) for row in rows) else "---"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
