@@ -13,19 +13,32 @@ CASES += [("plain", "reduce_broadcast", "spanning_tree"), ("plain", "all_reduce"
 CASES += [("plain", "layers", "spanning_tree"), ("plain", "split", "bidirectional_exchange")]
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def trained(request):
-    size = request.param
-    return spawn(size, training.train_bulk_synchronous, CASES), spawn(size, training.train_plain, MODELS)
+FEW = [("plain", algorithm, "") for algorithm in ALGORITHMS]
 
 
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_weights_are_those_of_plain_data_parallelism_on_every_rank(trained, case):
-    ours, theirs = trained
+def check(ours, theirs, case):
     for name, value in ours[0][case]["state"].items():
         np.testing.assert_allclose(value, theirs[0][case[0]]["state"][name], rtol=5e-5, atol=5e-6)
         for other in ours[1:]:
             np.testing.assert_array_equal(value, other[case]["state"][name])
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return spawn(2, training.train_bulk_synchronous, CASES), spawn(2, training.train_plain, MODELS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_weights_are_those_of_plain_data_parallelism_on_every_rank(two_ranks, case):
+    check(*two_ranks, case)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_any_world_size(world_size):
+    ours = spawn(world_size, training.train_bulk_synchronous, FEW)
+    theirs = spawn(world_size, training.train_plain, ["plain"])
+    for case in FEW:
+        check(ours, theirs, case)
 
 
 @pytest.mark.parametrize(
