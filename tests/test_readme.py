@@ -1,0 +1,39 @@
+"""The README's commands exist and, where they need neither root nor several machines, run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(r"\| `((?:penstock|torchrun) [^`]+)` \|", README)
+ELSEWHERE = ("--hosts", "FILE.cll", "--nproc-per-node", "penstock profile")  # run by tests of their own
+
+
+def test_the_readme_shows_commands():
+    assert len(COMMANDS) >= 8
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if not any(word in c for word in ELSEWHERE)])
+def test_a_command_of_the_readme_runs(command, tmp_path):
+    arguments = [sys.executable, "-m", *shlex.split(command)]
+    result = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_verb_of_the_readme_exists(command):
+    words = shlex.split(command)
+    verb = words[words.index("penstock") + 1]
+    result = subprocess.run([sys.executable, "-m", "penstock", verb, "--help"], capture_output=True, check=False)
+    assert result.returncode == 0
+
+
+def test_make_has_the_targets_the_readme_names():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\S+)", README, flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"no target {target}"
