@@ -133,3 +133,9 @@ def test_when_all_slots_are_in_use_the_user_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.cluster.slots.try_lock", lambda index, directory: None)
     with pytest.raises(ClusterError, match=f"all {SLOTS} emulated clusters of this machine are in use"):
         claim(tmp_path)
+
+
+def test_a_state_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ClusterError, match=r"file/state/cluster-0: Not a directory; live runs are noted there"):
+        claim(tmp_path / "file" / "state")

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.cluster.layout import plan_layout
 from penstock.cluster.links import setup_steps
-from penstock.cluster.tools import perform, require_tools
+from penstock.cluster.tools import perform, require_tools, run_command
 from penstock.errors import ClusterError
 
 
@@ -75,3 +75,9 @@ def test_a_kernel_without_a_part_is_told_which_and_how_to_get_it(words, complain
 
 def test_a_kernel_without_cubic_keeps_its_own_tcp():
     build(failing_on("congctl", "Error: Invalid argument."))
+
+
+def test_a_command_that_hangs_is_named(monkeypatch):
+    monkeypatch.setattr("penstock.cluster.tools.COMMAND_TIMEOUT_SECONDS", 0.1)
+    with pytest.raises(ClusterError, match=r"`sleep 5` did not end within 0\.1 s; try it"):
+        run_command(("sleep", "5"))

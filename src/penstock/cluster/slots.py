@@ -58,10 +58,9 @@ def claim(directory: Path = STATE_DIRECTORY) -> Slot:
 
 def try_lock(index: int, directory: Path) -> Slot | None:
     """Lock slot `index`, or return None where a live run holds it."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"cluster-{index}"
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,6 +100,14 @@ def _holder_lives(path: Path) -> bool:
         return Path(f"/proc/{json.loads(path.read_text())['pid']}").exists()
     except (OSError, ValueError, KeyError):
         return True
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ClusterError(f"{path}: {error.strerror}; live runs are noted there, so it must be writable") from error
 
 
 def _still_at(path: Path, descriptor: int) -> bool:

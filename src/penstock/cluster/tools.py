@@ -1,5 +1,6 @@
 """Running `ip` and `tc`, and saying in one line what this machine lacks."""
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -23,16 +24,19 @@ class Runner(Protocol):
 
 def run_command(argv: Sequence[str], stdin: str = "", keep_open: Sequence[int] = ()) -> tuple[int, str, str]:
     """Run a command in a session of its own, so that Ctrl-C does not stop it half-way."""
-    done = subprocess.run(
-        argv,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        pass_fds=keep_open,
-        start_new_session=True,
-        timeout=COMMAND_TIMEOUT_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            pass_fds=keep_open,
+            start_new_session=True,
+            timeout=COMMAND_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"`{shlex.join(argv)}` did not end within {COMMAND_TIMEOUT_SECONDS:g} s; try it") from None
     return done.returncode, done.stdout, done.stderr
 
 
