@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[1] / "traces"
 
 
 def measure(
-    names: Sequence[str], device: str, iterations: int, warmup: int, rounds: int = 6
+    names: Sequence[str], device: str, iterations: int, warmup: int, rounds: int = 20
 ) -> Iterator[dict[str, Any]]:
     """Yield a record after each model, of all so far: a trace by name, and the profiler's overhead on that model."""
     from penstock.bench.profile_overhead import overhead_row
@@ -34,7 +34,7 @@ def measure(
         task = find_task(name)
         profile = profile_task(task, device=device, iterations=iterations, warmup=warmup, source=SOURCE)
         traces[name] = trace_document(to_nanosecond(profile.trace))
-        rows.append(overhead_row(name, device, rounds, block=5, warmup=3))
+        rows.append(overhead_row(name, device, rounds, block=3, warmup=5))
         _say(f"{name}: {profile.trace.compute_seconds * 1e3:.2f} ms, overhead {rows[-1]['overhead']:.2%}")
         yield make_record("traces", rows, traces=traces)
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="the record")
     parser.add_argument("--install", action="store_true", help="write the record's traces over the shipped files")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--models", default=",".join(shipped()))
     arguments = parser.parse_args()

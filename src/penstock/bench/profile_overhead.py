@@ -1,9 +1,11 @@
 """What profiling costs: iterations with the profiler's hooks beside iterations without, in turn.
 
 Blocks of a few iterations alternate, so that a slow moment of the machine falls on both; each round gives one ratio,
-and the overhead is the median of the ratios less one.
+and the overhead is the median of the ratios less one. Python's garbage collector is off while the clock runs, as in
+`timeit`: it strikes at random and for longer than what is measured.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from time import perf_counter
@@ -13,13 +15,13 @@ from penstock.torch.clocks import device_name
 from penstock.torch.profile import Profiler
 from penstock.torch.summary import spread
 from penstock.zoo import find_task
-from penstock.zoo.training import find_device, synchronise, training_step
+from penstock.zoo.training import build, find_device, synchronise, training_step
 
 CPU_MODELS = ("resnet20", "vgg16_cifar", "gpt_small")
 
 
 def overhead_rows(
-    models: Sequence[str], device: str = "auto", rounds: int = 24, block: int = 5, warmup: int = 5
+    models: Sequence[str], device: str = "auto", rounds: int = 24, block: int = 3, warmup: int = 5
 ) -> Iterator[dict[str, Any]]:
     """Measure each model of the zoo with its usual batch; rows come as they are measured."""
     for model in models:
@@ -29,17 +31,20 @@ def overhead_rows(
 def overhead_row(model_name: str, device_text: str, rounds: int, block: int, warmup: int) -> dict[str, Any]:
     """Return both iteration times, the overhead, and how the trace's own total compares with the clock on the wall."""
     device, task = find_device(device_text), find_task(model_name)
-    model = task.build().to(device)
+    model = build(task, device)
     step = training_step(task, model, task.batch, device)
     profiler = Profiler(warmup=0)
 
     def timed() -> float:
         synchronise(device)
+        gc.disable()
         start = perf_counter()
         for _ in range(block):
             step()
         synchronise(device)
-        return (perf_counter() - start) / block
+        seconds = perf_counter() - start
+        gc.enable()
+        return seconds / block
 
     def profiled() -> float:
         with profiler.attached(model):

@@ -12,6 +12,12 @@ from penstock.zoo.task import Task
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}  # gradients are float32 either way
 
 
+def build(task: Task, device: torch.device) -> nn.Module:
+    """Return the task's model on `device`, where its weights are drawn too: a large model begins much sooner on a GPU."""
+    with device:
+        return task.build().to(device)
+
+
 def training_step(
     task: Task, model: nn.Module, batch: int, device: torch.device, autocast: torch.dtype | None = None
 ) -> Callable[[], None]:
@@ -43,7 +49,7 @@ def profile_task(
         raise ProfileError(f"dtype {dtype!r}; wanted one of {', '.join(AUTOCAST)}")
     where, batch = find_device(device), batch or task.batch
     try:
-        model = task.build().to(where)
+        model = build(task, where)
         return profile_backward(
             model,
             training_step(task, model, batch, where, AUTOCAST[dtype]),
