@@ -13,7 +13,7 @@ AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}  # gradients are float3
 
 
 def build(task: Task, device: torch.device) -> nn.Module:
-    """Return the task's model on `device`, where its weights are drawn too: a large model begins much sooner on a GPU."""
+    """Return the task's model on `device`, where its weights are drawn too: on a GPU that is much sooner done."""
     with device:
         return task.build().to(device)
 
