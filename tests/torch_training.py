@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from penstock.errors import FitError
 from penstock.network import LinearCost, Network
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook
@@ -259,3 +260,15 @@ def train_plain(rank: int, models: list[str]) -> dict[str, dict[str, Any]]:
             optimizer.zero_grad()
         found[model] = {"state": {name: value.clone().numpy() for name, value in wrapper.module.state_dict().items()}}
     return found
+
+
+def train_without_a_measurable_network(rank: int) -> dict[str, Any]:
+    """Let measuring fail, as it may on a machine that does too much else."""
+    torch.manual_seed(1)
+    wrapper = OurDDP(plain(), profile_iterations=2)
+
+    def fail() -> Network:
+        raise FitError("point-to-point times do not grow with size")
+
+    wrapper._measure = fail
+    return _train_few(wrapper, rank) | {"explain": wrapper.explain()}

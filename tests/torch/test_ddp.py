@@ -98,6 +98,14 @@ def test_the_network_is_measured_where_none_is_given():
     assert "measured iteration" in ours[0]["explain"]
 
 
+def test_a_network_that_cannot_be_measured_does_not_stop_training():
+    ours = spawn(2, training.train_without_a_measurable_network)
+    check_same(spawn(2, training.train_without_hook), ours)
+    assert ours[0]["explain"].startswith(
+        "torch's own buckets are kept: the network could not be measured (point-to-point"
+    )
+
+
 def test_copies_and_pickles_keep_the_plan():
     hashes = spawn(2, training.copy_and_pickle)
     assert len({each for rank in hashes for each in rank}) == 1

@@ -25,6 +25,7 @@ TAG = 1
 WAIT_SECONDS = 60.0
 _PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
 _LEAST, _MOST = 3, 50  # timed rounds per size
+_SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
 _SHARE = 0.06  # of the budget, for one size
 
 
@@ -80,7 +81,7 @@ def _agreed_points(transport: Transport, one_round: Round, seconds: float) -> li
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
         points.append((float(size), _agreed_seconds(transport, one_round, first, second, rounds)))
         left -= rounds * points[-1][1]
-        if len(points) >= 3 and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
+        if size >= _SURELY and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
             break
     return points
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.errors import PlanError, StrategyError
+from penstock.errors import FitError, PlanError, StrategyError
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
 from penstock.runtime.measure import measure_network
@@ -86,7 +86,7 @@ class DistributedDataParallel(TorchDDP):
         self._user_hook: tuple[Any, Any] | None = None
         self._profiled = 0
         self._started = deque[float](maxlen=_KEPT_TIMES + 1)
-        self._obstacle = can_hold_plans(self)  # why plans cannot be used with this module, or ""
+        self._obstacle = can_hold_plans(self)  # why torch's buckets are kept, or ""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; between two iterations, go on with profiling and planning."""
@@ -138,7 +138,7 @@ class DistributedDataParallel(TorchDDP):
             check_same(self._given, self.process_group)
             self._adopt(Decision(self._given))
         elif self._trace is not None or self._profiled >= self._profile_iterations:
-            self._adopt(self._plan_together())
+            self._plan_together()
         else:
             self._profile()
 
@@ -149,13 +149,17 @@ class DistributedDataParallel(TorchDDP):
             self._profiler = Profiler(warmup=_WARMUP, counts=lambda: bool(self.require_backward_grad_sync))
             self._profiler.attach(self.module)
 
-    def _plan_together(self) -> Decision:
-        """Measure on all ranks, plan on rank 0, and tell everybody."""
+    def _plan_together(self) -> None:
+        """Measure on all ranks, plan on rank 0, tell everybody and change the buckets."""
         if self._profiler is not None:
             self._profiler.detach()
-        network = self._network or self._measure()
+        try:
+            network = self._network or self._measure()
+        except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
+            self._obstacle = f"the network could not be measured ({error})"
+            return
         first = dist.get_rank(self.process_group) == 0
-        return agree((lambda: self._decide(network)) if first else None, self.process_group)
+        self._adopt(agree((lambda: self._decide(network)) if first else None, self.process_group))
 
     def _measure(self) -> Network:
         transport = C10dTransport(self.process_group)
