@@ -7,6 +7,7 @@ and the overhead is the median of the ratios less one. Python's garbage collecto
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -37,14 +38,12 @@ def overhead_row(model_name: str, device_text: str, rounds: int, block: int, war
 
     def timed() -> float:
         synchronise(device)
-        gc.disable()
-        start = perf_counter()
-        for _ in range(block):
-            step()
-        synchronise(device)
-        seconds = perf_counter() - start
-        gc.enable()
-        return seconds / block
+        with collector_off():
+            start = perf_counter()
+            for _ in range(block):
+                step()
+            synchronise(device)
+            return (perf_counter() - start) / block
 
     def profiled() -> float:
         with profiler.attached(model):
@@ -65,6 +64,16 @@ def overhead_row(model_name: str, device_text: str, rounds: int, block: int, war
         "overhead_spread": spread(ratios),
         "trace_seconds": profiler.trace().compute_seconds,
     }
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep Python's garbage collector from running inside a `with` block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _alternate(jobs: tuple[Callable[[], float], Callable[[], float]], rounds: int) -> tuple[list[float], list[float]]:
