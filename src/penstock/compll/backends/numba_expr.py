@@ -62,6 +62,7 @@ class Body:
     sizes: Callable[[str], str]  # text of a vector's size
     index: str = "int32(start + i)"
     in_loop: bool = True
+    constant: Mapping[int, str] = field(default_factory=dict)  # id of an expression that the loop does not change
     lines: list[str] = field(default_factory=list)
     known: dict[int, str] = field(default_factory=dict)
     computed: dict[str, str] = field(default_factory=dict)  # maps computed so far
@@ -74,7 +75,7 @@ class Body:
             if id(node) in self.known:
                 continue
             self.alive.append(node)
-            text = self._text(node)
+            text = self.constant.get(id(node)) or self._text(node)
             if node is not expr and node.op not in LEAVES and (uses[id(node)] > 1 or node.name):
                 text = self._variable(node.name or "t", text)
             self.known[id(node)] = text

@@ -215,6 +215,8 @@ class PassWriter:
     step: Pass
     stored: dict[str, str] = field(default_factory=dict)  # vector computed by the first loop -> array it is left in
     loaded: dict[str, str] = field(default_factory=dict)  # vector in memory -> array of this block
+    group: int = 0  # n of the reads below
+    per_group: dict[int, str] = field(default_factory=dict)  # id of `v[i / n]` -> the vector v, spread over the block
 
     @property
     def names(self) -> Names:
@@ -227,7 +229,8 @@ class PassWriter:
         self._declare()
         total = self.kernel.length(self.step.length)
         groups = [output.group for output in self.step.outputs if isinstance(output, GroupReduce)]
-        unit = math.lcm(8, *groups)
+        self._find_per_group()
+        unit = math.lcm(8, *groups, *([self.group] if self.group else []))
         block = unit * max(1, BLOCK // unit)
         self._temporaries(block)
         self.kernel.line(f"for start in range(0, {total}, {block}):")
@@ -265,9 +268,9 @@ class PassWriter:
             if isinstance(output, Pack) and self._needs_copy(output):
                 self.stored.setdefault(output.vector, f"{self.names.of(output.vector)}_b")
         replaced = any(isinstance(output, Keep) and output.to == RESIDUAL for output in self.step.outputs)
-        later = any(isinstance(output, GroupReduce | Filter) for output in self.step.outputs)
+        later = any(isinstance(output, Filter) for output in self.step.outputs)
         if replaced and later and any(item.name == TOTAL for item in self.step.maps):
-            self.stored.setdefault(TOTAL, "total_b")  # groups and filters come after the residual is overwritten
+            self.stored.setdefault(TOTAL, "total_b")  # filters come after the residual is overwritten
 
     def _needs_copy(self, output: Pack) -> bool:
         """Whether a vector is not already in memory as it is to be sent."""
@@ -307,6 +310,10 @@ class PassWriter:
         for output in self.step.outputs:
             if isinstance(output, Filter):
                 line(f"{self.names.of(output.name)}_keep = np.zeros({block}, np.uint8)")
+            elif isinstance(output, GroupReduce):
+                line(f"{self.names.of(output.name)}_v = np.empty({block}, np.{output.expr.type.storage})")
+        for name in dict.fromkeys(self.per_group.values()):
+            line(f"{self.names.of(name)}_x = np.empty({block}, np.{self._element(name).storage})")
         for stream, kind in self._streams():
             name, dtype = ("uniform", "float32") if kind.is_float else ("words", "uint32")
             line(f"{name}_{stream} = np.empty({block}, np.{dtype})")
@@ -330,14 +337,35 @@ class PassWriter:
 
     def _streams(self) -> list[tuple[int, Scalar]]:
         """Return the random streams this pass draws from."""
+        found = {node.value: node.type for expr in self._exprs() for node in walk(expr) if node.op == "random"}
+        return sorted(found.items())
+
+    def _exprs(self) -> list[Expr]:
+        """Return every expression the pass evaluates."""
         exprs = [item.expr for item in self.step.maps]
         for output in self.step.outputs:
-            if isinstance(output, Reduce | GroupReduce):
-                exprs.append(output.expr)
-            elif isinstance(output, Filter):
-                exprs += [output.keep, output.value]
-        found = {node.value: node.type for expr in exprs for node in walk(expr) if node.op == "random"}
-        return sorted(found.items())
+            if isinstance(output, Reduce | GroupReduce | Filter):
+                exprs += expressions(output)
+        return exprs
+
+    def _find_per_group(self) -> None:
+        """Find reads of `v[i / n]` where v has one element for each n: it is spread over the block first."""
+        indices = {item.name for item in self.step.maps if item.expr.op == "index"}
+        for expr in self._exprs():
+            for node in walk(expr):
+                group = self._group_of(node, indices)
+                if group and self.group in (0, group):
+                    self.group = group
+                    self.per_group[id(node)] = node.value
+
+    def _group_of(self, node: Expr, indices: set[str]) -> int:
+        if node.op != "at" or node.args[0].op != "div" or node.args[0].args[1].op != "const":
+            return 0
+        index, divisor = node.args[0].args
+        is_index = index.op == "index" or (index.op == "element" and index.value in indices)
+        length = self.step.length
+        wanted = Length(length.of, length.group * divisor.value)
+        return divisor.value if is_index and self.kernel.schedule.length(node.value) == wanted else 0
 
     # One block
 
@@ -361,6 +389,8 @@ class PassWriter:
                 line(f"{array} = {array.removesuffix('_b')}[start : start + size]")
         if self.kernel.adds and any(isinstance(output, Emit) for output in self.step.outputs):
             line("out_b = out[start : start + size]")
+        for name in dict.fromkeys(self.per_group.values()):
+            line(f"spread({names.of(name)}, {self.group}, start, size, {names.of(name)}_x)")
         for stream, kind in self._streams():
             name = "uniform" if kind.is_float else "words"
             line(f"fill_{name}({name}_{stream}, size, seed_low, seed_high, {stream}, start)")
@@ -383,7 +413,8 @@ class PassWriter:
             return f"{self.loaded[name]}[i]" if name in self.loaded else None
 
         kernel = self.kernel
-        return Body(self.names, element, maps, kernel.fields, kernel.size)
+        constant = {node: f"{self.names.of(name)}_x[i]" for node, name in self.per_group.items()} if first else {}
+        return Body(self.names, element, maps, kernel.fields, kernel.size, constant=constant)
 
     def _compute(self) -> None:
         """Write the loop that does everything at once: vectors that leave it, reductions, the finite test."""
@@ -394,6 +425,8 @@ class PassWriter:
             match output:
                 case Emit() if self.kernel.adds:
                     body.lines.append(f"out_b[i] = out_b[i] + factor * {body.vector(output.vector)}")
+                case GroupReduce():
+                    body.lines.append(f"{self.names.of(output.name)}_v[i] = {bare(body.value(output.expr))}")
                 case Filter():
                     body.lines.append(f"{self.names.of(output.name)}_keep[i] = uint8({bare(body.value(output.keep))})")
                 case Reduce() if output.reducer != "fold":
@@ -436,16 +469,21 @@ class PassWriter:
         self.kernel.block("for i in range(size):", body.lines)
 
     def _group(self, output: GroupReduce) -> None:
-        line, name = self.kernel.line, self.names.of(output.name)
-        line(f"for first in range(0, size, {output.group}):")
+        """Write the reduction of groups: the whole ones in a loop of known length, then what is left."""
+        line, name, group = self.kernel.line, self.names.of(output.name), output.group
+        result = group_value(output, f"{name}_g")
+        line(f"for j in range(size // {group}):")
         self.kernel.depth += 1
-        line(f"last = first + block_size(first, size, {output.group})")
         line(f"{name}_g = {group_start(output)}")
-        body = self._body(first=False)
-        text = body.value(output.expr)
-        body.lines += group_lines(output, f"{name}_g", text)
-        self.kernel.block("for i in range(first, last):", body.lines)
-        line(f"{name}[(start + first) // {output.group}] = {group_value(output, f'{name}_g')}")
+        self.kernel.block(f"for i in range({group}):", group_lines(output, f"{name}_g", f"{name}_v[{group} * j + i]"))
+        line(f"{name}[start // {group} + j] = {result}")
+        self.kernel.depth -= 1
+        line(f"if size % {group}:")
+        self.kernel.depth += 1
+        line(f"{name}_g = {group_start(output)}")
+        element = f"{name}_v[size // {group} * {group} + i]"
+        self.kernel.block(f"for i in range(size % {group}):", group_lines(output, f"{name}_g", element))
+        line(f"{name}[(start + size) // {group}] = {result}")
         self.kernel.depth -= 1
 
     def _filter(self, output: Filter) -> None:

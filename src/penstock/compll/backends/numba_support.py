@@ -145,6 +145,16 @@ def read_at(vector: Any, index: Any, zero: Any) -> Any:
     return vector[inside if inside > 0 else 0]
 
 
+@helper
+def spread(values: Any, group: Any, start: Any, size: Any, out: Any) -> None:
+    """Element i of `out` is that of the group that element start + i belongs to; `start` is a multiple of `group`."""
+    for first in range(0, size, group):
+        value = values[(start + first) // group]
+        part = out[first : first + block_size(first, size, group)]
+        for i in range(part.size):
+            part[i] = value
+
+
 # Packing
 
 
