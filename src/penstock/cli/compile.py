@@ -16,7 +16,9 @@ BACKENDS = ("reference", "numba", "triton")
 
 def compile_(
     file: Annotated[str, typer.Argument(help="a .cll file, or the name of a shipped algorithm")],
-    backend: Annotated[str, typer.Option(help="reference (shows the IR and its passes), numba or triton")] = "reference",
+    backend: Annotated[
+        str, typer.Option(help="reference (shows the IR and its passes), numba or triton")
+    ] = "reference",
     param: Annotated[list[str], typer.Option(help="NAME=VALUE, as often as needed")] = [],  # noqa: B006 typer copies it
     out: Annotated[str, typer.Option(metavar="FILE", help="write the code here instead of printing it")] = "",
     json: JsonOption = False,
@@ -86,7 +88,9 @@ def _reference(program: "Program") -> str:
         "encode with error feedback": schedule_encode(program, feedback=True),
         "decode": schedule_decode(program),
     }
-    shown = (f"\n{name}: {plan.passes():g} passes over the gradient\n{show_schedule(plan)}" for name, plan in plans.items())
+    shown = (
+        f"\n{name}: {plan.passes():g} passes over the gradient\n{show_schedule(plan)}" for name, plan in plans.items()
+    )
     return dump(program) + "".join(shown)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.bench import bench
 from penstock.cli.cluster import cluster
+from penstock.cli.compile import compile_
 from penstock.cli.measure import measure
 from penstock.cli.plan import plan
 from penstock.cli.profile import profile
@@ -32,6 +33,7 @@ app.command()(simulate)
 app.command()(replay)
 app.command()(verify)
 app.command()(reproduce)
+app.command(name="compile")(compile_)
 app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")
 
