@@ -8,7 +8,7 @@ With TRITON_INTERPRET=1 in the environment the same source runs on CPU tensors, 
 """
 
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,14 @@ from penstock.compll.backends import triton_operators, triton_prelude, triton_se
 from penstock.compll.backends.reference import evaluate_static
 from penstock.compll.backends.triton_kernels import UNIT, Kernels, Launch
 from penstock.compll.backends.triton_operators import Call, Operand
-from penstock.compll.ir import GRADIENT, Apply, Expr, Filter, GroupReduce, Length, Map, Program, Read, is_static
-from penstock.compll.layout import max_nbytes, size_at
+from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Filter, GroupReduce, Length, Program, is_static
+from penstock.compll.layout import max_nbytes
 from penstock.compll.types import Scalar
 from penstock.errors import CodecError, NonFiniteError
 
-BLOCK = 2048
+BLOCK = 1024
 WARPS = 4
+BLOCKS_PER_PROGRAM = 4  # of kernels that do not reduce
 PROGRAMS_PER_PROCESSOR = 8  # of kernels that reduce: enough to keep memory busy, few enough to add up at the end
 MAX_PROGRAMS = 2048
 FILTER_PROGRAMS = 1024
@@ -36,7 +37,6 @@ DTYPES = {
     "uint16": torch.int32,
     "bool_": torch.bool,
 }
-NO_HEADER = None
 
 
 def load_source(name: str, text: str) -> dict[str, Any]:
@@ -50,10 +50,12 @@ def load_source(name: str, text: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Workspace:
-    """Device memory that kernels of one stream leave zero behind them."""
+    """Device memory that calls on one stream share: tickets and histograms, zero between kernels, and scalars."""
 
     ticket: Any
     scratch: Any
+    scalars: Any
+    partials: Any
 
 
 @dataclass(slots=True)
@@ -64,14 +66,19 @@ class TritonKernels:
     device: Any
     kernels: Kernels = field(init=False)
     status: Any = field(init=False)  # int32: see `triton_prelude`
+    processors: int = field(init=False)  # multiprocessors of the device
     _functions: dict[str, Any] = field(init=False)
     _workspaces: dict[int, Workspace] = field(default_factory=dict)
+    _sizes: dict[Any, "Sizes"] = field(default_factory=dict)
+    _compiled: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.device)
         self.kernels = Kernels(self.program)
         self.status = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._functions = load_source(self.program.name, self.kernels.text)
+        is_cuda = self.device.type == "cuda"
+        self.processors = torch.cuda.get_device_properties(self.device).multi_processor_count if is_cuda else 1
 
     @property
     def source(self) -> str:
@@ -94,28 +101,28 @@ class TritonKernels:
         call is v - decode(this payload), taken off by the next one, or by `decode_add(payload, residual, -1)`. `header`
         is written before `out`, which must have room there.
         """
-        numel = gradient.numel()
-        most = max_nbytes(self.program, numel, arguments)
-        out = torch.empty(most, dtype=torch.uint8, device=self.device) if out is None else out
+        sizes = self.sizes("encode", gradient.numel(), arguments)
+        out = torch.empty(sizes.nbytes, dtype=torch.uint8, device=self.device) if out is None else out[: sizes.nbytes]
         if residual is not None and last is not None and not self.kernels.is_elementwise:
             self.decode_add(last, residual, arguments, -1.0)
             last = None
-        run = Run(self, "encode", arguments, seed, numel, {"gradient_ptr": gradient, "latest_ptr": gradient}, out)
-        run.pointers |= {
-            "residual_ptr": gradient if residual is None else residual,
-            "last_ptr": out if last is None else last,
-        }
-        run.constants |= {"FEEDBACK": residual is not None, "LAST": last is not None} | _header(run, header)
-        if residual is not None and self.kernels.prepare is not None:
+        run = Run(self, sizes, seed, out, header)
+        run.given["gradient_ptr"] = run.given["latest_ptr"] = gradient
+        run.given["residual_ptr"] = gradient if residual is None else residual
+        run.given["last_ptr"] = out if last is None else last
+        run.given["FEEDBACK"], run.given["LAST"] = residual is not None, last is not None
+        if residual is None:
+            for launch in self.kernels.encode:
+                run.launch(launch)
+            return out
+        if self.kernels.prepare is not None:
             run.launch(self.kernels.prepare)
-            run.pointers["gradient_ptr"] = residual
-            run.constants["FEEDBACK"] = False
+            run.read_residual(residual)
         for launch in self.kernels.encode:
             run.launch(launch)
-            if residual is not None and "FEEDBACK" in launch.constants:
-                run.pointers["gradient_ptr"] = residual
-                run.constants["FEEDBACK"] = False
-        return out[:most]
+            if "FEEDBACK" in launch.constants:
+                run.read_residual(residual)
+        return out
 
     def decode(
         self, payload: Any, numel: int, arguments: Mapping[str, Any], out: Any = None, header: Any = None
@@ -134,14 +141,11 @@ class TritonKernels:
     def _decode(
         self, payload: Any, out: Any, arguments: Mapping[str, Any], add: bool, factor: float, header: Any
     ) -> None:
-        numel = out.numel()
-        most = max_nbytes(self.program, numel, arguments)
-        exact = not any(item.counts for item in self.program.layout.fields)
-        if payload.numel() != most if exact else not 0 < payload.numel() <= most:
-            raise CodecError(f"a body of {payload.numel()} bytes; wanted {most} for {numel} elements")
-        run = Run(self, "decode", arguments, 0, numel, {"out_ptr": out}, payload)
-        run.factor = factor
-        run.constants |= {"ADD": add} | _header(run, header)
+        sizes = self.sizes("decode", out.numel(), arguments)
+        if payload.numel() != sizes.nbytes if sizes.is_exact else not 0 < payload.numel() <= sizes.nbytes:
+            raise CodecError(f"a body of {payload.numel()} bytes; wanted {sizes.nbytes} for {out.numel()} elements")
+        run = Run(self, sizes, 0, payload, header)
+        run.given["out_ptr"], run.given["factor"], run.given["ADD"] = out, factor, add
         for launch in self.kernels.decode:
             step = launch.step
             if isinstance(step, Apply) and step.name == self.program.decode.result:
@@ -162,92 +166,133 @@ class TritonKernels:
             raise CodecError("an index lies outside the gradient: the payload is damaged")
         raise CodecError("the header or a field is not what encode writes: the payload is damaged")
 
-    def workspace(self) -> Workspace:
-        """Return zeroed memory for the current stream; while a graph is captured, memory of the graph's own."""
+    # What calls share
+
+    def sizes(self, procedure: str, numel: int, arguments: Mapping[str, Any]) -> "Sizes":
+        """Return what follows from a size and the parameters; worked out once."""
+        key = (procedure, numel, *arguments.values())
+        if key not in self._sizes:
+            self._sizes[key] = Sizes(self.program, procedure, numel, arguments)
+        return self._sizes[key]
+
+    def workspace(self) -> tuple[Workspace, int]:
+        """Return memory for the current stream, and the stream; while a graph is captured, memory of its own."""
         if self.device.type != "cuda":
-            return self._workspaces.setdefault(0, self._new_workspace())
-        if torch.cuda.is_current_stream_capturing():
-            return self._new_workspace()
+            return self._workspaces.setdefault(0, self._new_workspace()), 0
         stream = torch.cuda.current_stream(self.device).cuda_stream
+        if torch.cuda.is_current_stream_capturing():
+            return self._new_workspace(), stream
         if stream not in self._workspaces:
             self._workspaces[stream] = self._new_workspace()
-        return self._workspaces[stream]
+        return self._workspaces[stream], stream
 
     def _new_workspace(self) -> Workspace:
         ints = triton_select.GUESS_BINS + triton_select.STATE_INTS
-        zeros = torch.zeros(ints + 1, dtype=torch.int32, device=self.device)
-        return Workspace(zeros[ints:], zeros[:ints])
+        zeros = torch.zeros(ints + 4, dtype=torch.int32, device=self.device)
+        steps = [launch.step for launch in (*self.kernels.encode, *self.kernels.decode)]
+        most = max(len(getattr(step, "reduces", ())) for step in [*steps, None])
+        slots = max(len(slots) for slots in self.kernels.slots.values())
+        return Workspace(
+            zeros[ints:],
+            zeros[:ints],
+            torch.empty(slots + 1, dtype=torch.int32, device=self.device),
+            torch.empty(max(1, most) * MAX_PROGRAMS, dtype=torch.float64, device=self.device),
+        )
 
-    def processors(self) -> int:
-        """Return how many multiprocessors the device has."""
+    def start(
+        self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], warps: int, stream: int
+    ) -> None:
+        """Launch a kernel. Triton's own way looks at every argument anew each time, which takes longer than a small
+        kernel runs; what it decides on (constants, element types, 16-byte alignment) is the key here."""
         if self.device.type != "cuda":
-            return 1
-        return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+            kernel[(programs,)](*arguments, *constants)
+            return
+        looks = [(a.dtype, a.data_ptr() % 16 == 0) for a in arguments if isinstance(a, torch.Tensor)]
+        key = (kernel, *constants, *looks)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            options = {"num_warps": warps, "enable_fp_fusion": False}
+            self._compiled[key] = kernel[(programs,)](*arguments, *constants, **options)
+        else:
+            compiled[(programs, 1, 1)](*arguments, *constants, stream=stream)
 
 
-def _header(run: "Run", header: Any) -> dict[str, int]:
-    run.pointers["header_ptr"] = run.pointers["payload_ptr"] if header is None else header
-    return {"HEADER": 0 if header is None else header.numel()}
+class Sizes:
+    """What follows from a gradient's size and the parameters: the most elements of every vector, and static scalars."""
 
-
-@dataclass(slots=True)
-class Run:
-    """One call: its memory, and the steps it is made of."""
-
-    owner: TritonKernels
-    procedure: str
-    arguments: Mapping[str, Any]
-    seed: int
-    numel: int
-    pointers: dict[str, Any]
-    payload: Any
-    factor: float = 1.0
-    constants: dict[str, Any] = field(default_factory=dict)
-    operands: dict[str, Operand] = field(default_factory=dict)
-    workspace: Workspace = field(init=False)
-
-    def __post_init__(self) -> None:
-        owner = self.owner
-        self.workspace = owner.workspace()
-        slots = owner.kernels.slots[self.procedure]
-        self.pointers |= {
-            "payload_ptr": self.payload,
-            "status_ptr": owner.status,
-            "ticket_ptr": self.workspace.ticket,
-            "scalars_ptr": torch.empty(len(slots) + 1, dtype=torch.int32, device=owner.device),
-        }
-        self.constants |= {"BLOCK": BLOCK, "UNIT": UNIT, "ALIGNED": self.payload.data_ptr() % 4 == 0}
-
-    # Sizes
+    def __init__(self, program: Program, procedure: str, numel: int, arguments: Mapping[str, Any]) -> None:
+        self.program, self.procedure, self.numel, self.arguments = program, procedure, numel, arguments
+        self.nbytes = max_nbytes(program, numel, arguments)
+        self.is_exact = not any(item.counts for item in program.layout.fields)
+        self.given: dict[str, Any] = {"numel": numel}
+        self.given |= {f"float_{name}": float(value) for name, value in arguments.items()}
+        self.given |= {f"int_{name}": int(value) for name, value in arguments.items()}
+        statements = program.encode.statements if procedure == "encode" else program.decode.statements
+        self._statements = {statement.name: statement for statement in statements}
+        self._most: dict[Length, int] = {}
+        self._scalars: dict[int, int] = {}
 
     def most(self, length: Length) -> int:
         """Return the most elements a length can have."""
-        return -(-self._most(length.of) // length.group)
+        if length not in self._most:
+            self._most[length] = -(-self._most_of(length.of) // length.group)
+        return self._most[length]
 
-    def _most(self, vector: str) -> int:
-        if vector in (GRADIENT, "latest"):
-            return self.numel
-        statement = self._statement(vector)
+    def _most_of(self, vector: str) -> int:
+        statement = self._statements.get(vector)
         if isinstance(statement, Filter):
             return self.most(statement.over)
         if isinstance(statement, Apply) and statement.bound is not None:
             return max(0, min(self.numel, int(evaluate_static(statement.bound, self.numel, self.arguments))))
-        return self.numel  # of a vector that decode counts: checked to be no more
+        return self.numel  # the gradient's own, or of a vector that decode counts: checked to be no more
 
-    def _statement(self, name: str) -> Any:
-        program = self.owner.program
-        statements = program.encode.statements if self.procedure == "encode" else program.decode.statements
-        return next((statement for statement in statements if statement.name == name), None)
+    def scalar(self, expr: Expr) -> int:
+        """Return a scalar that size and parameters settle."""
+        if id(expr) not in self._scalars:
+            if not is_static(expr):
+                name = self.program.name
+                raise CodecError(f"{name}: an operator's argument is computed from data, which Triton cannot do")
+            self._scalars[id(expr)] = int(evaluate_static(expr, self.numel, self.arguments))
+        return self._scalars[id(expr)]
+
+
+class Run:
+    """One call: its memory, and the steps it is made of."""
+
+    def __init__(self, owner: TritonKernels, sizes: Sizes, seed: int, payload: Any, header: Any) -> None:
+        self.owner, self.sizes, self.seed = owner, sizes, seed
+        self.workspace, self.stream = owner.workspace()
+        self.slots = owner.kernels.slots[sizes.procedure]
+        self.operands: dict[str, Operand] = {}
+        self.given: dict[str, Any] = {
+            **sizes.given,
+            "seed": seed,
+            "factor": 1.0,
+            "nbytes": payload.numel(),
+            "payload_ptr": payload,
+            "header_ptr": payload if header is None else header,
+            "status_ptr": owner.status,
+            "ticket_ptr": self.workspace.ticket,
+            "scalars_ptr": self.workspace.scalars,
+            "partials_ptr": self.workspace.partials,
+            "BLOCK": BLOCK,
+            "UNIT": UNIT,
+            "PROGRAMS": MAX_PROGRAMS,
+            "HEADER": 0 if header is None else header.numel(),
+            "ALIGNED": payload.data_ptr() % 4 == 0,
+        }
+
+    def read_residual(self, residual: Any) -> None:
+        """Let the steps that follow read what is being encoded from the residual's memory, where a pass has left it."""
+        self.given["gradient_ptr"], self.given["FEEDBACK"] = residual, False
 
     def size(self, length: Length) -> Any:
         """Return the size of a length as a device integer; None where the host knows it."""
-        slot = self.owner.kernels.slots[self.procedure].get(f"{length.of}.size")
+        slot = self.slots.get(f"{length.of}.size")
         if slot is None:
             return None
         assert length.group == 1, "groups of counted vectors are not handed to operators"
-        return self.pointers["scalars_ptr"][slot : slot + 1]
-
-    # Steps
+        return self.workspace.scalars[slot : slot + 1]
 
     def launch(self, launch: Launch) -> None:
         """Run one step."""
@@ -261,67 +306,63 @@ class Run:
             case _:
                 self._pass(launch)
 
-    def _start(self, launch: Launch, programs: int, **more: Any) -> None:
-        given = {"numel": self.numel, "seed": self.seed, "factor": self.factor, "nbytes": self.payload.numel()}
-        given |= {f"float_{k}": float(v) for k, v in self.arguments.items()}
-        given |= {f"int_{k}": int(v) for k, v in self.arguments.items()}
-        given |= self.pointers | self.constants | more
-        chosen = [given[name] for name in (*launch.arguments, *launch.constants)]
-        self.owner._functions[launch.kernel][(programs,)](*chosen, num_warps=WARPS, enable_fp_fusion=False)
+    def _start(self, launch: Launch, programs: int) -> None:
+        given, function = self.given, self.owner._functions[launch.kernel]
+        arguments, constants = [given[n] for n in launch.arguments], [given[n] for n in launch.constants]
+        self.owner.start(function, programs, arguments, constants, WARPS, self.stream)
 
     def _pass(self, launch: Launch) -> None:
-        blocks = max(1, triton.cdiv(self.most(launch.length), BLOCK))
+        blocks = max(1, -(-self.sizes.most(launch.length) // BLOCK))
         for item in getattr(launch.step, "keeps", ()):
-            self._keep(item.name, self.most(item.length), item.expr.type, item.length)
-        if "PROGRAMS" not in launch.constants:
-            self._start(launch, max(1, triton.cdiv(blocks, 2)))
-            return
-        programs = min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors())
-        count = len(launch.step.reduces)  # type: ignore[union-attr]
-        self.pointers["partials_ptr"] = torch.empty(count * MAX_PROGRAMS, dtype=torch.float64, device=self.owner.device)
-        self._start(launch, programs, PROGRAMS=MAX_PROGRAMS)
+            self._keep(item.name, item.length, item.expr.type)
+        if "PROGRAMS" in launch.constants:
+            self._start(launch, min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors))
+        else:
+            self._start(launch, -(-blocks // BLOCKS_PER_PROGRAM))
 
-    def _keep(self, name: str, most: int, scalar: Scalar, length: Length) -> None:
+    def _keep(self, name: str, length: Length, scalar: Scalar) -> None:
         """Make room for a vector."""
-        values = torch.empty(most, dtype=DTYPES[scalar.storage], device=self.owner.device)
-        self.pointers[f"{name}_ptr"] = values
-        self.operands[name] = Operand(values, self.size(length))
+        values = torch.empty(self.sizes.most(length), dtype=DTYPES[scalar.storage], device=self.owner.device)
+        self.given[f"{name}_ptr"] = values
+        self.operands[name] = Operand(values, self.size(length) if length.group == 1 else None)
 
     def _filter(self, launch: Launch, step: Filter) -> None:
-        units = max(1, triton.cdiv(self.most(step.over), UNIT))
-        each = triton.cdiv(units, FILTER_PROGRAMS)
-        programs = triton.cdiv(units, each)
+        units = max(1, -(-self.sizes.most(step.over) // UNIT))
+        each = -(-units // FILTER_PROGRAMS)
+        programs = -(-units // each)
         if launch.kernel.endswith("_mask"):
-            self.pointers["mask_ptr"] = torch.empty(
-                programs * each * UNIT // 8, dtype=torch.uint8, device=self.owner.device
-            )
-            self.pointers["counts_ptr"] = torch.empty(programs, dtype=torch.int32, device=self.owner.device)
-            self._keep(step.name, self.most(step.over), step.value.type, step.length)
-        self._start(launch, programs, units=each, PROGRAMS=FILTER_PROGRAMS)
+            ints = programs * each * UNIT // 32
+            memory = torch.empty(ints + programs, dtype=torch.int32, device=self.owner.device)
+            self.given["mask_ptr"], self.given["counts_ptr"] = memory[:ints].view(torch.uint8), memory[ints:]
+            self.given["units"], self.given["PROGRAMS"] = each, FILTER_PROGRAMS
+            self._keep(step.name, step.over, step.value.type)
+            self.operands[step.name] = Operand(self.operands[step.name].values, self.size(step.length))
+        self._start(launch, programs)
+        self.given["PROGRAMS"] = MAX_PROGRAMS if launch.kernel.endswith("_compact") else FILTER_PROGRAMS
 
     def _group(self, launch: Launch, step: GroupReduce) -> None:
         lanes = triton.next_power_of_2(step.group)
-        rows = max(1, BLOCK // lanes)
-        self._keep(step.name, self.most(step.length), step.expr.type, step.length)
-        programs = max(1, triton.cdiv(self.most(step.length), rows))
-        self._start(launch, programs, ROWS=rows, LANES=lanes)
+        self.given["LANES"], self.given["ROWS"] = lanes, max(1, BLOCK // lanes)
+        self._keep(step.name, step.length, step.expr.type)
+        self._start(launch, max(1, -(-self.sizes.most(step.length) // self.given["ROWS"])))
 
     def call(self, step: Apply) -> Call:
         """Return an operator's operands."""
         operands = tuple(self.operand(name) for name in step.vectors)
-        scalars = tuple(self._scalar(expr) for expr in step.scalars)
-        return Call(step, operands, scalars, self.seed, self.workspace.scratch, self.owner.status)
+        scalars = tuple(self.sizes.scalar(expr) for expr in step.scalars)
+        return Call(step, operands, scalars, self.seed, self.workspace.scratch, self.owner.status, self.start)
+
+    def start(
+        self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], warps: int = 4
+    ) -> None:
+        """Launch a kernel of an operator."""
+        self.owner.start(kernel, programs, arguments, constants, warps, self.stream)
 
     def operand(self, name: str) -> Operand:
         """Return a vector in memory."""
-        if name == GRADIENT:
-            return Operand(self.pointers["gradient_ptr"].reshape(-1), None)
+        if name in (GRADIENT, LATEST):
+            return Operand(self.given[f"{name}_ptr"].reshape(-1), None)
         return self.operands[name]
-
-    def _scalar(self, expr: Expr) -> int:
-        if not is_static(expr):
-            raise CodecError(f"{self.owner.program.name}: an operator's argument is computed from data; not on Triton")
-        return int(evaluate_static(expr, self.numel, self.arguments))
 
     def apply(self, step: Apply) -> None:
         """Run a whole-vector operator."""
@@ -333,7 +374,7 @@ class Run:
             size.copy_(made.size) if made.size is not None else size.fill_(made.values.numel())
             made = Operand(made.values, size)
         self.operands[step.name] = made
-        self.pointers[f"{step.name}_ptr"] = made.values
+        self.given[f"{step.name}_ptr"] = made.values
 
 
-__all__ = ["Map", "Read", "TritonKernels", "load_source", "size_at"]
+__all__ = ["TritonKernels", "load_source"]

@@ -37,12 +37,13 @@ class Call:
     seed: int
     scratch: Any  # zeros: `triton_select` says how many
     status: Any
+    start: Callable[..., None]  # launches a kernel: (kernel, programs, arguments, constants, warps)
 
 
 def select_topk(call: Call) -> Operand:
     """`topk(v, k)`: indices of the k largest magnitudes."""
     vector, k = call.operands[0], max(0, min(call.scalars[0], call.operands[0].values.numel()))
-    chosen = triton_select.largest_magnitudes(vector.values, k, vector.size, call.scratch)
+    chosen = triton_select.largest_magnitudes(vector.values, k, vector.size, call.scratch, call.start)
     return Operand(chosen, None if vector.size is None else torch.clamp(vector.size, max=k))
 
 
@@ -70,9 +71,9 @@ def draw_sample(call: Call) -> Operand:
     numel, device = vector.values.numel(), vector.values.device
     drawn = torch.empty(wanted, dtype=vector.values.dtype, device=device)
     count = torch.empty(1, dtype=torch.int32, device=device)
-    grid = (max(1, triton.cdiv(wanted, TILE)),)
-    counted, size = vector.size is not None, vector.values if vector.size is None else vector.size
-    sample_kernel[grid](vector.values, size, drawn, count, numel, wanted, call.seed, call.step.stream, counted, TILE)
+    counted, size = vector.size is not None, count if vector.size is None else vector.size
+    arguments = (vector.values, size, drawn, count, numel, wanted, call.seed, call.step.stream)
+    call.start(sample_kernel, max(1, triton.cdiv(wanted, TILE)), arguments, (counted, TILE))
     return Operand(drawn, count if counted else None)
 
 
@@ -102,11 +103,8 @@ def scatter_into(call: Call, out: Any, add: bool = False, factor: float = 1.0) -
     if not add:
         out.zero_()
     size = index.values if index.size is None else index.size
-    grid = (max(1, triton.cdiv(length, TILE)),)
-    scatter_kernel[grid](
-        index.values, values.values, size, out, call.status, length, out.numel(), factor,
-        index.size is not None, add, TILE, enable_fp_fusion=False,
-    )  # fmt: skip
+    arguments = (index.values, values.values, size, out, call.status, length, out.numel(), factor)
+    call.start(scatter_kernel, max(1, triton.cdiv(length, TILE)), arguments, (index.size is not None, add, TILE))
 
 
 def scatter(call: Call) -> Operand:

@@ -100,6 +100,15 @@ def guess(
         tl.store(state_ptr + PREFIX, 0)
 
 
+@triton.jit(do_not_specialize=["k"])
+def begin(size_ptr, state_ptr, k: "i32"):
+    """Prepare for looking at every element: the vector is counted, and few."""
+    tl.store(state_ptr + REMAINING, tl.minimum(k, tl.load(size_ptr)))
+    tl.store(state_ptr + KNOWN, 0)
+    tl.store(state_ptr + PREFIX, 0)
+    tl.store(state_ptr + FALLBACK, 1)
+
+
 @triton.jit(do_not_specialize=["numel"])
 def mark(x_ptr, size_ptr, mask_ptr, counts_ptr, state_ptr, numel: "i32", COUNTED: tl.constexpr):
     """One bit for each element that reaches the threshold, and how many there are in each unit."""
@@ -208,7 +217,8 @@ def mark_exactly(
         above = tl.zeros([TILE // ROW], tl.int32)
         equal = tl.zeros([TILE // ROW], tl.int32)
         first = tl.program_id(0) * (UNIT // TILE)
-        for block in tl.range(first, first + UNIT // TILE):
+        last = tl.minimum(first + UNIT // TILE, tl.cdiv(size, UNIT) * (UNIT // TILE))
+        for block in tl.range(first, last):
             i = positions(block, TILE)
             bits = tl.where(i < size, magnitude(load(x_ptr, i, size, (block + 1) * TILE <= size)), -1)
             above += tl.sum((bits > threshold).to(tl.int32), axis=1)
@@ -226,9 +236,12 @@ def write_exactly(mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, out_ptr):
         ties = tl.load(state_ptr + REMAINING)
         above, _ = total_before(above_ptr, tl.program_id(0), tl.num_programs(0))
         equal, _ = total_before(equal_ptr, tl.program_id(0), tl.num_programs(0))
+        mine = tl.load(above_ptr + tl.program_id(0)) + tl.load(equal_ptr + tl.program_id(0))
+        end = tl.where(mine > 0, (tl.program_id(0) + 1) * (UNIT // 32), 0)
         first = tl.program_id(0) * (UNIT // 32) + tl.arange(0, UNIT // 32)
-        mask = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)
-        tie = tl.load(ties_ptr.to(tl.pointer_type(tl.uint32)) + first)
+        # A unit with nothing in it was not marked either: its words are not there.
+        mask = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first, mask=first < end, other=0)
+        tie = tl.load(ties_ptr.to(tl.pointer_type(tl.uint32)) + first, mask=first < end, other=0)
         tie_count = bit_count(tie)
         rank = equal + tl.cumsum(tie_count, axis=0) - tie_count
         mask_count = bit_count(mask)
@@ -267,17 +280,20 @@ def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any 
     histogram, state = scratch[:GUESS_BINS], scratch[GUESS_BINS:]
     counted, sized = size is not None, scratch if size is None else size
     bytes_, tie_bytes = mask.view(torch.uint8), ties.view(torch.uint8)
-    samples = triton.cdiv(min(numel, 2 * SAMPLE), 1024)
-    start(
-        guess, samples, (values, sized, histogram, state, numel, k), (counted, SAMPLE, 1024, GUESS_BINS, GUESS_SHIFT), 8
-    )
-    start(mark, units, (values, sized, bytes_, above, state, numel), (counted,), 4)
-    start(gather, units, (values, sized, bytes_, above, state, index, candidates, numel, k, limit), (counted,), 4)
     programs = min(triton.cdiv(numel, TILE.value), 132)
+    if counted:
+        start(begin, 1, (size, state, k), (), 1)
+    else:
+        sampling = (counted, SAMPLE, 1024, GUESS_BINS, GUESS_SHIFT)
+        samples = triton.cdiv(min(numel, 2 * SAMPLE), 1024)
+        start(guess, samples, (values, sized, histogram, state, numel, k), sampling, 8)
+        start(mark, units, (values, sized, bytes_, above, state, numel), (counted,), 4)
+        start(gather, units, (values, sized, bytes_, above, state, index, candidates, numel, k, limit), (counted,), 4)
     for shift, bins in DIGITS:
         start(digit, programs, (values, sized, candidates, histogram, state, numel), (counted, bins, shift), 8)
-    start(count, tiles, (candidates, tile_above, tile_equal, state), (), 4)
-    start(write, tiles, (index, candidates, tile_above, tile_equal, state, chosen), (), 4)
+    if not counted:
+        start(count, tiles, (candidates, tile_above, tile_equal, state), (), 4)
+        start(write, tiles, (index, candidates, tile_above, tile_equal, state, chosen), (), 4)
     start(mark_exactly, units, (values, sized, bytes_, tie_bytes, above, equal, state, numel), (counted,), 4)
     start(write_exactly, units, (bytes_, tie_bytes, above, equal, state, chosen), (), 4)
     return chosen[:k]
