@@ -21,7 +21,7 @@ from penstock.compll.backends.triton_kernels import UNIT, Kernels, Launch
 from penstock.compll.backends.triton_operators import Call, Operand
 from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Filter, GroupReduce, Length, Program, is_static
 from penstock.compll.layout import max_nbytes
-from penstock.compll.types import Scalar
+from penstock.compll.types import Scalar, Vector
 from penstock.errors import CodecError, NonFiniteError
 
 BLOCK = 1024
@@ -244,7 +244,15 @@ class Sizes:
             return self.most(statement.over)
         if isinstance(statement, Apply) and statement.bound is not None:
             return max(0, min(self.numel, int(evaluate_static(statement.bound, self.numel, self.arguments))))
-        return self.numel  # the gradient's own, or of a vector that decode counts: checked to be no more
+        if self.procedure == "encode" or vector == GRADIENT:
+            return self.numel
+        return self._fitting(vector)
+
+    def _fitting(self, vector: str) -> int:
+        """Return how many elements of a vector that decode counts fit into a payload."""
+        types = [item.type for item in self.program.layout.fields if item.length == Length(vector)]
+        bits = sum(kind.element.bits for kind in types if isinstance(kind, Vector))
+        return min(self.numel, self.nbytes * 8 // bits) if bits else self.numel
 
     def scalar(self, expr: Expr) -> int:
         """Return a scalar that size and parameters settle."""
@@ -315,10 +323,10 @@ class Run:
         blocks = max(1, -(-self.sizes.most(launch.length) // BLOCK))
         for item in getattr(launch.step, "keeps", ()):
             self._keep(item.name, item.length, item.expr.type)
-        if "PROGRAMS" in launch.constants:
-            self._start(launch, min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors))
-        else:
-            self._start(launch, -(-blocks // BLOCKS_PER_PROGRAM))
+        # Where programs leave parts to be added up, or the size is the device's to know, a fixed crew loops.
+        crew = min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors)
+        is_open = "PROGRAMS" not in launch.constants and launch.length.of == GRADIENT
+        self._start(launch, -(-blocks // BLOCKS_PER_PROGRAM) if is_open else crew)
 
     def _keep(self, name: str, length: Length, scalar: Scalar) -> None:
         """Make room for a vector."""

@@ -161,10 +161,9 @@ class Kernels:
         k.count_uses([*roots, *(m.expr for m in p.stages.maps.values()), *(x.expr for x in p.stages.lets.values())])
         self._fill_loop(k, p, step)
         if k.loop:
-            k.constants["BLOCK"] = None
-            begin = ["i = positions(block, BLOCK)", f"full = (block + 1) * BLOCK <= {size}"]
-            head = f"for block in tl.range(tl.program_id(0), tl.cdiv({size}, BLOCK), tl.num_programs(0)):"
-            k.loop = [head, *(f"    {line}" for line in [*begin, *k.loop])]
+            carried = [f"{item.name}_part" for item in step.reduces]
+            carried += ["worst"] if "status_ptr" in k.arguments else []
+            k.loop_over(size, carried, k.summary)
         self._fill_end(k, p, step, unwritten, done)
 
     def _fill_loop(self, k: Kernel, p: Procedure, step: Pass) -> None:
@@ -400,26 +399,22 @@ class Kernels:
         k = Kernel("decode", "The gradient, written to `out` or added to it `factor` times.", self.functions)
         for argument in ("payload_ptr", "header_ptr", "out_ptr", "status_ptr", "factor", "numel"):
             k.use(argument)
-        k.constants |= dict.fromkeys(("HEADER", "ADD", "BLOCK"))
+        k.constants |= dict.fromkeys(("HEADER", "ADD"))
         value = k.element(p, self.program.decode.result, "tile")
-        body, k.loop = k.loop, []
+        k.loop += [
+            f"value = {value}",
+            "if ADD:",
+            "    value = load(out_ptr, i, numel, full).to(tl.float32) + factor * value",
+            "store(out_ptr, i, value, numel, full)",
+        ]
         if self.is_elementwise:
             scalars, k.head = k.head, _valid_start()
             checks = self._scalar_checks(k, p)
             k.head += [*scalars, *checks, "if valid == 0:", "    tl.atomic_or(status_ptr, WRONG_FIELD)"]
         else:
             k.head.append(f"valid = tl.load({k.use('scalars_ptr')} + {p.slots['valid']}) != 0")
-        k.loop = [
-            "blocks = tl.where(valid, tl.cdiv(numel, BLOCK), 0)",
-            "for block in tl.range(tl.program_id(0), blocks, tl.num_programs(0)):",
-            "    i = positions(block, BLOCK)",
-            "    full = (block + 1) * BLOCK <= numel",
-            *(f"    {line}" for line in body),
-            f"    value = {value}",
-            "    if ADD:",
-            "        value = load(out_ptr, i, numel, full).to(tl.float32) + factor * value",
-            "    store(out_ptr, i, value, numel, full)",
-        ]
+        k.head.append("trusted = tl.where(valid, numel, 0)")
+        k.loop_over("trusted", [], "One tile of the gradient.")
         self._add(k, self.decode, NUMEL, None)
 
 

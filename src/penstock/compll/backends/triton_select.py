@@ -209,15 +209,24 @@ def write(index_ptr, candidates_ptr, above_ptr, equal_ptr, state_ptr, out_ptr):
 
 @triton.jit(do_not_specialize=["numel"])
 def mark_exactly(
-    x_ptr, size_ptr, mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, numel: "i32", COUNTED: tl.constexpr
+    x_ptr,
+    size_ptr,
+    mask_ptr,
+    ties_ptr,
+    above_ptr,
+    equal_ptr,
+    state_ptr,
+    numel: "i32",
+    COUNTED: tl.constexpr,
+    EXACT_UNIT: tl.constexpr,
 ):
     """The flag up: one bit for each element above the k-th magnitude and one for each equal to it, and how many."""
     if tl.load(state_ptr + FALLBACK) != 0:
         size, threshold = actual(size_ptr, numel, COUNTED), tl.load(state_ptr + PREFIX)
         above = tl.zeros([TILE // ROW], tl.int32)
         equal = tl.zeros([TILE // ROW], tl.int32)
-        first = tl.program_id(0) * (UNIT // TILE)
-        last = tl.minimum(first + UNIT // TILE, tl.cdiv(size, UNIT) * (UNIT // TILE))
+        first = tl.program_id(0) * (EXACT_UNIT // TILE)
+        last = tl.minimum(first + EXACT_UNIT // TILE, tl.cdiv(size, EXACT_UNIT) * (EXACT_UNIT // TILE))
         for block in tl.range(first, last):
             i = positions(block, TILE)
             bits = tl.where(i < size, magnitude(load(x_ptr, i, size, (block + 1) * TILE <= size)), -1)
@@ -230,18 +239,16 @@ def mark_exactly(
 
 
 @triton.jit
-def write_exactly(mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, out_ptr):
+def write_exactly(mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, out_ptr, EXACT_UNIT: tl.constexpr):
     """The flag up: the indices of the chosen elements, ascending."""
-    if tl.load(state_ptr + FALLBACK) != 0:
+    mine = tl.load(above_ptr + tl.program_id(0)) + tl.load(equal_ptr + tl.program_id(0))
+    if (tl.load(state_ptr + FALLBACK) != 0) & (mine > 0):
         ties = tl.load(state_ptr + REMAINING)
         above, _ = total_before(above_ptr, tl.program_id(0), tl.num_programs(0))
         equal, _ = total_before(equal_ptr, tl.program_id(0), tl.num_programs(0))
-        mine = tl.load(above_ptr + tl.program_id(0)) + tl.load(equal_ptr + tl.program_id(0))
-        end = tl.where(mine > 0, (tl.program_id(0) + 1) * (UNIT // 32), 0)
-        first = tl.program_id(0) * (UNIT // 32) + tl.arange(0, UNIT // 32)
-        # A unit with nothing in it was not marked either: its words are not there.
-        mask = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first, mask=first < end, other=0)
-        tie = tl.load(ties_ptr.to(tl.pointer_type(tl.uint32)) + first, mask=first < end, other=0)
+        first = tl.program_id(0) * (EXACT_UNIT // 32) + tl.arange(0, EXACT_UNIT // 32)
+        mask = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)
+        tie = tl.load(ties_ptr.to(tl.pointer_type(tl.uint32)) + first)
         tie_count = bit_count(tie)
         rank = equal + tl.cumsum(tie_count, axis=0) - tie_count
         mask_count = bit_count(mask)
@@ -271,9 +278,11 @@ def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any 
     if not k or not numel:
         return torch.empty(k, dtype=torch.int32, device=device)
     units, limit = triton.cdiv(numel, UNIT.value), min(numel, 4 * k + 4096)
+    exact_unit = 4096 if size is not None else UNIT.value  # few and close together: spread them over more programs
+    exact_units = triton.cdiv(numel, exact_unit)
     tiles = triton.cdiv(limit, TILE.value)
     mask_ints = units * UNIT.value // 32
-    sizes = [k, limit, limit, units, units, tiles, tiles, mask_ints, mask_ints]
+    sizes = [k, limit, limit, exact_units, exact_units, tiles, tiles, mask_ints, mask_ints]
     aligned = [-(-ints // 4) * 4 for ints in sizes]
     work = torch.empty(sum(aligned), dtype=torch.int32, device=device).split(aligned)
     chosen, index, candidates, above, equal, tile_above, tile_equal, mask, ties = work
@@ -294,8 +303,9 @@ def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any 
     if not counted:
         start(count, tiles, (candidates, tile_above, tile_equal, state), (), 4)
         start(write, tiles, (index, candidates, tile_above, tile_equal, state, chosen), (), 4)
-    start(mark_exactly, units, (values, sized, bytes_, tie_bytes, above, equal, state, numel), (counted,), 4)
-    start(write_exactly, units, (bytes_, tie_bytes, above, equal, state, chosen), (), 4)
+    exact = (values, sized, bytes_, tie_bytes, above, equal, state, numel)
+    start(mark_exactly, exact_units, exact, (counted, exact_unit), 4)
+    start(write_exactly, exact_units, (bytes_, tie_bytes, above, equal, state, chosen), (exact_unit,), 4)
     return chosen[:k]
 
 

@@ -6,6 +6,7 @@ up what the others left, and writes the scalar fields of the payload. So an enco
 """
 
 import keyword
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +88,7 @@ class Kernel:
     feedback: Procedure | None = None  # the decode whose payload is taken off the residual
     offers_feedback: bool = False
     over: Length | None = None  # what the loop goes over
+    tile: str = ""  # source of the function that handles one tile
     _known: dict[tuple[str, object], str] = field(default_factory=dict)
     _used: set[str] = field(default_factory=lambda: set(RESERVED))
     _uses: Counter[int] = field(default_factory=Counter)
@@ -310,7 +312,9 @@ class Kernel:
         self.head, self.loop = outer_head, outer_loop
         # Scalars of the last payload exist where there is one; elsewhere nothing reads them.
         if head:
+            names = [line.partition(" = ")[0] for line in head]
             self.head += ["if LAST:", *(f"    {line}" for line in head)]
+            self.head += ["else:", *(f"    {name} = 0" for name in names)]
         self.loop += ["    if LAST:", *(f"        {line}" for line in loop), f"        kept = kept - {sent}"]
 
     def _read(self, p: Procedure, read: Read, index: str, full: str) -> str:
@@ -329,7 +333,9 @@ class Kernel:
 
     def _aligned(self, offset: str, bits: int) -> str:
         """Return whether a field may be accessed whole: its offset allows it and the caller says the body starts so."""
-        if not offset.isdigit() or int(offset) % (bits // 8):
+        *moving, fixed = offset.split(" + ")
+        steps = [int(term.rpartition(" * ")[2]) if " * " in term else 1 for term in moving]
+        if any(step % (bits // 8) for step in [int(fixed), *steps]):
             return "False"
         self.constants["ALIGNED"] = None
         return "ALIGNED"
@@ -349,9 +355,7 @@ class Kernel:
         """Return the lines that begin the kernel; sizes and parameters keep one type, so that none compiles it anew."""
         arguments = [f'{name}: "{_kind(name)}"' if _kind(name) else name for name in self.arguments]
         arguments += [f"{name}: tl.constexpr" for name in self.constants]
-        text = ", ".join(argument.replace(": ", ":_") for argument in arguments)  # a line ends between arguments
-        lines = [line.replace(":_", ": ") for line in textwrap.wrap(text, 110, break_long_words=False)]
-        return "\n".join([f"def {self.name}(", *(f"    {line}" for line in lines), "):"])
+        return "\n".join(_wrapped(self.name, arguments))
 
     def source(self) -> str:
         """Return the kernel as text."""
@@ -359,7 +363,45 @@ class Kernel:
         quoted = ", ".join(f'"{name}"' for name in plain)
         decorator = f"@triton.jit(do_not_specialize=[{quoted}])" if plain else "@triton.jit"
         lines = [f'"""{self.summary}"""', *self.head, *self.loop, *self.end]
-        return "\n".join([decorator, self.signature(), *(f"    {line}" for line in lines)]) + "\n"
+        kernel = "\n".join([decorator, self.signature(), *(f"    {line}" for line in lines)]) + "\n"
+        return f"{self.tile}\n\n{kernel}" if self.tile else kernel
+
+    def loop_over(self, size: str, carried: Sequence[str], summary: str) -> None:
+        """Make the loop's lines a function of one tile, and call it for all of them.
+
+        Tiles that lie wholly inside come first, without masks; the last one, where it does not, is handled by itself.
+        `carried` are the names that go from tile to tile.
+        """
+        used = set(re.findall(r"\w+", "\n".join(self.loop)))
+        local = [name for line in self.head for name in re.findall(r"^\s*(\w+) = ", line)]
+        passed = [name for name in dict.fromkeys([*self.arguments, *local]) if name in used and name not in carried]
+        self.constants["BLOCK"] = None
+        fixed = [name for name in self.constants if name in used | {"BLOCK"}]
+        declared = ["block", *passed, *carried, "full: tl.constexpr", *(f"{name}: tl.constexpr" for name in fixed)]
+        result = [f"return {', '.join(carried)}"] if carried else []
+        lines = [f'"""{summary}"""', "i = positions(block, BLOCK)", *self.loop, *result]
+        body = [f"    {line}" for line in lines]
+        self.tile = "\n".join(["@triton.jit", *_wrapped(f"{self.name}_tile", declared), *body]) + "\n"
+        into = f"{', '.join(carried)} = " if carried else ""
+
+        def call(block: str, full: bool) -> list[str]:
+            given = textwrap.wrap(", ".join([block, *passed, *carried, str(full), *fixed]), 105)
+            return [f"    {into}{self.name}_tile(", *(f"        {line}" for line in given), "    )"]
+
+        self.loop = [
+            f"whole = {size} // BLOCK",
+            "for block in tl.range(tl.program_id(0), whole, tl.num_programs(0)):",
+            *call("block", True),
+            f"if (whole * BLOCK < {size}) & (tl.program_id(0) == whole % tl.num_programs(0)):",
+            *call("whole", False),
+        ]
+
+
+def _wrapped(name: str, arguments: Sequence[str]) -> list[str]:
+    """Return the lines of a function's head."""
+    text = ", ".join(argument.replace(": ", ":_") for argument in arguments)  # a line ends between arguments
+    lines = [line.replace(":_", ": ") for line in textwrap.wrap(text, 110, break_long_words=False)]
+    return [f"def {name}(", *(f"    {line}" for line in lines), "):"]
 
 
 def _kind(argument: str) -> str:
