@@ -38,7 +38,7 @@ def bench(*arguments):
 
 def test_a_run_on_loopback_prints_every_case_and_keeps_the_record(tmp_path):
     pytest.importorskip("torch")
-    quick = ("--rounds", "1", "--measure-seconds", "0", "--patience", "0")
+    quick = ("--rounds", "1", "--no-measure", "--patience", "0")
     done = bench("--hosts", "2", "--rate", "loopback", "--engine", "gloo", "--sizes", "4096", *quick, "--json",
                  "--out", str(tmp_path / "record.json"))  # fmt: skip
     assert done.returncode == 0, done.stderr

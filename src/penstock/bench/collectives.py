@@ -1,7 +1,7 @@
 """Our collectives beside the engine's own, on emulated hosts or on loopback: `penstock bench collectives`.
 
 Every row has the least time any program could take at the link's rate (`floor_seconds`), and ours what the simulator
-predicts from alpha, beta and gamma as measured in the same run (`predicted_seconds`).
+predicts from alpha, beta and gamma as measured in the same run (`predicted_seconds`, see `bench/stream.py`).
 """
 
 import json
@@ -21,7 +21,7 @@ from penstock.cluster.rates import parse_rate
 from penstock.cluster.tools import run_command
 from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError
-from penstock.network import LinearCost, Network
+from penstock.network import Network
 from penstock.program import Collective
 from penstock.simulator.program import simulate_program
 from penstock.strategies import build
@@ -50,12 +50,12 @@ def collective_rows(place: Place, job: Job) -> Iterator[dict[str, Any]]:
     outcome = _run(place, job, output)
     if outcome.exit_code != 0:
         raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
-    network: Network | None = None
+    measured: dict[str, Any] | None = None
     for document in output.results:
         if "network" in document:
-            network = document["network"] and _network(document["network"])
+            measured = document["network"]
         else:
-            yield _row(place, job.engine, document, network)
+            yield _row(place, job.engine, document, measured)
 
 
 def _run(place: Place, job: Job, sink: Sink) -> Outcome:
@@ -82,14 +82,12 @@ def _mpi_workers(hosts: int, command: Sequence[str]) -> list[Worker]:
 _LOOPBACK: dict[str, Callable[[int, Sequence[str]], list[Worker]]] = {"gloo": _gloo_workers, "mpi": _mpi_workers}
 
 
-def _network(document: dict[str, Any]) -> Network:
-    lines = {name: LinearCost(**line) for name, line in document.get("all_reduce", {}).items()}
-    return Network(**{name: document[name] for name in ("workers", "name", *_NUMBERS)}, all_reduce=lines)
-
-
-def _row(place: Place, engine: str, document: dict[str, Any], network: Network | None) -> dict[str, Any]:
+def _row(place: Place, engine: str, document: dict[str, Any], measured: dict[str, Any] | None) -> dict[str, Any]:
     operation, strategy, nbytes, times = (document[key] for key in ("operation", "strategy", "nbytes", "times"))
     native = strategy == "native"
+    predicted = None
+    if measured and not native:
+        predicted = predicted_seconds(place, operation, strategy, nbytes, _network(measured))
     return {
         "hosts": place.hosts,
         "rate": place.rate,
@@ -103,11 +101,13 @@ def _row(place: Place, engine: str, document: dict[str, Any], network: Network |
         "samples": len(times),
         "others": document["others"],  # share of this machine's processors that others used at the time
         "floor_seconds": floor_seconds(place, operation, nbytes),
-        "predicted_seconds": None
-        if native or network is None
-        else predicted_seconds(place, operation, strategy, nbytes, network),
-        **{name: network and getattr(network, name) for name in _NUMBERS},
+        "predicted_seconds": predicted,
+        **{name: measured and measured[name] for name in (*_NUMBERS, "latency_seconds")},
     }
+
+
+def _network(measured: dict[str, Any]) -> Network:
+    return Network(workers=measured["workers"], name=measured["name"], **{name: measured[name] for name in _NUMBERS})
 
 
 def floor_seconds(place: Place, operation: str, nbytes: int) -> float | None:

@@ -16,11 +16,11 @@ import numpy as np
 
 from penstock.bench.jobs import report
 from penstock.bench.quiet import machine_seconds, own_seconds, wait_until_idle
+from penstock.bench.stream import latency_seconds, stream_network
 from penstock.errors import FitError
 from penstock.network import network_document
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import connected
-from penstock.runtime.measure import measure_network
 from penstock.runtime.transport import Array, Transport
 
 QUIET = 0.05  # of all processors' time: others may use so much during a round
@@ -35,7 +35,7 @@ class Job:
     sizes: tuple[int, ...]  # bytes
     cases: tuple[tuple[str, str], ...]  # operation, strategy
     rounds: int  # per size
-    measure_seconds: float  # for alpha, beta and gamma; 0 leaves them out
+    measure: bool  # alpha, beta, gamma and latency too
     patience_seconds: float  # for the machine to be quiet, in all
 
 
@@ -58,12 +58,13 @@ def main() -> None:
 
 def _measured(transport: Transport, job: Job) -> dict[str, Any] | None:
     """Return the network as a document; None where it was not asked for or too disturbed to fit a line."""
-    if not job.measure_seconds:
+    if not job.measure:
         return None
     try:
-        return network_document(measure_network(transport, job.engine, job.measure_seconds).network)
+        network = stream_network(transport, job.engine)
     except FitError:  # on all ranks alike: they agree on every time
         return None
+    return {**network_document(network), "latency_seconds": latency_seconds(transport)}
 
 
 def _with_blocking_native(transport: Transport, engine: str) -> Transport:

@@ -13,7 +13,7 @@ def bench_collectives(
     engine: Annotated[str, typer.Option(help="gloo, mpi, or both")] = "gloo,mpi",
     sizes: Annotated[str, typer.Option(help="bytes")] = "65536,1000000,16000000,64000000",
     rounds: Annotated[int, typer.Option(help="per size; a round of a small size times every case many times")] = 5,
-    measure_seconds: Annotated[float, typer.Option(help="for alpha, beta and gamma, per setting")] = 4.0,
+    measure: Annotated[bool, typer.Option(help="measure alpha, beta and gamma, and predict with them")] = True,
     patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting")] = 60.0,
     out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
     json: JsonOption = False,
@@ -29,7 +29,7 @@ def bench_collectives(
     rows = []
     for count in parse_counts(hosts, "--hosts"):
         for name in parse_engines(engine):
-            job = Job(name, sizes_nbytes, CASES, rounds, measure_seconds, patience)
+            job = Job(name, sizes_nbytes, CASES, rounds, measure, patience)
             rows += list(collective_rows(Place(count, rate), job))
     if out:
         save_record(make_record("collectives", rows), out)
