@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cost.collectives import best_block_nbytes
 from penstock.errors import MismatchError, PenstockError, StrategyError, TransportError
+from penstock.network import Network
+from penstock.program import Collective, ProgramBuilder, Slice
 from penstock.runtime import Communicator
 from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
@@ -218,6 +221,40 @@ def test_a_failed_communicator_says_so_when_it_is_used_again() -> None:
     with pytest.raises(TransportError):
         communicator.all_reduce(np.ones(4))
     with pytest.raises(PenstockError, match=r"this communicator failed before .*; make a new one"):
+        communicator.all_reduce(np.ones(4))
+
+
+def test_a_measured_network_gives_pipelines_their_best_block() -> None:
+    network = Network(workers=3, alpha_seconds=1e-4, beta_seconds_per_byte=1e-9, gamma_seconds_per_byte=0.0)
+    numel = 1_000_000
+    wanted = round(best_block_nbytes(network, 3, 4 * numel, "broadcast") / 4)
+
+    def rank(transport: MemoryTransport) -> tuple[int, int]:
+        communicator = Communicator(transport, TIMEOUT_SECONDS, network=network)
+        sizes = []
+        for options in ({}, {"block_numel": 400_000}):
+            communicator.broadcast(np.ones(numel, np.float32), **options)
+            program = next(reversed(communicator._prepared.values())).program
+            sizes.append(max(one.read.numel for one in program.ranks[0] if one.read is not None))
+        return sizes[0], sizes[1]
+
+    for chosen, asked in run_ranks(3, rank):
+        assert wanted * 0.9 < chosen <= wanted  # blocks are as even as possible
+        assert 300_000 < asked <= 400_000
+
+
+def test_a_codec_that_fails_in_the_middle_ends_the_communicator() -> None:
+    class Broken(Halves):
+        def encode(self, read: np.ndarray, out: np.ndarray) -> int:
+            raise ZeroDivisionError("a bug")
+
+    communicator = Communicator(Fabric(1).transport(0))
+    builder = ProgramBuilder("coded", Collective.ALL_REDUCE, 1, 4)
+    builder.scratch("code", 4, encoded=True)
+    builder.encode(0, Slice("code", 0, 4), Slice("data", 0, 4))
+    with pytest.raises(ZeroDivisionError):
+        communicator.run(builder.build(), np.ones(4, np.float32), Broken())
+    with pytest.raises(PenstockError, match=r"failed before \(a bug\)"):
         communicator.all_reduce(np.ones(4))
 
 

@@ -13,14 +13,18 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from penstock.cost.collectives import best_block_nbytes
 from penstock.errors import PenstockError, TransportError
+from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.codec import Codec
+from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport import Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous
 from penstock.strategies import Options, build
+from penstock.strategies.options import SMALLEST_BLOCK
 
 KEPT_PROGRAMS = 256
 
@@ -32,8 +36,14 @@ class Communicator:
     a `TransportError` the communicator is of no more use and says so.
     """
 
-    def __init__(self, transport: Transport, timeout_seconds: float = TIMEOUT_SECONDS, window: int = WINDOW) -> None:
-        self.transport, self.timeout_seconds, self.window = transport, timeout_seconds, window
+    def __init__(
+        self,
+        transport: Transport,
+        timeout_seconds: float = TIMEOUT_SECONDS,  # how long one message may keep a rank waiting
+        window: int = WINDOW,  # messages in flight, each way
+        network: Network | None = None,  # measured; gives pipelines the block size that is best on it
+    ) -> None:
+        self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._calls = 0
@@ -61,15 +71,26 @@ class Communicator:
 
     def run(self, program: Program, data: Any, codec: Codec | None = None) -> None:
         """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
-        self._run((id(program), codec), lambda _numel: program, data, codec)
+        self._run((id(program), id(codec)), lambda _target: program, data, codec)
 
     def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
-        def make(numel: int) -> Program:
-            return build(collective, strategy, self.transport.world_size, numel, Options(**options))
+        def make(target: Flat) -> Program:
+            chosen = Options(**self._with_block(collective, strategy, target, options))
+            return build(collective, strategy, self.transport.world_size, target.numel, chosen)
 
         self._run((collective, strategy, *sorted(options.items())), make, data, None)
 
-    def _run(self, key: Any, make: Callable[[int], Program], data: Any, codec: Codec | None) -> None:
+    def _with_block(
+        self, collective: Collective, strategy: str, target: Flat, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the options with the block size that costs least on the measured network, where nobody chose one."""
+        if self.network is None or strategy.replace("-", "_") != "linear_pipeline" or "block_numel" in options:
+            return options
+        nbytes = best_block_nbytes(self.network, self.transport.world_size, target.nbytes, collective.value)
+        itemsize = storage_dtype(target.dtype).itemsize
+        return {**options, "block_numel": max(SMALLEST_BLOCK, round(nbytes / itemsize))}
+
+    def _run(self, key: Any, make: Callable[[Flat], Program], data: Any, codec: Codec | None) -> None:
         if self._failure is not None:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
         target = data if is_contiguous(data) else contiguous_copy(data)
@@ -77,20 +98,21 @@ class Communicator:
             prepared = self._prepare(key, make, flat(target), codec)
             self._calls += 1
             prepared.run(target, self._calls, self.timeout_seconds)
-        except TransportError as error:
-            self._failure = str(error), target
+        except BaseException as error:  # also an interrupt: messages may be under way
+            if isinstance(error, TransportError) or not isinstance(error, PenstockError):
+                self._failure = str(error) or type(error).__name__, target
             raise
         if target is not data:
             copy_back(data, target)
 
-    def _prepare(self, key: Any, make: Callable[[int], Program], target: Flat, codec: Codec | None) -> Prepared:
+    def _prepare(self, key: Any, make: Callable[[Flat], Program], target: Flat, codec: Codec | None) -> Prepared:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
         key = (key, target.numel, target.dtype)
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            program = make(target.numel)
+            program = make(target)
             prepared = prepare(program, self.transport, target.dtype, codec, self.window, self._scratch)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
