@@ -9,13 +9,13 @@ disturbed rounds count, and the rows say how disturbed they were.
 import json
 import sys
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 
 from penstock.bench.jobs import report
-from penstock.bench.quiet import machine_seconds, own_seconds, wait_until_idle
+from penstock.bench.quiet import busy_share, machine_seconds, own_seconds, processors
 from penstock.bench.stream import latency_seconds, stream_network
 from penstock.errors import FitError
 from penstock.network import network_document
@@ -25,6 +25,7 @@ from penstock.runtime.transport import Array, Transport
 
 QUIET = 0.05  # of all processors' time: others may use so much during a round
 _ROUND_NBYTES, _MOST_TURNS = 8_000_000, 40  # turns are repeated within a round until they moved about this much
+_LOOK_SECONDS, _PAUSE_SECONDS = 0.2, 1.0  # at the machine before a round; between two looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +116,8 @@ def _round(communicator: Communicator, cases: tuple[tuple[str, str], ...], data:
     machine, own, seconds = machine_seconds() - machine, own_seconds() - own, monotonic() - began
     usage = _gather(communicator, np.array([machine, own, seconds]))
     everyone = _gather(communicator, moments)
-    others = (usage[0, 0] - usage[:, 1].sum()) / usage[0, 2] / _processors()
+    others = (usage[0, 0] - usage[:, 1].sum()) / usage[0, 2] / processors()
     return _Round(everyone[:, 1].max(axis=0) - everyone[:, 0].min(axis=0), max(0.0, float(others)))
-
-
-def _processors() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
 
 
 def _check(communicator: Communicator, operation: str, strategy: str, data: Array) -> None:
@@ -142,11 +137,18 @@ def _barrier(communicator: Communicator) -> None:
 
 
 def _wait_until_idle(communicator: Communicator, patience: float) -> float:
-    """Let all ranks sleep until nobody else uses the machine; return the patience left."""
-    _barrier(communicator)
-    waited = wait_until_idle(QUIET, max(0.0, patience))
-    slowest = float(_gather(communicator, np.array([waited])).max())
-    return patience - (slowest if slowest > 1.0 else 0.0)
+    """Let all ranks sleep until nobody else uses the machine; return the patience left.
+
+    Rank 0 looks and decides for all: a rank that went on would keep the machine busy while another still waits.
+    """
+    while True:
+        _barrier(communicator)
+        first = communicator.transport.rank == 0
+        share = busy_share(_LOOK_SECONDS if first else 1.2 * _LOOK_SECONDS)  # nobody wakes up while rank 0 looks
+        if _gather(communicator, np.array([share]))[0, 0] < QUIET or patience <= 0:
+            return patience
+        sleep(_PAUSE_SECONDS)
+        patience -= _PAUSE_SECONDS + _LOOK_SECONDS
 
 
 def _gather(communicator: Communicator, values: Array) -> Array:

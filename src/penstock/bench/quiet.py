@@ -11,8 +11,6 @@ from pathlib import Path
 from time import monotonic, sleep
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-LOOK_SECONDS = 0.2
-GLANCE_SECONDS = 1.0  # between two looks at a busy machine
 
 
 def machine_seconds() -> float:
@@ -27,17 +25,13 @@ def own_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def wait_until_idle(busy: float, patience_seconds: float) -> float:
-    """Return when all processors together are busy for less than `busy` of their time; give up after a while.
+def busy_share(seconds: float) -> float:
+    """Sleep for a while and return the share of all processors' time that was used meanwhile."""
+    before, start = machine_seconds(), monotonic()
+    sleep(seconds)
+    return (machine_seconds() - before) / (monotonic() - start) / processors()
 
-    Returns the seconds waited. To be called while the ranks themselves do nothing.
-    """
-    start = monotonic()
-    while True:
-        before = machine_seconds()
-        sleep(LOOK_SECONDS)
-        share = (machine_seconds() - before) / LOOK_SECONDS / len(os.sched_getaffinity(0))
-        waited = monotonic() - start
-        if share < busy or waited > patience_seconds:
-            return waited
-        sleep(GLANCE_SECONDS)
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0))
