@@ -6,6 +6,7 @@ predicts from alpha, beta and gamma as measured in the same run (`predicted_seco
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -41,7 +42,6 @@ CASES = (
 IMPLEMENTATION = {"gloo": "gloo", "mpi": "openmpi"}  # whose the engine's own collectives are
 _NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")  # as measured in the same run
 _TIMEOUT_SECONDS = 600.0
-_PORT = 29533
 
 
 def collective_rows(place: Place, job: Job) -> Iterator[dict[str, Any]]:
@@ -70,7 +70,10 @@ def _run(place: Place, job: Job, sink: Sink) -> Outcome:
 
 
 def _gloo_workers(hosts: int, command: Sequence[str]) -> list[Worker]:
-    common = ["env", "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={_PORT}", "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"]
+    with socket.socket() as probe:  # a port that is free now, so that two benchmarks can run at once
+        probe.bind(("127.0.0.1", 0))
+        meeting = ["MASTER_ADDR=127.0.0.1", f"MASTER_PORT={probe.getsockname()[1]}"]
+    common = ["env", *meeting, "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"]
     return [Worker(rank, (*common, f"RANK={rank}", f"WORLD_SIZE={hosts}", *command)) for rank in range(hosts)]
 
 
