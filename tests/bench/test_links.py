@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.bench.links import link_rows
+from penstock.bench.links import link_rows, message_rows
 from penstock.cluster.check import Measured
 from penstock.errors import ClusterError
 
@@ -18,6 +18,15 @@ def test_each_rate_gives_a_row_alone_and_one_together():
         assert row["asked_bits_per_second"] == 10**8
         assert row["least_deviation"] <= row["largest_deviation"] <= 0.1
         assert 5e7 < row["median_bits_per_second"] < 1.1e8
+
+
+def test_a_megabyte_takes_about_its_time_even_after_a_pause():
+    try:
+        (row,) = message_rows(rates=("200mbit",), sizes=(1_000_000,))
+    except ClusterError as error:
+        pytest.skip(str(error))
+    assert row["asked_seconds"] == pytest.approx(0.04)
+    assert 0.9 < row["seconds"] / row["asked_seconds"] < 3  # slower on a busy machine, never faster
 
 
 def test_deviation_is_delivered_over_asked():

@@ -14,15 +14,17 @@ def bench_links(
     """Measure what emulated links deliver, 100 Mb/s to 2 Gb/s on 4 hosts; needs root, about a minute."""
     from rich.progress import track
 
-    from penstock.bench.links import RATES, link_rows
+    from penstock.bench.links import MESSAGE_NBYTES, MESSAGE_RATES, RATES, link_rows, message_rows
     from penstock.bench.record import make_record, save_record
     from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
 
     rows = list(track(link_rows(), "links", 2 * len(RATES), console=stderr_console(), transient=True))
+    count = len(MESSAGE_RATES) * len(MESSAGE_NBYTES)
+    messages = list(track(message_rows(), "messages", count, console=stderr_console(), transient=True))
     if out:
-        save_record(make_record("links", rows), out)
+        save_record(make_record("links", rows, messages=messages), out)
     if json:
-        print_json(rows)
+        print_json({"rows": rows, "messages": messages})
         return
     print_table(
         "what emulated links deliver: TCP payload, all pairs of 4 hosts",
@@ -37,5 +39,13 @@ def bench_links(
                 format_seconds(row["latency_seconds"]),
             )
             for row in rows
+        ],
+    )
+    print_table(
+        "one message after a pause of 20 ms",
+        ("rate", "bytes", "size / rate", "measured"),
+        [
+            (row["rate"], row["nbytes"], format_seconds(row["asked_seconds"]), format_seconds(row["seconds"]))
+            for row in messages
         ],
     )
