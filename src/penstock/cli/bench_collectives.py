@@ -19,6 +19,9 @@ def bench_collectives(
     json: JsonOption = False,
 ) -> None:
     """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""
+    from dataclasses import asdict
+
+    from penstock.bench.collective_claims import claims
     from penstock.bench.collectives import CASES, collective_rows
     from penstock.bench.collectives_worker import Job
     from penstock.bench.jobs import Place
@@ -32,11 +35,13 @@ def bench_collectives(
             job = Job(name, sizes_nbytes, CASES, rounds, measure, patience)
             rows += list(collective_rows(Place(count, rate), job))
     if out:
-        save_record(make_record("collectives", rows), out)
+        answers = [{**asdict(claim), "holds": claim.holds} for claim in claims(rows)]
+        save_record(make_record("collectives", rows, claims=answers), out)
     if json:
         print_json(rows)
     else:
         _print(rows)
+        _print_claims(rows)
 
 
 def parse_engines(text: str) -> list[str]:
@@ -64,3 +69,15 @@ def _print(rows: list[dict[str, object]]) -> None:
 
 def _milliseconds(seconds: object) -> object:
     return round(seconds * 1e3, 3) if isinstance(seconds, float) else ""
+
+
+def _print_claims(rows: list[dict[str, object]]) -> None:
+    from penstock.bench.collective_claims import claims
+    from penstock.cli.output import print_table
+
+    columns = ("claim", "found", "wanted", "holds")
+    table = [
+        (one.text, one.value, f"{'<=' if one.at_most else '>='} {one.wanted:g}", "yes" if one.holds else "no")
+        for one in claims(rows)
+    ]
+    print_table("what these rows should show", columns, table)
