@@ -24,6 +24,7 @@ from penstock.simulator.iteration import predict
 from penstock.traces import find_trace
 
 WAIT_SECONDS = 120.0
+_LEAST_SECONDS = 4.0  # of measuring the network; more hosts on the same cores take longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class ReplayJob:
 
 def measure_job(transport: Transport, job: ReplayJob, done: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield a row for every message and every replayed plan; every rank must call this with the same job."""
-    network = measure_network(transport, strategies=list(dict.fromkeys([NATIVE, *job.strategies]))).network
+    network = measure_network(transport, seconds=max(_LEAST_SECONDS, transport.world_size)).network
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
     for strategy, seconds in message_times(communicator, job, done).items():
         simulated = way_for(network, strategy).whole.seconds(job.message_nbytes)
