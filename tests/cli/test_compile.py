@@ -23,7 +23,7 @@ def test_numba_code_is_written_to_a_file(tmp_path):
 
 def test_json_tells_the_wire_format_and_the_passes():
     document = json.loads(run("terngrad", "--json").stdout)
-    assert [field["name"] for field in document["fields"]] == ["bitwidth", "tail", "min", "max", "Q"]
+    assert [field["name"] for field in document["fields"]] == ["bitwidth", "tail", "min", "gap", "Q"]
     assert document["passes"] == {"encode": 2, "encode_feedback": 2, "decode": 1}
 
 

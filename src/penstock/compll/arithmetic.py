@@ -78,7 +78,7 @@ def convert(expr: Expr, target: Scalar, explicit: bool = False) -> Expr:
         if not explicit:
             raise OperandError(
                 f"the value can be {expr.low} to {expr.high}, and {target.name} holds {target.low} to {target.high}",
-                f"bring it into range (for example with % {target.high + 1}) or use a wider type",
+                f"use % {target.high + 1}, or a wider type",
             )
         return Expr("cast", target, (expr,), low=target.low, high=target.high)
     if target is INT32:

@@ -173,6 +173,7 @@ class Evaluator:
             return vectors.OPERATIONS[node.function](self, node, scope, hint)
         if node.function in self.unit.operators:
             return vectors.apply(self, node, scope, hint, self.unit.operators[node.function])
+        self.arity(node.function, node)  # raises for a function nobody knows, before its arguments are looked at
         arguments = [self.scalar(argument, scope) for argument in node.arguments]
         return self.call(node, node.function, arguments)
 
@@ -385,7 +386,7 @@ class Evaluator:
     def _field(self, node: syntax.Call, number: int, written: Field, want: Type, hint: str) -> Value:
         if written.type != want:
             problem = f"extract reads {want.name} where concat wrote {written.name!r}, a {written.type.name}"
-            raise self.error(node, problem, "read the fields in the order and with the types concat wrote them")
+            raise self.error(node, problem, "read what concat wrote, in its order")
         if isinstance(want, Vector):
             assert written.length is not None
             name = self.writer.fresh(hint or written.name)

@@ -155,9 +155,7 @@ def _decode(unit: Unit, tree: syntax.Tree, encode: Encode, layout: Layout) -> De
         raise tree.source.error(function.end, f"decode never assigns {gradient!r}", f"end it with {gradient} = ...")
     if result.length != NUMEL:
         problem = f"{gradient!r} gets a vector of another size ({result.length})"
-        raise tree.source.error(
-            function.end, problem, "make it by map over a vector of the gradient's size, or scatter"
-        )
+        raise tree.source.error(function.end, problem, "use map or scatter")
     unread = [field.name for field in layout.fields[ev.read :] if not field.counts]
     if unread:
         problem = f"decode does not read {unread[0]!r}, which concat wrote"

@@ -257,15 +257,19 @@ def _raise_syntax(source: Source, error: UnexpectedInput) -> NoReturn:
         raise source.error(at, f"unexpected character {error.char!r}", "remove it") from None
     assert isinstance(error, UnexpectedToken | UnexpectedEOF)
     token = error.token if isinstance(error, UnexpectedToken) else Token("$END", "")
+    before = (getattr(error, "token_history", None) or [None])[-1]
     if token.type == "$END":
         last = source.text.count("\n") + (not source.text.endswith("\n"))
         width = len((source.text.splitlines() or [""])[-1])
         at = Position(max(1, last), width + 1, width + 2)
-        raise source.error(at, "the program ends in the middle", _advice(error)) from None
-    at = Position(line, column, column + len(str(token)))
-    before = getattr(error, "token_history", None) or []
-    if str(token) in _LOOPS or any(str(item) in _LOOPS for item in before):
+        raise source.error(at, "the program ends in the middle", "close what is open with '}'") from None
+    if before is not None and str(before) in _LOOPS:
+        at = _token_position(before)
         raise source.error(at, "the language has no loops", "use map, filter or reduce over the vector") from None
+    if before is not None and before.end_line < line:  # what is missing belongs at the end of the line before
+        at = Position(before.end_line, before.end_column, before.end_column + 1)
+        raise source.error(at, "the line ends too early", _advice(error)) from None
+    at = Position(line, column, column + len(str(token)))
     raise source.error(at, f"unexpected {str(token)!r}", _advice(error)) from None
 
 

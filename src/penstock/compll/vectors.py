@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.compll import arithmetic, syntax
-from penstock.compll.ir import Apply, Expr, Field, Filter, GroupReduce, Length, Map, Reduce, is_static
+from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Field, Filter, GroupReduce, Length, Map, Reduce, is_static
 from penstock.compll.operators import Operator
 from penstock.compll.scope import Compressed, Scope, Value, VectorRef, Writer, length_of
 from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Vector
@@ -261,6 +261,8 @@ def lower_concat(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
     for argument in node.arguments:
         value = ev.value(argument, scope)
         name = _field_name(argument, value)
+        if isinstance(value, VectorRef) and value.name in (GRADIENT, LATEST):  # sent as it is: a vector of its own
+            value = write_map(ev.writer, "values", value.length, value.at_i())
         if isinstance(value, VectorRef):
             _count_first(fields, sources, value.length)
             fields.append(Field(name, Vector(value.element), value.length))

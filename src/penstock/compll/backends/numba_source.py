@@ -151,6 +151,8 @@ class KernelWriter:
                 assert isinstance(kind, Scalar)
                 text = body.value(source)
                 self.flush(body)
+                if kind.is_float and source.op != "param":
+                    self.block(f"if not is_finite({text}):", ["return NONFINITE"])
                 self.line(f"store_{kind.storage}(out, {self.offset(number)}, {text})")
         self.line(f"return {self.offset(len(self.program.layout.fields))}")
 
@@ -280,7 +282,7 @@ class PassWriter:
     def _declare(self) -> None:
         """Write accumulators and the memory of vectors that outlive the pass."""
         line = self.kernel.line
-        if self.step.check:
+        if self._checked():
             line("worst = int32(0)")
         for output in self.step.outputs:
             match output:
@@ -339,6 +341,16 @@ class PassWriter:
         """Return the random streams this pass draws from."""
         found = {node.value: node.type for expr in self._exprs() for node in walk(expr) if node.op == "random"}
         return sorted(found.items())
+
+    def _checked(self) -> list[str]:
+        """Return the vectors whose elements must be finite: the gradient, and floats that are sent or received."""
+        found = [self.step.check] if self.step.check else []
+        found += [output.vector for output in self.step.outputs if isinstance(output, Pack) and output.element == FLOAT]
+        for name in self.step.inputs:
+            vector = self.kernel.schedule.vectors.get(name)
+            if isinstance(vector, Read) and vector.element == FLOAT and not self._is_kept(name):
+                found.append(name)
+        return list(dict.fromkeys(found))
 
     def _exprs(self) -> list[Expr]:
         """Return every expression the pass evaluates."""
@@ -434,11 +446,12 @@ class PassWriter:
                     self.kernel.line(f"{name}_b = {block_start(output)}")
                     body.lines += step_lines(output, f"{name}_b", bare(body.value(output.expr)))
                     after += join_lines(output, name)
-        if self.step.check:
+        if self._checked():
             self.kernel.line("worst_b = int32(0)")
-            body.lines.append(f"magnitude = int32(float_bits({body.vector(self.step.check)}) & MAGNITUDE)")
-            body.lines.append("worst_b = magnitude if magnitude > worst_b else worst_b")
             after.append("worst = worst_b if worst_b > worst else worst")
+        for name in self._checked():
+            body.lines.append(f"magnitude = int32(float_bits({body.vector(name)}) & MAGNITUDE)")
+            body.lines.append("worst_b = magnitude if magnitude > worst_b else worst_b")
         if body.lines:
             self.kernel.block("for i in range(size):", body.lines)
         for text in after:
@@ -513,7 +526,7 @@ class PassWriter:
 
     def _finish(self) -> None:
         line = self.kernel.line
-        if self.step.check:
+        if self._checked():
             self.kernel.block("if worst >= INFINITY_BITS:", ["return NONFINITE"])
         for output in self.step.outputs:
             if isinstance(output, Reduce):

@@ -244,6 +244,12 @@ def group_reduce(values: Array, reducer: str, group: int) -> Array:
     return np.asarray(reduced + values.dtype.type(0))
 
 
+def check_sent(name: str, values: Array) -> None:
+    """Refuse a float field that overflowed: values near the largest float have no finite sum."""
+    if values.dtype == np.float32 and not np.isfinite(values).all():
+        raise NonFiniteError(f"{name} is not finite: the gradient's values are too large")
+
+
 def evaluate_static(expr: Expr, numel: int, arguments: Mapping[str, Any]) -> Any:
     """Return an expression of parameters and the gradient's size alone."""
     machine = Machine(arguments, 0, FUNCTIONS, OPERATORS)
@@ -309,17 +315,23 @@ class ReferenceKernels:
         for placed, source in zip(self.program.layout.fields, self.program.encode.fields, strict=True):
             if isinstance(source, str):
                 assert isinstance(placed.type, Vector)
+                check_sent(placed.name, machine.vectors[source])
                 pieces.append(pack(machine.vectors[source], placed.type.element))
             else:
                 assert isinstance(placed.type, Scalar)
-                pieces.append(np.frombuffer(np.asarray(machine.value(source), placed.type.storage).tobytes(), np.uint8))
+                value = np.asarray(machine.value(source), placed.type.storage)
+                check_sent(placed.name, value)
+                pieces.append(np.frombuffer(value.tobytes(), np.uint8))
         return np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
 
     def _read(self, machine: Machine, payload: Bytes, numel: int) -> None:
         for placed in place_fields(self.program.layout, payload, numel):
             data = payload[placed.offset : placed.offset + placed.nbytes]
             if isinstance(placed.field.type, Vector):
-                machine.payload_fields.append(unpack(data, placed.field.type.element, placed.size))
+                values = unpack(data, placed.field.type.element, placed.size)
+                if placed.field.type.element.is_float and not np.isfinite(values).all():
+                    raise CodecError(f"{placed.field.name} holds values that are not finite: the payload is damaged")
+                machine.payload_fields.append(values)
             else:
                 machine.payload_fields.append(scalar_at(payload, placed.offset, placed.field))
             if placed.field.counts:
