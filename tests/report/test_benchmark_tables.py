@@ -51,6 +51,11 @@ def test_fields_that_all_rows_share_stand_before_the_table():
     assert table == ["In every row: hosts 4.", "", "| seconds |", "| ---: |", "| 1 s |", "| 2 s |"]
 
 
+def test_a_share_is_shown_in_percent_whatever_its_name_says():
+    rows = [{"spread": 0.05}, {"spread": 0.07}]
+    assert lines(rows, None, shares=("spread",))[2:] == ["| +5.0% |", "| +7.0% |"]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -14,6 +14,7 @@ class Section:
     text: str
     rivalry: Rivalry | None = None
     hidden: tuple[str, ...] = ()  # fields that stay in the JSON
+    shares: tuple[str, ...] = ()  # fields that are shown in percent
 
 
 def _penstock(name: str) -> Any:
@@ -106,7 +107,16 @@ SECTIONS: dict[str, Section] = {
     ),
     "codecs": Section(
         "Compressors",
-        "Encoding and decoding gradients: generated kernels beside torch's eager and compiled code.",
+        "Encoding and decoding gradients: generated kernels beside the same in torch, eager and compiled, and "
+        "beside copying the gradient.",
+        Rivalry(
+            group=("device", "codec", "operation", "nbytes"),
+            seconds="seconds",
+            label=lambda row: str(row["implementation"]),
+            ours=_penstock("implementation"),
+            peer=_not_penstock("implementation"),
+        ),
+        shares=("spread",),
     ),
     "planners": Section(
         "Planning",

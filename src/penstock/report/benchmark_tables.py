@@ -30,23 +30,28 @@ class Rivalry:
         return f"**slower than {self.label(best)}: {row[self.seconds] / best[self.seconds]:.2f}x**"
 
 
-def markdown_table(rows: Sequence[Row], rivalry: Rivalry | None, hidden: Sequence[str] = ()) -> str:
-    """Return a table of all rows; fields that are the same in all of them stand in a line before it."""
+def markdown_table(
+    rows: Sequence[Row], rivalry: Rivalry | None, hidden: Sequence[str] = (), shares: Sequence[str] = ()
+) -> str:
+    """Return a table of all rows; fields that are the same in all of them stand in a line before it.
+
+    `hidden` fields are left out; `shares` are shown in percent, whatever their name says.
+    """
+
+    def show(name: str, row: Row) -> str:
+        return cell("deviation" if name in shares else name, row.get(name))
+
     notes = [_note(row, rows, rivalry) for row in rows]
     names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in hidden]
-    names = [
-        name for name in names if not all(isinstance(row.get(name), str | None) for row in rows) or name != "error"
-    ]
+    names = [name for name in names if name != "error" or any(isinstance(row.get(name), float) for row in rows)]
     same = [name for name in names if len(rows) > 1 and len({repr(row.get(name)) for row in rows}) == 1]
     names = [name for name in names if name not in same]
     lines = [_line([_heading(name) for name in names] + [NOTE] * any(notes))]
     lines.append(_line([_rule(name, rows) for name in names] + ["---"] * any(notes)))
-    for row, note in zip(rows, notes, strict=True):
-        cells = [cell(name, row.get(name)) for name in names]
-        lines.append(_line(cells + [note] * any(notes)))
-    shared = ", ".join(
-        f"{_heading(name)} {cell(name, rows[0].get(name))}" for name in same if cell(name, rows[0].get(name))
-    )
+    lines += [
+        _line([show(name, row) for name in names] + [note] * any(notes)) for row, note in zip(rows, notes, strict=True)
+    ]
+    shared = ", ".join(f"{_heading(name)} {show(name, rows[0])}" for name in same if show(name, rows[0]))
     return (f"In every row: {shared}.\n\n" if shared else "") + "\n".join(lines) + "\n"
 
 
