@@ -7,6 +7,7 @@ disturbed rounds count, and the rows say how disturbed they were.
 """
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.bench.jobs import report
-from penstock.bench.quiet import busy_share, machine_seconds, own_seconds, processors
+from penstock.bench.quiet import busy_share, process_seconds, processors, seconds_of_others
 from penstock.bench.stream import latency_seconds, stream_network
 from penstock.errors import FitError
 from penstock.network import network_document
@@ -104,7 +105,8 @@ def _rounds(communicator: Communicator, job: Job, nbytes: int, patience: float) 
 def _round(communicator: Communicator, cases: tuple[tuple[str, str], ...], data: Array) -> _Round:
     turns = min(max(1, _ROUND_NBYTES // data.nbytes), _MOST_TURNS)
     moments = np.zeros((2, turns, len(cases)))  # starts, ends
-    began, machine, own = monotonic(), machine_seconds(), own_seconds()
+    ours = {int(process) for process in _gather(communicator, np.array([float(os.getpid())])).flat}
+    began, before = monotonic(), process_seconds()
     for turn in range(turns):
         for place in range(len(cases)):
             index = (place + turn) % len(cases)
@@ -113,11 +115,10 @@ def _round(communicator: Communicator, cases: tuple[tuple[str, str], ...], data:
             moments[0, turn, index] = monotonic()
             getattr(communicator, operation)(data, strategy=strategy)
             moments[1, turn, index] = monotonic()
-    machine, own, seconds = machine_seconds() - machine, own_seconds() - own, monotonic() - began
-    usage = _gather(communicator, np.array([machine, own, seconds]))
+    used = seconds_of_others(before, process_seconds(), ours) / (monotonic() - began) / processors()
     everyone = _gather(communicator, moments)
-    others = (usage[0, 0] - usage[:, 1].sum()) / usage[0, 2] / processors()
-    return _Round(everyone[:, 1].max(axis=0) - everyone[:, 0].min(axis=0), max(0.0, float(others)))
+    others = float(_gather(communicator, np.array([used]))[0, 0])  # rank 0's look: all must decide alike
+    return _Round(everyone[:, 1].max(axis=0) - everyone[:, 0].min(axis=0), others)
 
 
 def _check(communicator: Communicator, operation: str, strategy: str, data: Array) -> None:
