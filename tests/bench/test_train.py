@@ -44,11 +44,12 @@ def test_bytes_are_those_of_the_gradients(trained):
 def test_plans_are_in_force_when_timing_begins(trained):
     planned = next(row for row in trained[0][0] if row["method"] == "penstock-single")
     assert planned["messages"] == 1
+    assert planned["strategies"] in ("native", "ring", "recursive_doubling")
     assert planned["predicted_seconds"] > 0
 
 
 def result(method, *seconds):
-    return {"method": method, "batch": 8, "seconds": list(seconds), "nbytes": [10], "messages": None,
+    return {"method": method, "batch": 8, "seconds": list(seconds), "nbytes": [10], "messages": None, "strategies": None,
             "predicted_seconds": None}  # fmt: skip
 
 

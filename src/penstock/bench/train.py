@@ -122,6 +122,7 @@ def _row(place: Place, model: str, result: dict[str, Any]) -> dict[str, Any]:
         "exposed_seconds": None if alone is None else median(times) - alone,
         "bytes_sent": median(result["nbytes"]),
         "messages": result["messages"],
+        "strategies": result["strategies"],
         "predicted_seconds": result["predicted_seconds"],
         "samples": len(times),
     }

@@ -129,6 +129,7 @@ def _agree(subjects: Sequence[Subject], batch: int) -> Iterator[dict[str, Any]]:
             "seconds": slowest.tolist(),
             "nbytes": busiest.tolist(),
             "messages": len(plan.buckets) if plan else None,
+            "strategies": ", ".join(dict.fromkeys(bucket.strategy for bucket in plan.buckets)) if plan else None,
             "predicted_seconds": plan.iteration_seconds if plan else None,
         }
 
