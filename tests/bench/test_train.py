@@ -49,8 +49,8 @@ def test_plans_are_in_force_when_timing_begins(trained):
 
 
 def result(method, *seconds):
-    return {"method": method, "batch": 8, "seconds": list(seconds), "nbytes": [10], "messages": None, "strategies": None,
-            "predicted_seconds": None}  # fmt: skip
+    return {"method": method, "batch": 8, "seconds": list(seconds), "nbytes": [10], "messages": None,
+            "strategies": None, "predicted_seconds": None}  # fmt: skip
 
 
 def fake_run(monkeypatch, crashing=()):

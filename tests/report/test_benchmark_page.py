@@ -68,7 +68,7 @@ def test_every_benchmark_is_on_the_page_with_its_picture_and_its_source(folder):
 
 def test_losing_and_failing_rows_are_marked(folder):
     text = make_page(load_records(folder / "results"), "results", {})
-    assert "**slower than wfbp: 1.50x**" in text
+    assert "**slower than wfbp: 1.500x**" in text
     assert "failed: died" in text
     assert "slower than ddp" not in text
 

@@ -25,7 +25,7 @@ def test_a_row_that_a_peer_beats_says_so():
     ]
     table = lines(rows)
     assert table[0] == "| who | size | seconds | note |"
-    assert table[2].endswith("| **slower than them: 2.00x** |")
+    assert table[2].endswith("| **slower than them: 2.000x** |")
     assert [line.endswith("|  |") for line in table[3:]] == [True] * 4
 
 

@@ -27,7 +27,7 @@ class Rivalry:
         best = min(rivals, key=lambda each: each[self.seconds], default=None)
         if best is None or best[self.seconds] >= row[self.seconds]:
             return ""
-        return f"**slower than {self.label(best)}: {row[self.seconds] / best[self.seconds]:.2f}x**"
+        return f"**slower than {self.label(best)}: {row[self.seconds] / best[self.seconds]:.3f}x**"
 
 
 def markdown_table(
