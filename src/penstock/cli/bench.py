@@ -2,6 +2,7 @@
 
 import typer
 
+from penstock.cli.bench_codecs import bench_codecs
 from penstock.cli.bench_collectives import bench_collectives
 from penstock.cli.bench_links import bench_links
 from penstock.cli.bench_page import bench_page
@@ -18,5 +19,6 @@ bench.command("train")(bench_train)
 bench.command("replay")(bench_replay)
 bench.command("scaling")(bench_scaling)
 bench.command("rates")(bench_rates)
+bench.command("codecs")(bench_codecs)
 bench.command("collectives")(bench_collectives)
 bench.command("page")(bench_page)

@@ -314,3 +314,9 @@ def launch_plainly(
 ) -> None:
     """Launch a kernel the usual way."""
     kernel[(programs,)](*arguments, *constants, num_warps=warps, enable_fp_fusion=False)
+
+
+def select_on_current_stream(values: Any, k: int) -> Any:
+    """Return a function that selects among `values` again each time it is called."""
+    scratch = torch.zeros(GUESS_BINS + STATE_INTS, dtype=torch.int32, device=values.device)
+    return lambda: largest_magnitudes(values, k, None, scratch)

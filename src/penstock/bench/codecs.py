@@ -1,0 +1,186 @@
+"""How long codecs take beside the same algorithms in torch, and beside copying the gradient.
+
+Implementations take turns, so that a busy moment hits all of them; a figure is the median of many turns, its spread the
+distance between the quartiles over the median. On the CPU everything runs on one core. On a GPU times are between
+device events around one call, and `graph_seconds` is the same call replayed from a CUDA graph: what the device needs
+where the host does not hold it up.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.bench.codec_peers import PEERS, TAU, Inputs
+from penstock.codecs.codec import Codec
+from penstock.codecs.feedback import Residual
+from penstock.codecs.registry import make_codec
+
+Call = Callable[[], Any]
+SPECS = {
+    "onebit": "onebit",
+    "tbq": f"tbq(tau={TAU})",
+    "terngrad": "terngrad(bitwidth=2)",
+    "topk": "topk(density=0.001)",
+    "dgc": "dgc(density=0.001)",
+}
+IMPLEMENTATIONS = ("penstock", "eager", "compiled")
+NBYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to run."""
+
+    device: str
+    nbytes: int
+    rounds: int
+    implementations: tuple[str, ...] = IMPLEMENTATIONS
+    cases: tuple[tuple[str, str], ...] = (*PEERS, ("select", "topk"))
+
+
+def codec_rows(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield a row for each codec, operation and implementation."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    gradient = _allocate(settings).normal_()
+    inputs = Inputs(gradient, _allocate(settings), _allocate(settings))
+    for codec, operation in settings.cases:
+        inputs.residual.zero_()
+        inputs.total.zero_()
+        calls = {name: _make(name, codec, operation, inputs) for name in settings.implementations}
+        yield from _rows(settings, codec, operation, {name: call for name, call in calls.items() if call}, inputs)
+
+
+def _allocate(settings: Settings) -> torch.Tensor:
+    """Return zeros; on the CPU in numpy's memory, whose large pages make a copy as quick as it can be."""
+    numel = settings.nbytes // 4
+    if settings.device == "cpu":
+        return torch.from_numpy(np.zeros(numel, np.float32))
+    return torch.zeros(numel, device=settings.device)
+
+
+def _rows(
+    settings: Settings, codec: str, operation: str, calls: dict[str, Call], inputs: Inputs
+) -> Iterator[dict[str, Any]]:
+    target = _allocate(settings)
+    timed = {**calls, "copy": _copy(inputs.gradient, target)}
+    seconds = (_time_on_device if settings.device == "cuda" else _time_on_host)(timed, settings.rounds)
+    for name in calls:
+        low, middle, high = np.percentile(seconds[name], (25, 50, 75))
+        row = {
+            "device": settings.device,
+            "codec": codec,
+            "operation": operation,
+            "implementation": name,
+            "nbytes": settings.nbytes,
+            "seconds": float(middle),
+            "copy_seconds": float(np.median(seconds["copy"])),
+            "spread": float((high - low) / middle),
+        }
+        if settings.device == "cuda" and name == "penstock":
+            row["graph_seconds"] = _graph_seconds(calls[name], settings.rounds)
+        yield row
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> Call:
+    if source.is_cuda:
+        return lambda: target.copy_(source)
+    a, b = target.numpy(), source.numpy()
+    return lambda: np.copyto(a, b)
+
+
+def _time_on_host(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            if name != "copy" and len(seconds[name]) >= 3 and sum(seconds[name]) > 3:
+                continue  # slow peers get fewer turns
+            start = perf_counter()
+            call()
+            if number:  # the first turn warms caches up
+                seconds[name].append(perf_counter() - start)
+    return seconds
+
+
+def _time_on_device(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(400_000)  # type: ignore[no-untyped-call] # the device waits, so that the host is ahead
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            seconds[name].append(begin.elapsed_time(end) / 1e3)
+    return seconds
+
+
+def _graph_seconds(call: Call, rounds: int) -> float:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call()
+    return float(np.median(_time_on_device({"graph": graph.replay}, rounds)["graph"]))
+
+
+# Calls ready to be timed
+
+
+def _make(implementation: str, codec: str, operation: str, inputs: Inputs) -> Call | None:
+    if implementation == "penstock":
+        return _select(inputs) if codec == "select" else _penstock(codec, operation, inputs)
+    if codec == "select":
+        codec, operation = "topk", "encode"
+    if implementation == "eager":
+        return PEERS[codec, operation](inputs, lambda function: function)
+    call = PEERS[codec, operation](inputs, torch.compile)
+    try:
+        call()
+    except Exception as error:  # whatever the compiler cannot do is not a peer
+        print(f"torch.compile cannot run {codec} {operation}: {str(error).splitlines()[0]}")
+        return None
+    return call
+
+
+def _select(inputs: Inputs) -> Call:
+    """The k largest magnitudes alone, without a payload."""
+    k = inputs.gradient.numel() // 1000
+    if not inputs.gradient.is_cuda:
+        from penstock.compll.select import largest_magnitudes
+
+        values = inputs.gradient.numpy()
+        return lambda: largest_magnitudes(values, k)
+    from penstock.compll.backends.triton_select import select_on_current_stream
+
+    call: Call = select_on_current_stream(inputs.gradient, k)
+    return call
+
+
+def _penstock(name: str, operation: str, inputs: Inputs) -> Call:
+    codec = make_codec(SPECS[name])
+    gradient, numel = inputs.gradient, inputs.gradient.numel()
+    if gradient.is_cuda:
+        out = torch.empty(codec.max_nbytes(numel), dtype=torch.uint8, device=gradient.device)
+        return _call(codec, operation, gradient, inputs.total, out)
+    return _call(codec, operation, gradient.numpy(), inputs.total.numpy(), np.empty(codec.max_nbytes(numel), np.uint8))
+
+
+def _call(codec: Codec, operation: str, gradient: Any, total: Any, out: Any) -> Call:
+    nbytes = codec.encode(gradient, None, out)
+    payload = out[:nbytes]
+    residual = Residual(total * 0)
+    operations: dict[str, Call] = {
+        "encode": lambda: codec.encode(gradient, None, out),
+        "encode_feedback": lambda: codec.encode(gradient, residual, out),
+        "decode": lambda: codec.decode(payload, total),
+        "decode_add": lambda: codec.decode_add(payload, total),
+    }
+    return operations[operation]
