@@ -6,8 +6,11 @@ import sys
 
 import pytest
 
+from penstock.bench.coarse_links import plain_bucket
 from penstock.bench.collectives import CASES, floor_seconds, predicted_seconds
 from penstock.bench.jobs import Place
+from penstock.cluster.layout import plan_layout
+from penstock.cluster.links import setup_steps
 from penstock.network import Network
 
 FIELDS = {"hosts", "rate", "engine", "operation", "strategy", "implementation", "nbytes", "seconds", "spread"}
@@ -57,3 +60,20 @@ def test_an_unknown_engine_is_one_line():
     done = bench("--engine", "carrier-pigeon")
     assert done.returncode == 2
     assert done.stderr == "penstock: --engine: found 'carrier-pigeon'; wanted gloo or mpi, with a comma between\n"
+
+
+def test_unknown_links_are_one_line():
+    done = bench("--hosts", "2", "--links", "golden")
+    assert done.returncode == 2
+    assert done.stderr == "penstock: links 'golden'; wanted smooth or coarse\n"
+
+
+def test_coarse_links_have_the_same_rate_and_one_bucket():
+    steps = [step.argv for step in setup_steps(plan_layout(0, (10**9, None), 1, None)) if step.argv[0] == "tc"]
+    assert len(steps) == 2
+    for argv in steps:
+        plain = plain_bucket(argv)
+        assert plain[plain.index("rate") + 1] == "1000000000bit"
+        assert "peakrate" in argv
+        assert "peakrate" not in plain
+    assert plain_bucket(("ip", "link")) == ("ip", "link")

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from penstock.bench.coarse_links import run_with_plain_buckets
 from penstock.bench.collectives_worker import Job
 from penstock.bench.jobs import Output, Place
 from penstock.cluster.emulate import emulated_cluster
@@ -41,13 +42,16 @@ CASES = (
 )
 IMPLEMENTATION = {"gloo": "gloo", "mpi": "openmpi"}  # whose the engine's own collectives are
 _NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")  # as measured in the same run
+_RUNNERS = {"smooth": run_command, "coarse": run_with_plain_buckets}
 _TIMEOUT_SECONDS = 600.0
 
 
-def collective_rows(place: Place, job: Job) -> Iterator[dict[str, Any]]:
-    """Run a job on all hosts and yield its rows."""
+def collective_rows(place: Place, job: Job, links: str = "smooth") -> Iterator[dict[str, Any]]:
+    """Run a job on all hosts and yield its rows; `links` are `smooth` or, for many hosts on few cores, `coarse`."""
+    if links not in _RUNNERS:
+        raise ClusterError(f"links {links!r}; wanted {' or '.join(_RUNNERS)}")
     output = Output(lambda _: None)
-    outcome = _run(place, job, output)
+    outcome = _run(place, job, links, output)
     if outcome.exit_code != 0:
         raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
     measured: dict[str, Any] | None = None
@@ -55,15 +59,15 @@ def collective_rows(place: Place, job: Job) -> Iterator[dict[str, Any]]:
         if "network" in document:
             measured = document["network"]
         else:
-            yield _row(place, job.engine, document, measured)
+            yield {**_row(place, job.engine, document, measured), "links": links}
 
 
-def _run(place: Place, job: Job, sink: Sink) -> Outcome:
+def _run(place: Place, job: Job, links: str, sink: Sink) -> Outcome:
     command = [sys.executable, "-m", "penstock.bench.collectives_worker", json.dumps(asdict(job))]
     if place.rate == LOOPBACK:
         return run_workers(_LOOPBACK[job.engine](place.hosts, command), sink, timeout_seconds=_TIMEOUT_SECONDS)
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with emulated_cluster(place.hosts, place.rate) as cluster:
+    with emulated_cluster(place.hosts, place.rate, runner=_RUNNERS[links]) as cluster:
         return cluster.run(
             command, engine=job.engine, environment=environment, sink=sink, timeout_seconds=_TIMEOUT_SECONDS
         )

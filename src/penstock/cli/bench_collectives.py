@@ -10,6 +10,7 @@ from penstock.cli.options import JsonOption, parse_counts
 def bench_collectives(
     hosts: Annotated[str, typer.Option(help="numbers of hosts")] = "4,8",
     rate: Annotated[str, typer.Option(help="of each NIC: 1gbit, none; or loopback: no emulated hosts")] = "1gbit",
+    links: Annotated[str, typer.Option(help="smooth; or coarse, which take less processor time")] = "smooth",
     engine: Annotated[str, typer.Option(help="gloo, mpi, or both")] = "gloo,mpi",
     sizes: Annotated[str, typer.Option(help="bytes")] = "65536,1000000,16000000,64000000",
     rounds: Annotated[int, typer.Option(help="per size; a round of a small size times every case many times")] = 5,
@@ -33,7 +34,7 @@ def bench_collectives(
     for count in parse_counts(hosts, "--hosts"):
         for name in parse_engines(engine):
             job = Job(name, sizes_nbytes, CASES, rounds, measure, patience)
-            rows += list(collective_rows(Place(count, rate), job))
+            rows += list(collective_rows(Place(count, rate), job, links))
     if out:
         answers = [{**asdict(claim), "holds": claim.holds} for claim in claims(rows)]
         save_record(make_record("collectives", rows, claims=answers), out)
