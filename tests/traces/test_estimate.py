@@ -72,6 +72,18 @@ def test_shipped_sizes_are_those_of_the_architecture(name):
     assert {tensor.name: tensor.numel for tensor in load_shipped(name).tensors} == expected
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES.keys() - {"lstm_ptb"})  # cuDNN has an order of its own
+def test_shipped_tensors_stand_in_the_order_of_the_architecture(name):
+    expected = [p.name for layer in reversed(ARCHITECTURES[name].layers()) for p in layer.parameters]
+    assert [tensor.name for tensor in load_shipped(name).tensors] == expected
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_shipped_batches_are_those_of_the_architecture(name):
+    trace = load_shipped(name)
+    assert (trace.model, trace.batch) == (ARCHITECTURES[name].model, ARCHITECTURES[name].batch)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_shipped_estimates_are_what_the_estimate_gives_today(name):
     trace = load_shipped(name)

@@ -1,6 +1,7 @@
 """The zoo against published sizes, the shipped traces, and what training must do: lower the loss."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +143,12 @@ def test_tasks_are_values():
     with pytest.raises(AttributeError):
         ZOO["resnet20"]().batch = 3
     assert isinstance(ZOO["resnet20"](), Task)
+
+
+def test_the_documented_table_is_what_the_zoo_builds():
+    text = (Path(__file__).parents[2] / "docs" / "profile.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "| `" in line[:4]]
+    documented = {row[0].strip("`"): row[2:5] for row in rows}
+    built = {name: sizes(name) for name in ZOO}
+    expected = {n: [f"{sum(s.values()):,}", str(len(s)), str(ZOO[n]().batch)] for n, s in built.items()}
+    assert documented == expected

@@ -2,7 +2,6 @@
 
 `python -m penstock.bench.measure_traces FILE` profiles the ten models and writes one record with their traces and with
 what profiling cost; `... FILE --install` writes the record's traces over the shipped files, marked as measured.
-Python's garbage collector is off meanwhile: a trace is about what the model computes.
 Needs torch and nothing else, so that it runs on a borrowed GPU.
 """
 
@@ -26,15 +25,14 @@ def measure(
     names: Sequence[str], device: str, iterations: int, warmup: int, rounds: int = 20
 ) -> Iterator[dict[str, Any]]:
     """Yield a record after each model, of all so far: a trace by name, and the profiler's overhead on that model."""
-    from penstock.bench.profile_overhead import collector_off, overhead_row
+    from penstock.bench.profile_overhead import overhead_row
     from penstock.zoo import find_task
     from penstock.zoo.training import profile_task
 
     rows, traces = [], {}
     for name in names:
         task = find_task(name)
-        with collector_off():
-            profile = profile_task(task, device=device, iterations=iterations, warmup=warmup, source=SOURCE)
+        profile = profile_task(task, device=device, iterations=iterations, warmup=warmup, source=SOURCE)
         traces[name] = trace_document(to_nanosecond(profile.trace))
         rows.append(overhead_row(name, device, rounds, block=3, warmup=5))
         _say(f"{name}: {profile.trace.compute_seconds * 1e3:.2f} ms, overhead {rows[-1]['overhead']:.2%}")
