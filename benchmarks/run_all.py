@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from penstock.cli.bench import bench
 
 RESULTS = "benchmarks/results"
-LARGE = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact,penstock-bsp-split"  # what has to be compared
+LARGE = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact,penstock-exact-native"
 RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, options
     ("planners", "planners", ""),
     ("links", "links", ""),

@@ -18,7 +18,7 @@ from penstock.zoo import ZOO
 
 WORKER = "penstock.bench.train_worker"
 _TIMEOUT_SECONDS = 900.0
-_RISKY_TIMEOUT_SECONDS = 120.0  # a method that may crash may also hang
+_RISKY_TIMEOUT_SECONDS = 60.0  # a method that may crash may also hang
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ METHODS: dict[str, Method] = {
     "ddp-bf16": Method(partial(_hooked, hook=default_hooks.bf16_compress_hook), OTHER),
     "ddp-powersgd": Method(partial(_hooked, hook=powerSGD_hook, state=_powersgd_state), OTHER, risky=True),
     **{f"penstock-{name}": Method(partial(_planned, planner=name), PLANNED, plans=True) for name in PLANNERS},
+    "penstock-exact-native": Method(partial(_planned, planner="exact", strategy="native"), PLANNED, plans=True),
     **{f"penstock-bsp-{name}": Method(partial(_bulk_synchronous, algorithm=name), PLANNED) for name in ALGORITHMS},
     "penstock-onebit": Method(partial(_planned, codec="onebit"), OTHER, plans=True, risky=True),
 }

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 METHODS = (
     "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,ddp-fp16,ddp-bf16,ddp-powersgd,"
-    "penstock-exact,penstock-wfbp,penstock-bsp-split,penstock-onebit"
+    "penstock-exact,penstock-exact-native,penstock-wfbp,penstock-bsp-split,penstock-onebit"
 )
 
 
@@ -21,7 +21,7 @@ def bench_train(
     rate: Annotated[str, typer.Option(help="of each NIC")] = "1gbit",
     models: Annotated[str, typer.Option(help="of the zoo, each with its batch per host")] = "vgg16_cifar:8",
     methods: Annotated[str, typer.Option(help="ways of training; ddp-5 is DDP with bucket_cap_mb=5")] = METHODS,
-    rounds: Annotated[int, typer.Option(help="times that each method has its turn", min=1)] = 4,
+    rounds: Annotated[int, typer.Option(help="times that each method has its turn", min=1)] = 3,
     iterations: Annotated[int, typer.Option(help="of each turn", min=1)] = 2,
     warmup: Annotated[int, typer.Option(help="iterations of each method before the first round", min=2)] = 3,
     profile: Annotated[int, typer.Option(help="iterations that planning methods profile before these", min=2)] = 5,
