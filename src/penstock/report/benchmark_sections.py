@@ -47,8 +47,8 @@ SECTIONS: dict[str, Section] = {
         "sent` what the busiest host sends in an iteration, headers included. `ddp` is torch's "
         "DistributedDataParallel as it comes, `ddp-N` the same with `bucket_cap_mb=N`, `ddp-fp16` and the like its "
         "communication hooks. `penstock-NAME` is our wrapper with that planner, which also chooses the all-reduce of "
-        "each bucket (`strategies`); with `-native` it is the engine's own. `penstock-bsp-split` is an all-reduce of which "
-        "half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
+        "each bucket (`strategies`); with `-native` it is the engine's own. `penstock-bsp-split` is an all-reduce of "
+        "which half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
         "count the optimizer's step.",
         Rivalry(
             group=("hosts", "rate", "model"),
