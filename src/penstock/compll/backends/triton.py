@@ -18,15 +18,13 @@ import triton
 from penstock.compll.backends import triton_operators, triton_prelude, triton_select
 from penstock.compll.backends.reference import evaluate_static
 from penstock.compll.backends.triton_kernels import UNIT, Kernels, Launch
+from penstock.compll.backends.triton_launch import Starter
 from penstock.compll.backends.triton_operators import Call, Operand
 from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Filter, GroupReduce, Length, Program, is_static
 from penstock.compll.layout import max_nbytes
 from penstock.compll.types import Scalar, Vector
 from penstock.errors import CodecError, NonFiniteError
 
-BLOCK = 1024
-WARPS = 4
-BLOCKS_PER_PROGRAM = 4  # of kernels that do not reduce
 PROGRAMS_PER_PROCESSOR = 8  # of kernels that reduce: enough to keep memory busy, few enough to add up at the end
 MAX_PROGRAMS = 2048
 FILTER_PROGRAMS = 1024
@@ -37,6 +35,20 @@ DTYPES = {
     "uint16": torch.int32,
     "bool_": torch.bool,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a kernel is cut up; found by trying on an H200 (docs/decisions has the figures)."""
+
+    block: int  # elements of a tile
+    warps: int
+    blocks: int = 1  # tiles of a program, where the crew is not fixed
+    stages: int = 1  # tiles being loaded at a time
+
+
+DECODE, ENCODE = Shape(2048, 4, 1), Shape(2048, 4, 2)
+REDUCE, FEEDBACK = Shape(2048, 8), Shape(1024, 4)
 
 
 def load_source(name: str, text: str) -> dict[str, Any]:
@@ -70,7 +82,7 @@ class TritonKernels:
     _functions: dict[str, Any] = field(init=False)
     _workspaces: dict[int, Workspace] = field(default_factory=dict)
     _sizes: dict[Any, "Sizes"] = field(default_factory=dict)
-    _compiled: dict[Any, Any] = field(default_factory=dict)
+    _starter: Starter = field(default_factory=Starter)
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.device)
@@ -199,23 +211,6 @@ class TritonKernels:
             torch.empty(max(1, most) * MAX_PROGRAMS, dtype=torch.float64, device=self.device),
         )
 
-    def start(
-        self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], warps: int, stream: int
-    ) -> None:
-        """Launch a kernel. Triton's own way looks at every argument anew each time, which takes longer than a small
-        kernel runs; what it decides on (constants, element types, 16-byte alignment) is the key here."""
-        if self.device.type != "cuda":
-            kernel[(programs,)](*arguments, *constants)
-            return
-        looks = [(a.dtype, a.data_ptr() % 16 == 0) for a in arguments if isinstance(a, torch.Tensor)]
-        key = (kernel, *constants, *looks)
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            options = {"num_warps": warps, "enable_fp_fusion": False}
-            self._compiled[key] = kernel[(programs,)](*arguments, *constants, **options)
-        else:
-            compiled[(programs, 1, 1)](*arguments, *constants, stream=stream)
-
 
 class Sizes:
     """What follows from a gradient's size and the parameters: the most elements of every vector, and static scalars."""
@@ -283,7 +278,6 @@ class Run:
             "ticket_ptr": self.workspace.ticket,
             "scalars_ptr": self.workspace.scalars,
             "partials_ptr": self.workspace.partials,
-            "BLOCK": BLOCK,
             "UNIT": UNIT,
             "PROGRAMS": MAX_PROGRAMS,
             "HEADER": 0 if header is None else header.numel(),
@@ -314,19 +308,28 @@ class Run:
             case _:
                 self._pass(launch)
 
-    def _start(self, launch: Launch, programs: int) -> None:
+    def _start(self, launch: Launch, programs: int, shape: Shape = ENCODE) -> None:
         given, function = self.given, self.owner._functions[launch.kernel]
+        given["BLOCK"], given["STAGES"] = shape.block, shape.stages
         arguments, constants = [given[n] for n in launch.arguments], [given[n] for n in launch.constants]
-        self.owner.start(function, programs, arguments, constants, WARPS, self.stream)
+        self.owner._starter.start(function, programs, arguments, constants, shape.warps, self.stream)
 
     def _pass(self, launch: Launch) -> None:
-        blocks = max(1, -(-self.sizes.most(launch.length) // BLOCK))
         for item in getattr(launch.step, "keeps", ()):
             self._keep(item.name, item.length, item.expr.type)
+        shape = self._shape(launch)
+        blocks = max(1, -(-self.sizes.most(launch.length) // shape.block))
         # Where programs leave parts to be added up, or the size is the device's to know, a fixed crew loops.
         crew = min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors)
         is_open = "PROGRAMS" not in launch.constants and launch.length.of == GRADIENT
-        self._start(launch, -(-blocks // BLOCKS_PER_PROGRAM) if is_open else crew)
+        self._start(launch, -(-blocks // shape.blocks) if is_open else crew, shape)
+
+    def _shape(self, launch: Launch) -> Shape:
+        if "FEEDBACK" in launch.constants and self.given["FEEDBACK"]:
+            return FEEDBACK
+        if "PROGRAMS" in launch.constants:
+            return REDUCE
+        return DECODE if launch.kernel == "decode" else ENCODE
 
     def _keep(self, name: str, length: Length, scalar: Scalar) -> None:
         """Make room for a vector."""
@@ -350,7 +353,7 @@ class Run:
 
     def _group(self, launch: Launch, step: GroupReduce) -> None:
         lanes = triton.next_power_of_2(step.group)
-        self.given["LANES"], self.given["ROWS"] = lanes, max(1, BLOCK // lanes)
+        self.given["LANES"], self.given["ROWS"] = lanes, max(1, ENCODE.block // lanes)
         self._keep(step.name, step.length, step.expr.type)
         self._start(launch, max(1, -(-self.sizes.most(step.length) // self.given["ROWS"])))
 
@@ -364,7 +367,7 @@ class Run:
         self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], warps: int = 4
     ) -> None:
         """Launch a kernel of an operator."""
-        self.owner.start(kernel, programs, arguments, constants, warps, self.stream)
+        self.owner._starter.start(kernel, programs, arguments, constants, warps, self.stream)
 
     def operand(self, name: str) -> Operand:
         """Return a vector in memory."""

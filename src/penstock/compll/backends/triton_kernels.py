@@ -31,8 +31,8 @@ import triton.language as tl
 
 from penstock.compll.backends.triton_prelude import *
 '''
-WORST = "worst = tl.maximum(worst, as_bits({}) & 0x7FFFFFFF)"
-REPORT = ["if tl.max(worst) >= NOT_FINITE:", "    tl.atomic_or(status_ptr, WRONG_GRADIENT)"]
+WORST = "worst = tl.maximum(worst, tl.abs({}), propagate_nan=tl.PropagateNan.ALL)"
+REPORT = ["if tl.max(as_bits(worst)) >= NOT_FINITE:", "    tl.atomic_or(status_ptr, WRONG_GRADIENT)"]
 LIMITS = {"smaller": ('float("inf")', "2147483647"), "greater": ('float("-inf")', "-2147483648")}
 
 
@@ -104,14 +104,15 @@ class Kernels:
                 self.program, decode.stages, "last_ptr", decode.slots, decode.reads, is_encode=False, prefix="last_"
             )
         done: set[str] = set()
-        offered = False
+        offered = headed = False
         for number, (stage, step) in enumerate(encode.stages.steps, 1):
             name = f"encode_{number}"
             match step:
                 case Pass():
                     offers = stage == 0 and step.length == NUMEL and not offered
                     offered |= offers
-                    kernel = self._pass(encode, name, step, unwritten, done, number == 1)
+                    kernel = self._pass(encode, name, step, not headed)
+                    headed = True
                     kernel.offers_feedback, kernel.feedback = offers, feedback
                     self._fill_pass(kernel, encode, step, unwritten, done)
                     self._add(kernel, self.encode, step.length, step)
@@ -127,27 +128,25 @@ class Kernels:
                     done.add(step.name)
         if unwritten:
             step = Pass(NUMEL)
-            kernel = self._pass(encode, "encode_fields", step, unwritten, done, not encode.stages.steps)
+            kernel = self._pass(encode, "encode_fields", step, not headed)
             self._fill_pass(kernel, encode, step, unwritten, done)
             self._add(kernel, self.encode, Length(GRADIENT, 1 << 30), step)
         if not offered:
             self._write_prepare(encode, feedback)
 
     def _write_prepare(self, encode: Procedure, feedback: Procedure | None) -> None:
-        kernel = self._pass(encode, "encode_prepare", Pass(NUMEL), {}, set(), False)
+        kernel = self._pass(encode, "encode_prepare", Pass(NUMEL), False)
         kernel.offers_feedback, kernel.feedback = True, feedback
         self._fill_pass(kernel, encode, Pass(NUMEL), {}, set())
         launches: list[Launch] = []
         self._add(kernel, launches, NUMEL, Pass(NUMEL))
         self.prepare = launches[0]
 
-    def _pass(
-        self, p: Procedure, name: str, step: Pass, unwritten: Mapping[int, Expr], done: set[str], first: bool
-    ) -> Kernel:
+    def _pass(self, p: Procedure, name: str, step: Pass, writes_header: bool) -> Kernel:
         fields = [p.program.layout.fields[number].name for number in step.fields]
         kernel = Kernel(name, f"Over {step.length}: {describe(step, fields) or 'fields'}.", self.functions)
         kernel.over = step.length
-        if first:
+        if writes_header:
             kernel.constants["HEADER"] = None
             for argument in ("payload_ptr", "header_ptr"):
                 kernel.use(argument)
@@ -186,7 +185,7 @@ class Kernels:
         for value in checked:
             k.loop.append(WORST.format(value))
         if checked:
-            k.head.append("worst = tl.zeros([BLOCK // ROW, ROW], tl.int32)")
+            k.head.append("worst = tl.zeros([BLOCK // ROW, ROW], tl.float32)")
             k.use("status_ptr")
 
     def _accumulate(self, k: Kernel, reduce: Reduce, value: str, size: str) -> None:
@@ -256,7 +255,7 @@ class Kernels:
         ]
         if p.is_encode and mask.knows("tile", GRADIENT):
             mask.use("status_ptr")
-            mask.head.append("worst = tl.zeros([BLOCK // ROW, ROW], tl.int32)")
+            mask.head.append("worst = tl.zeros([BLOCK // ROW, ROW], tl.float32)")
             mask.loop.append(f"    {WORST.format(GRADIENT)}")
             mask.end += REPORT
         mask.end.append("tl.store(counts_ptr + tl.program_id(0), tl.sum(count))")
@@ -320,7 +319,7 @@ class Kernels:
         ]
         if p.is_encode and k.knows("gather", GRADIENT):
             k.use("status_ptr")
-            k.end += [f"worst = as_bits({GRADIENT}) & 0x7FFFFFFF", *REPORT]
+            k.end += [f"worst = tl.abs({GRADIENT})", *REPORT]
         self._add(k, launches, step.length, step)
 
     # Decode
@@ -332,7 +331,7 @@ class Kernels:
             name = f"decode_{number}"
             match step:
                 case Pass():
-                    kernel = self._pass(p, name, step, {}, set(), False)
+                    kernel = self._pass(p, name, step, False)
                     self._fill_pass(kernel, p, step, {}, set())
                     self._add(kernel, self.decode, step.length, step)
                 case Filter():

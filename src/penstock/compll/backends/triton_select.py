@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.compll.backends.triton_launch import Starter
 from penstock.compll.backends.triton_prelude import ROW, bit_count, is_last, load, lowest_bit, positions, store_packed
 
 THRESHOLD = tl.constexpr(0)  # the guess
@@ -273,7 +274,7 @@ def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any 
     the rest of the result untouched. `scratch` holds zeros before and after: 4096 + STATE_INTS int32. `start` launches
     a kernel; the driver has a quicker way than Triton's own.
     """
-    start = start or launch_plainly
+    start = start or Starter().start
     numel, device = values.numel(), values.device
     if not k or not numel:
         return torch.empty(k, dtype=torch.int32, device=device)
@@ -309,14 +310,8 @@ def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any 
     return chosen[:k]
 
 
-def launch_plainly(
-    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...], warps: int
-) -> None:
-    """Launch a kernel the usual way."""
-    kernel[(programs,)](*arguments, *constants, num_warps=warps, enable_fp_fusion=False)
-
-
 def select_on_current_stream(values: Any, k: int) -> Any:
     """Return a function that selects among `values` again each time it is called."""
     scratch = torch.zeros(GUESS_BINS + STATE_INTS, dtype=torch.int32, device=values.device)
-    return lambda: largest_magnitudes(values, k, None, scratch)
+    starter = Starter()
+    return lambda: largest_magnitudes(values, k, None, scratch, starter.start)

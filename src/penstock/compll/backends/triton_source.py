@@ -375,8 +375,8 @@ class Kernel:
         used = set(re.findall(r"\w+", "\n".join(self.loop)))
         local = [name for line in self.head for name in re.findall(r"^\s*(\w+) = ", line)]
         passed = [name for name in dict.fromkeys([*self.arguments, *local]) if name in used and name not in carried]
-        self.constants["BLOCK"] = None
-        fixed = [name for name in self.constants if name in used | {"BLOCK"}]
+        self.constants |= dict.fromkeys(("BLOCK", "STAGES"))
+        fixed = [name for name in self.constants if name in used | {"BLOCK"} - {"STAGES"}]
         declared = ["block", *passed, *carried, "full: tl.constexpr", *(f"{name}: tl.constexpr" for name in fixed)]
         result = [f"return {', '.join(carried)}"] if carried else []
         lines = [f'"""{summary}"""', "i = positions(block, BLOCK)", *self.loop, *result]
@@ -390,7 +390,7 @@ class Kernel:
 
         self.loop = [
             f"whole = {size} // BLOCK",
-            "for block in tl.range(tl.program_id(0), whole, tl.num_programs(0)):",
+            "for block in tl.range(tl.program_id(0), whole, tl.num_programs(0), num_stages=STAGES):",
             *call("block", True),
             f"if (whole * BLOCK < {size}) & (tl.program_id(0) == whole % tl.num_programs(0)):",
             *call("whole", False),
