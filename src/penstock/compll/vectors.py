@@ -290,6 +290,8 @@ def _field_name(node: syntax.Expression, value: Value) -> str:
             return node.name
         case syntax.Member():
             return node.member
+        case syntax.At():
+            return "values"
     if isinstance(value, VectorRef):
         return value.name
     return str(value.value) if isinstance(value, Expr) and value.op == "name" else "value"
