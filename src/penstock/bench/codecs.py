@@ -114,7 +114,7 @@ def _time_on_device(calls: dict[str, Call], rounds: int) -> dict[str, list[float
     for _ in range(rounds):
         for name, call in calls.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            torch.cuda._sleep(400_000)  # type: ignore[no-untyped-call] # the device waits, so that the host is ahead
+            torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call] # the device waits, so that the host is ahead
             begin.record()
             call()
             end.record()

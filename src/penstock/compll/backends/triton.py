@@ -48,7 +48,8 @@ class Shape:
 
 
 DECODE, ENCODE = Shape(2048, 4, 1), Shape(2048, 4, 2)
-REDUCE, FEEDBACK = Shape(2048, 8), Shape(1024, 4)
+FILTER = Shape(2048, 4, stages=3)
+REDUCE, FEEDBACK = Shape(1024, 4, stages=3), Shape(512, 4)
 
 
 def load_source(name: str, text: str) -> dict[str, Any]:
@@ -348,7 +349,7 @@ class Run:
             self.given["units"], self.given["PROGRAMS"] = each, FILTER_PROGRAMS
             self._keep(step.name, step.over, step.value.type)
             self.operands[step.name] = Operand(self.operands[step.name].values, self.size(step.length))
-        self._start(launch, programs)
+        self._start(launch, programs, FILTER)
         self.given["PROGRAMS"] = MAX_PROGRAMS if launch.kernel.endswith("_compact") else FILTER_PROGRAMS
 
     def _group(self, launch: Launch, step: GroupReduce) -> None:

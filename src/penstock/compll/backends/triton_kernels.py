@@ -241,26 +241,24 @@ class Kernels:
         mask.over = step.over
         size = mask.size(p, step.over)
         keep = mask.text(p, step.keep, "tile")
-        mask.constants |= dict.fromkeys(("BLOCK", "UNIT"))
-        mask.head.append("count = tl.zeros([BLOCK // ROW], tl.int32)")
-        mask.head.append("first = tl.program_id(0) * units * (UNIT // BLOCK)")
-        mask.loop = [
-            "for block in tl.range(first, first + units * (UNIT // BLOCK)):",
-            "    i = positions(block, BLOCK)",
-            f"    full = (block + 1) * BLOCK <= {size}",
-            *(f"    {line}" for line in mask.loop),
-            f"    keep = ({keep} & (i < {size})).to(tl.int32)",
-            "    count += tl.sum(keep, axis=1)",
-            "    store_packed(mask_ptr, keep, block, (block + 1) * BLOCK, True, 1, BLOCK)",
+        mask.loop += [
+            f"keep = ({keep} & (i < {size})).to(tl.int32)",
+            "store_packed(mask_ptr, keep, block, (block + 1) * BLOCK, True, 1, BLOCK)",
+            "count = count + tl.sum(keep, axis=1)",
         ]
+        mask.head.append("count = tl.zeros([BLOCK // ROW], tl.int32)")
+        for argument in ("mask_ptr", "counts_ptr", "units"):
+            mask.use(argument)
+        mask.constants["UNIT"] = None
+        carried = ["count"]
         if p.is_encode and mask.knows("tile", GRADIENT):
             mask.use("status_ptr")
             mask.head.append("worst = tl.zeros([BLOCK // ROW, ROW], tl.float32)")
-            mask.loop.append(f"    {WORST.format(GRADIENT)}")
+            mask.loop.append(WORST.format(GRADIENT))
             mask.end += REPORT
+            carried.append("worst")
+        mask.loop_over_units(size, carried, mask.summary)
         mask.end.append("tl.store(counts_ptr + tl.program_id(0), tl.sum(count))")
-        for argument in ("mask_ptr", "counts_ptr", "units"):
-            mask.use(argument)
         self._add(mask, launches, step.over, step)
         self._write_compact(p, name, step, launches)
 

@@ -9,7 +9,7 @@ import keyword
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.compll.backends.stages import Pass, Stages
@@ -372,6 +372,30 @@ class Kernel:
         Tiles that lie wholly inside come first, without masks; the last one, where it does not, is handled by itself.
         `carried` are the names that go from tile to tile.
         """
+        call = self._make_tile(carried, summary)
+        self.loop = [
+            f"whole = {size} // BLOCK",
+            "for block in tl.range(tl.program_id(0), whole, tl.num_programs(0), num_stages=STAGES):",
+            *call("block", True),
+            f"if (whole * BLOCK < {size}) & (tl.program_id(0) == whole % tl.num_programs(0)):",
+            *call("whole", False),
+        ]
+
+    def loop_over_units(self, size: str, carried: Sequence[str], summary: str) -> None:
+        """The same for a program that handles `units` neighbouring stretches of UNIT elements, empty ones included."""
+        call = self._make_tile(carried, summary)
+        self.head += ["first = tl.program_id(0) * units * (UNIT // BLOCK)", "last = first + units * (UNIT // BLOCK)"]
+        self.loop = [
+            f"if last * BLOCK <= {size}:",
+            "    for block in tl.range(first, last, num_stages=STAGES):",
+            *(f"    {line}" for line in call("block", True)),
+            "else:",
+            "    for block in tl.range(first, last):",
+            *(f"    {line}" for line in call("block", False)),
+        ]
+
+    def _make_tile(self, carried: Sequence[str], summary: str) -> Callable[[str, bool], list[str]]:
+        """Write the function of one tile; return what writes a call of it."""
         used = set(re.findall(r"\w+", "\n".join(self.loop)))
         local = [name for line in self.head for name in re.findall(r"^\s*(\w+) = ", line)]
         passed = [name for name in dict.fromkeys([*self.arguments, *local]) if name in used and name not in carried]
@@ -388,13 +412,7 @@ class Kernel:
             given = textwrap.wrap(", ".join([block, *passed, *carried, str(full), *fixed]), 105)
             return [f"    {into}{self.name}_tile(", *(f"        {line}" for line in given), "    )"]
 
-        self.loop = [
-            f"whole = {size} // BLOCK",
-            "for block in tl.range(tl.program_id(0), whole, tl.num_programs(0), num_stages=STAGES):",
-            *call("block", True),
-            f"if (whole * BLOCK < {size}) & (tl.program_id(0) == whole % tl.num_programs(0)):",
-            *call("whole", False),
-        ]
+        return call
 
 
 def _wrapped(name: str, arguments: Sequence[str]) -> list[str]:
