@@ -25,8 +25,12 @@ RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, op
     ("scaling", "scaling", ""),
     ("rates", "rates", ""),
     ("train", "train", "--models vgg16_cifar:8"),
-    ("train", "train-resnet50", f"--models resnet50:1 --methods {LARGE} --rounds 4 --iterations 1"),
-    ("train", "train-lstm_ptb", f"--models lstm_ptb:1 --methods {LARGE} --rounds 3 --iterations 1 --warmup 2"),
+    ("train", "train-resnet50", f"--models resnet50:1 --methods {LARGE} --rounds 3 --iterations 1"),
+    (
+        "train",
+        "train-lstm_ptb",
+        f"--models lstm_ptb:1 --methods {LARGE} --rounds 2 --iterations 1 --warmup 2 --profile 3",
+    ),
 )
 
 
