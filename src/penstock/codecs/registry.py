@@ -58,14 +58,14 @@ def parse_spec(spec: str) -> tuple[str, dict[str, float]]:
 
 
 def _compile(name: str, parameters: Mapping[str, float]) -> Program:
-    from penstock.compll.frontend import compile_file
+    from penstock.compll.cache import load_program
 
     if name.endswith(".cll"):
         path = Path(name)
         if not path.is_file():
             raise CodecError(f"no compressor at {name}; the shipped ones are {', '.join(codec_names())}")
-        return compile_file(path, parameters)
+        return load_program(path, parameters)
     if name not in codec_names():
         raise CodecError(f"codec {name!r}; wanted one of {', '.join(codec_names())}, or a path to a .cll file")
     with resources.as_file(resources.files("penstock.compll") / "algorithms" / f"{name}.cll") as path:
-        return compile_file(path, parameters)
+        return load_program(path, parameters)

@@ -6,16 +6,19 @@ A `float` or `int32` parameter is an argument of the kernels and costs nothing t
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.compll import syntax
 from penstock.compll.ir import Expr, Parameter, Program
 from penstock.compll.types import SCALARS, Kind, Scalar
 from penstock.errors import CodecError
 
+if TYPE_CHECKING:  # a program taken from the cache needs no parser
+    from penstock.compll import syntax
 
-def specialise(tree: syntax.Tree, chosen: Mapping[str, int | float]) -> dict[str, Parameter]:
+
+def specialise(tree: "syntax.Tree", chosen: Mapping[str, int | float]) -> dict[str, Parameter]:
     """Return the parameters of a program by name, the constant ones with their value."""
     parameters: dict[str, Parameter] = {}
     for block in tree.params:
@@ -30,7 +33,7 @@ def specialise(tree: syntax.Tree, chosen: Mapping[str, int | float]) -> dict[str
     return parameters
 
 
-def _parameter(source: syntax.Source, field: syntax.Field, chosen: Mapping[str, int | float]) -> Parameter:
+def _parameter(source: "syntax.Source", field: "syntax.Field", chosen: Mapping[str, int | float]) -> Parameter:
     if field.type.is_vector or field.type.width is not None:
         raise source.error(field.type.at, "a parameter is one number", "use uint8, int32 or float")
     made = Parameter(field.name, SCALARS[field.type.name], field.default, field.choices, field.interval)

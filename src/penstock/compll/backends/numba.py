@@ -7,9 +7,7 @@ no state, so any number of threads may call them.
 
 import hashlib
 import importlib.util
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.compll.backends import Arguments
 from penstock.compll.backends.numba_source import generate, kernel_arguments
+from penstock.compll.cache import default_cache, write_whole
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import Program
 from penstock.compll.layout import Bytes, max_nbytes
@@ -38,16 +37,6 @@ _TYPES = {
     "seed_high": "uint32",
     "factor": "float32",
 }
-
-
-def default_cache() -> Path:
-    """Return where compiled kernels are kept: below the user's cache, or a temporary folder if that is read-only."""
-    wanted = Path.home() / ".cache" / "penstock" / "compll"
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"penstock-compll-{os.getuid()}"
-    return wanted if os.access(wanted, os.W_OK) else Path(tempfile.gettempdir()) / f"penstock-compll-{os.getuid()}"
 
 
 @dataclass(slots=True)
@@ -149,10 +138,7 @@ def _load(name: str, source: str, folder: Path) -> ModuleType:
     digest = hashlib.sha256((source + _support_text()).encode()).hexdigest()[:16]
     path = folder / f"{name}_{digest}.py"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-            file.write(source)
-        os.replace(file.name, path)  # whole or not at all, whoever else is writing
+        write_whole(path, source.encode())
     spec = importlib.util.spec_from_file_location(f"penstock_generated_{name}_{digest}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,0 +1,64 @@
+"""Compiled programs kept on disk, so that a new process neither parses nor imports the parser.
+
+The name of a file hashes everything it depends on: the program's text, its parameters and the front end itself. A file
+that cannot be read is made anew.
+"""
+
+import hashlib
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.compll.ir import Program
+
+
+def default_cache() -> Path:
+    """Return where compiled programs and kernels are kept: the user's cache, or a temporary folder."""
+    wanted = Path.home() / ".cache" / "penstock" / "compll"
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.gettempdir()) / f"penstock-compll-{os.getuid()}"
+    return wanted if os.access(wanted, os.W_OK) else Path(tempfile.gettempdir()) / f"penstock-compll-{os.getuid()}"
+
+
+def load_program(path: Path, params: Mapping[str, int | float], folder: Path | None = None) -> Program:
+    """Return the IR of the compressor in a file, from the cache where it is there; see `frontend.compile_file`."""
+    folder = folder or default_cache()
+    text = path.read_text()
+    key = "\n".join([str(path), text, repr(sorted(params.items())), _front_end()])
+    kept = folder / f"{path.stem}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.program"
+    try:
+        program = pickle.loads(kept.read_bytes())
+        if isinstance(program, Program):
+            return program
+    except Exception:  # not there, cut short, or of another Python: whatever it is, compiling mends it
+        pass
+    return _compile_and_keep(path, params, kept)
+
+
+def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path) -> Program:
+    from penstock.compll.frontend import compile_file
+
+    program = compile_file(path, params)
+    with suppress(OSError):  # a full or read-only disk costs time, not correctness
+        write_whole(kept, pickle.dumps(program))
+    return program
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that others see all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, suffix=".tmp", delete=False) as file:
+        file.write(data)
+    os.replace(file.name, path)
+
+
+def _front_end() -> str:
+    """Return something that changes when the front end does."""
+    here = Path(__file__).parent
+    files = sorted([*here.glob("*.py"), here / "grammar.lark"])
+    return "".join(f"{file.name}{file.stat().st_mtime_ns}{file.stat().st_size}" for file in files)
