@@ -1,4 +1,4 @@
-"""Compiled programs on disk: found again, made anew when anything changed, and no parser is imported for a known one."""
+"""Compiled programs on disk: found again, made anew when anything changed; a known one needs no parser."""
 
 import subprocess
 import sys

@@ -22,6 +22,7 @@ from penstock.compll.backends import Arguments
 from penstock.compll.backends.numba_source import generate, kernel_arguments
 from penstock.compll.cache import default_cache, write_whole
 from penstock.compll.functions import FUNCTIONS, Function
+from penstock.compll.fuse import schedule_encode
 from penstock.compll.ir import Program
 from penstock.compll.layout import Bytes, max_nbytes
 from penstock.compll.operators import OPERATORS, Operator
@@ -48,6 +49,7 @@ class NumbaKernels:
     operators: Mapping[str, Operator] = field(default_factory=lambda: OPERATORS)
     cache_dir: Path = field(default_factory=default_cache)
     _compiled: dict[str, Callable[..., int]] = field(default_factory=dict)
+    _subtracts: bool | None = None
 
     def encode(
         self,
@@ -93,9 +95,9 @@ class NumbaKernels:
     @property
     def subtracts(self) -> bool:
         """Whether feedback leaves the payload to be subtracted from the residual."""
-        from penstock.compll.fuse import schedule_encode
-
-        return schedule_encode(self.program, feedback=True).subtracts
+        if self._subtracts is None:  # found once: planning takes longer than encoding a small tensor
+            self._subtracts = schedule_encode(self.program, feedback=True).subtracts
+        return self._subtracts
 
     def kernel(self, kind: str) -> Callable[..., int]:
         """Return a kernel, compiled or loaded on first use."""
