@@ -415,4 +415,4 @@ def test_on_a_gpu_the_times_add_up_to_the_wall_clock():
     for _ in range(20):
         step()
     torch.cuda.synchronize()
-    assert profile.trace.compute_seconds == pytest.approx((time.perf_counter() - start) / 20, rel=0.05)
+    assert profile.trace.compute_seconds == pytest.approx((time.perf_counter() - start) / 20, rel=0.1)
