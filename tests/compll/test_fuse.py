@@ -4,8 +4,9 @@ from pathlib import Path
 
 import penstock.compll
 from penstock.compll.frontend import compile_file
-from penstock.compll.fuse import Keep, Pack, Pass, schedule_decode, schedule_encode
+from penstock.compll.fuse import schedule_decode, schedule_encode
 from penstock.compll.ir import RESIDUAL, Program, Reduce
+from penstock.compll.schedule import Keep, Pack, Pass
 
 ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"
 

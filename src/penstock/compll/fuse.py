@@ -16,9 +16,10 @@ Example: terngrad's encode takes two passes, the second needing what the first f
     pass over gradient: field 4 = pack Q
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from penstock.compll.feedback import element, inlined_decode, rename, renamed
 from penstock.compll.ir import (
     GRADIENT,
     LATEST,
@@ -39,92 +40,10 @@ from penstock.compll.ir import (
     VectorStatement,
     element_of,
     expressions,
-    show,
     walk,
 )
-from penstock.compll.operators import OPERATORS, Operator
-from penstock.compll.types import FLOAT, Scalar
-
-TOTAL = "total"  # gradient + residual
-INPUTS = (GRADIENT, LATEST, RESIDUAL)
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Write a vector to a field of the payload, packed."""
-
-    field: int
-    vector: str
-    element: Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Write a vector to memory, for a later step that needs it whole; `to` is its own name, or the residual's."""
-
-    vector: str
-    to: str
-    element: Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """Write the decoded gradient to the output, or add a multiple of it."""
-
-    vector: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """Write the decoded gradient as zeros and these values at these indices, or add multiples of the values."""
-
-    indices: str
-    values: str
-
-
-Output = Reduce | GroupReduce | Filter | Pack | Keep | Emit | Scatter
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One loop over a length: loads, element-wise definitions, and what comes out."""
-
-    length: Length
-    inputs: tuple[str, ...]  # vectors loaded from memory (or unpacked from the payload), element by element
-    maps: tuple[Map, ...]  # computed per element, in this order
-    outputs: tuple[Output, ...]
-    check: str = ""  # a vector (input or map) whose elements must be finite, else encode reports it
-
-
-Step = Let | Pass | Apply
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What a kernel does, in order."""
-
-    steps: tuple[Step, ...]
-    vectors: Mapping[str, VectorStatement]  # every vector defined, by name; the inputs are not among them
-    subtracts: bool = False  # afterwards decode the payload and subtract it from the residual
-
-    def passes(self, operators: Mapping[str, Operator] = OPERATORS) -> float:
-        """Return how often it goes over the gradient's length."""
-        total = 0.0
-        for step in self.steps:
-            if isinstance(step, Pass) and step.length == NUMEL:
-                total += 1
-            elif isinstance(step, Apply) and self.length(step.vectors[0]) == NUMEL:
-                total += operators[step.operator].passes
-        return total
-
-    def length(self, vector: str) -> Length:
-        """Return the length of a vector."""
-        return NUMEL if vector in INPUTS else self.vectors[vector].length
-
-    def kept(self) -> dict[str, Keep]:
-        """Return the vectors that passes leave in memory: a later pass that has one as input finds it there."""
-        outputs = [output for step in self.steps if isinstance(step, Pass) for output in step.outputs]
-        return {output.vector: output for output in outputs if isinstance(output, Keep)}
+from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Output, Pack, Pass, Scatter, Schedule, Step
+from penstock.compll.types import FLOAT
 
 
 def schedule_encode(program: Program, feedback: bool = False) -> Schedule:
@@ -132,16 +51,16 @@ def schedule_encode(program: Program, feedback: bool = False) -> Schedule:
     encode = program.encode
     planner = _Planner()
     if not feedback:
-        rename = {LATEST: GRADIENT}  # without a residual they are the same
-        planner.add_all(_renamed(statement, rename, {}) for statement in encode.statements)
+        names = {LATEST: GRADIENT}  # without a residual they are the same
+        planner.add_all(renamed(statement, names, {}) for statement in encode.statements)
         return planner.encode(program, encode.fields, GRADIENT)
-    total = Expr("add", FLOAT, (_element(GRADIENT), _element(RESIDUAL)), name=TOTAL)
-    rename = {GRADIENT: TOTAL, LATEST: GRADIENT}
+    total = Expr("add", FLOAT, (element(GRADIENT), element(RESIDUAL)), name=TOTAL)
+    names = {GRADIENT: TOTAL, LATEST: GRADIENT}
     memo: dict[int, Expr] = {}
-    statements = [_renamed(statement, rename, memo) for statement in encode.statements]
-    fields = tuple(item if isinstance(item, str) else _rename(item, rename, memo) for item in encode.fields)
+    statements = [renamed(statement, names, memo) for statement in encode.statements]
+    fields = tuple(item if isinstance(item, str) else rename(item, names, memo) for item in encode.fields)
     made: list[Statement] = [Map(TOTAL, NUMEL, total), *statements]
-    decoded = _inlined_decode(program, fields, {item.name for item in made})
+    decoded = inlined_decode(program, fields)
     in_memory = _whole(made) | ({name for item in decoded for name in _whole([item])} if decoded else set())
     if decoded is None or TOTAL in in_memory:
         planner.keep_first = True
@@ -161,68 +80,6 @@ def schedule_decode(program: Program) -> Schedule:
     """Return decode as passes; the result goes to an `Emit` or a `Scatter`, which may also add."""
     planner = _Planner()
     return planner.decode(program.decode)
-
-
-def _element(name: str) -> Expr:
-    return Expr("element", FLOAT, value=name)
-
-
-def _rename(expr: Expr, names: Mapping[str, str], memo: dict[int, Expr]) -> Expr:
-    """Return an expression that reads other vectors; shared parts stay shared. Sizes are left alone."""
-    if id(expr) not in memo:
-        args = tuple(_rename(argument, names, memo) for argument in expr.args)
-        value = names.get(expr.value, expr.value) if expr.op in ("element", "at", "name") else expr.value
-        same = value == expr.value and all(a is b for a, b in zip(args, expr.args, strict=True))
-        memo[id(expr)] = expr if same else replace(expr, args=args, value=value)
-    return memo[id(expr)]
-
-
-def _renamed(statement: Statement, names: Mapping[str, str], memo: dict[int, Expr]) -> Statement:
-    match statement:
-        case Let() | Map() | GroupReduce() | Reduce():
-            return replace(statement, expr=_rename(statement.expr, names, memo))
-        case Filter():
-            keep, value = (_rename(expr, names, memo) for expr in (statement.keep, statement.value))
-            return replace(statement, keep=keep, value=value)
-        case Apply():
-            vectors = tuple(names.get(name, name) for name in statement.vectors)
-            scalars = tuple(_rename(scalar, names, memo) for scalar in statement.scalars)
-            return replace(statement, vectors=vectors, scalars=scalars)
-        case Read():
-            return statement
-
-
-def _inlined_decode(program: Program, fields: tuple[Expr | str, ...], used: set[str]) -> list[Statement] | None:
-    """Return decode's statements reading encode's own vectors and scalars, and the residual they leave; None where it
-    is not element-wise."""
-    decode = program.decode
-    if not all(isinstance(item, Let | Map | Read) for item in decode.statements):
-        return None
-    names = {item.name: f"{item.name}_back" for item in decode.statements}
-    for item in decode.statements:
-        if isinstance(item, Read):
-            source = fields[item.field]
-            assert isinstance(source, str)
-            names[item.name] = source
-    memo: dict[int, Expr] = {}
-    made: list[Statement] = []
-    for item in decode.statements:
-        if isinstance(item, Let | Map):
-            _put_fields(item.expr, fields, memo)
-            made.append(replace(_renamed(item, names, memo), name=names[item.name]))
-    if names[decode.result] not in {item.name for item in made}:
-        return None
-    left = Expr("sub", FLOAT, (_element(TOTAL), _element(names[decode.result])), name=RESIDUAL)
-    return [*made, Map("left", NUMEL, left)]
-
-
-def _put_fields(expr: Expr, fields: tuple[Expr | str, ...], memo: dict[int, Expr]) -> None:
-    """Make every `field` of an expression stand for the scalar that encode wrote there."""
-    for node in walk(expr):
-        if node.op == "field":
-            source = fields[node.value]
-            assert isinstance(source, Expr)
-            memo[id(node)] = source
 
 
 def _whole(statements: Iterable[Statement]) -> set[str]:
@@ -403,38 +260,3 @@ def _roots(output: Output) -> list[str]:
 
 def _elements(exprs: Iterable[Expr]) -> list[str]:
     return [node.value for expr in exprs for node in walk(expr) if node.op == "element"]
-
-
-def show_schedule(schedule: Schedule) -> str:
-    """Return a schedule as text, one step a line."""
-    return "".join(f"{_show_step(step)}\n" for step in schedule.steps)
-
-
-def _show_step(step: Step) -> str:
-    match step:
-        case Let():
-            return f"{step.name} = {show(step.expr)}"
-        case Apply():
-            return f"{step.name} = {step.operator}({', '.join(step.vectors)})"
-        case Pass():
-            made = [_show_output(output) for output in step.outputs]
-            checks = [f"check {step.check}"] if step.check else []
-            return f"pass over {step.length}, reads {', '.join(step.inputs)}: {'; '.join(made + checks)}"
-
-
-def _show_output(output: Output) -> str:
-    match output:
-        case Reduce():
-            return f"{output.name} = {output.reducer}"
-        case GroupReduce():
-            return f"{output.name} = {output.reducer} of {output.group}"
-        case Filter():
-            return f"{output.name} = filter"
-        case Pack():
-            return f"field {output.field} = {output.vector}"
-        case Keep():
-            return f"{output.to} = {output.vector}"
-        case Emit():
-            return f"out = {output.vector}"
-        case Scatter():
-            return f"out[{output.indices}] = {output.values}"
