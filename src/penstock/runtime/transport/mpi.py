@@ -3,9 +3,10 @@
 MPI moves data only while it is called, so whoever waits polls, and gives the processor away between polls: with
 more ranks than cores a rank that spins keeps its peer from sending. Where a rank dies, `mpirun` ends all others.
 
-A large message to another host goes in segments that Open MPI sends at once instead of asking first. Its own way
-with large messages sends pieces of all messages in flight in turn, so that in a pipeline the first block arrives
-as late as the last: segments brought a broadcast of 16 MB along 4 hosts at 1 Gb/s from 195 ms to 132 (bound 128).
+A large message to another host goes in segments below Open MPI's eager limit. Without them a broadcast of 16 MB along
+4 hosts at 1 Gb/s took 195 ms with sixteen blocks in flight and 143 with two; with them 132 with sixteen (one run each,
+bound 128). It looks as if Open MPI's protocol for large messages served all messages in flight in turn, so that the
+first block of a pipeline arrives as late as the last; we have not traced it.
 """
 
 import os
