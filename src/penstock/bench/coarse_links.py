@@ -2,9 +2,9 @@
 
 `cluster.links` limits short bursts with a second, small bucket. On eight hosts and two cores those links, not their
 rate, decide: in runs that took turns, gloo's own all-reduce of 16 MB took 347-350 ms on them and 232-236 on plain
-buckets of 256 KB (floor 224). Probably because packets of up to 64 KB do not fit the small bucket and the
-kernel cuts them into frames; that was not traced. The price of a plain bucket: after a pause 256 KB pass at once, so that short messages look
-cheaper than on a cable; for what is compared here, megabytes, that is 2 ms at most.
+buckets of 256 KB (floor 224). Probably because packets of up to 64 KB do not fit the small bucket and the kernel cuts
+them into frames; that was not traced. The price of a plain bucket: after a pause 256 KB pass at once, so that short
+messages look cheaper than on a cable; for what is compared here, megabytes, that is 2 ms at most.
 """
 
 from collections.abc import Sequence
