@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from compll.backends.programs import PROGRAMS
 from penstock.compll import frontend
-from penstock.compll.backends.numba import NumbaKernels
+from penstock.compll.backends.numba import NumbaKernels, _take_from_cache
 from penstock.compll.backends.numba_source import generate
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.functions import FUNCTIONS
@@ -204,19 +204,27 @@ SECOND_PROCESS = """
 import sys, numpy as np
 from pathlib import Path
 from penstock.compll import frontend
-from penstock.compll.backends.numba import NumbaKernels
+from penstock.compll.backends.numba import NumbaKernels, _take_from_cache
 program = frontend.compile_file(Path(frontend.__file__).parent / "algorithms" / "signsgd.cll")
 kernels = NumbaKernels(program, cache_dir=Path(sys.argv[1]))
 assert kernels.encode(np.ones(9, np.float32), {}).tolist() == [7, 255, 1]
 stats = kernels.kernel("encode").stats
-print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+compiler = "numba.np.linalg" in sys.modules
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()), compiler)
 """
 
 
-def test_machine_code_is_kept_on_disk_for_the_next_process(tmp_path):
+def test_machine_code_is_kept_on_disk_and_the_next_process_loads_no_compiler(tmp_path):
     run = [sys.executable, "-c", SECOND_PROCESS, str(tmp_path)]
-    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() == ["0", "1"]
-    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() == ["1", "0"]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() == ["0", "1", "True"]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.split() == ["1", "0", "False"]
+
+
+def test_a_numba_that_looks_otherwise_inside_is_asked_in_its_own_way():
+    class OtherDispatcher:
+        targetctx = None
+
+    assert not _take_from_cache(OtherDispatcher(), "int64()")
 
 
 @pytest.mark.parametrize("name", [path.stem for path in SHIPPED])

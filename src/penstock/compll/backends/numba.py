@@ -125,10 +125,35 @@ def _compile(
     module = _load(f"{program.name}_{kind}", source, folder)
     types = [_TYPES.get(name) or _out_type(kind) for name in kernel_arguments(program, kind)]
     types += ["float32" if parameter.type.is_float else "int32" for parameter in program.arguments]
-    compiled: Callable[..., int] = njit(f"int64({', '.join(types)})", nogil=True, cache=True, error_model="numpy")(
-        getattr(module, kind)
-    )
+    signature = f"int64({', '.join(types)})"
+    kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(getattr(module, kind))
+    if not _take_from_cache(kernel, signature):
+        kernel.compile(signature)
+    kernel.disable_compile()
+    compiled: Callable[..., int] = kernel
     return compiled
+
+
+def _take_from_cache(kernel: Any, signature: str) -> bool:
+    """Load machine code kept by numba, without the tables that only its compiler needs; return whether it was there.
+
+    numba's own way first imports some seventy modules, a tenth of a second that a new process need not spend. This
+    looks inside numba; where it finds something else than expected, the caller goes numba's own way.
+    """
+    try:
+        from numba.core.compiler_lock import global_compiler_lock
+        from numba.core.runtime.nrt import rtsys
+
+        with global_compiler_lock:
+            rtsys.initialize(kernel.targetctx)
+            found = kernel._cache._load_overload(signature, kernel.targetctx)
+            if found is None:
+                return False
+            kernel.add_overload(found)
+            kernel._cache_hits[signature] += 1
+            return True
+    except Exception:
+        return False
 
 
 def _out_type(kind: str) -> str:
