@@ -49,14 +49,14 @@ def test_the_cpu_reads_what_the_device_wrote(device):
 
 def test_a_residual_that_is_put_off_is_the_one_subtracted_at_once(device):
     put_off, at_once = Residual(torch.zeros(NUMEL, device=DEVICE)), torch.zeros(NUMEL, device=DEVICE)
-    for step in range(3):
+    for step in range(2):
         payloads = [encode(device, gradient(step), residual, seed=step) for residual in (put_off, at_once)]
         assert torch.equal(*payloads)
     assert torch.equal(put_off.values(), at_once)
     assert put_off.pending is None
 
 
-@pytest.mark.parametrize("at", [0, 4, 6, 9, 17, 25])
+@pytest.mark.parametrize("at", [4, 9, 25])
 def test_a_changed_header_is_reported_and_the_output_left_alone(device, at):
     payload = encode(device, gradient())
     payload[at] ^= 1
