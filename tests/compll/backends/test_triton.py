@@ -189,3 +189,17 @@ def test_generated_source_is_the_golden_one(name, request):
 def test_sizes_are_plain_arguments_so_that_none_compiles_anew():
     text = Kernels(compile_named("terngrad")).text
     assert text.count('numel: "i32"') == text.count("@triton.jit(do_not_specialize=") > 0
+
+
+def test_a_registered_function_and_operator_run_on_the_device():
+    from compll.test_operators import CUBE, REVERSE, SOURCE
+    from penstock.compll.functions import FUNCTIONS
+    from penstock.compll.operators import OPERATORS
+
+    functions, operators = FUNCTIONS | {"cube": CUBE}, OPERATORS | {"reverse": REVERSE}
+    program = frontend.compile_source(SOURCE, "cubes.cll", functions=functions, operators=operators)
+    values = np.arange(-700, 700, dtype=np.float32) / 7
+    kernels = TritonKernels(program, DEVICE, functions, operators)
+    payload = kernels.encode(on_device(values), {})
+    assert np.array_equal(payload.cpu().numpy().view(np.float32), (values * values * values)[::-1])
+    assert np.array_equal(kernels.decode(payload, values.size, {}).cpu().numpy(), values * values * values)

@@ -8,7 +8,7 @@ With TRITON_INTERPRET=1 in the environment the same source runs on CPU tensors, 
 """
 
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,10 @@ from penstock.compll.backends.reference import evaluate_static
 from penstock.compll.backends.triton_kernels import UNIT, Kernels, Launch
 from penstock.compll.backends.triton_launch import Starter
 from penstock.compll.backends.triton_operators import Call, Operand
+from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Filter, GroupReduce, Length, Program, is_static
 from penstock.compll.layout import max_nbytes
+from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.types import Scalar, Vector
 from penstock.errors import CodecError, NonFiniteError
 
@@ -77,6 +79,8 @@ class TritonKernels:
 
     program: Program
     device: Any
+    functions: Mapping[str, Function] = field(default_factory=lambda: FUNCTIONS)
+    operators: Mapping[str, Operator] = field(default_factory=lambda: OPERATORS)
     kernels: Kernels = field(init=False)
     status: Any = field(init=False)  # int32: see `triton_prelude`
     processors: int = field(init=False)  # multiprocessors of the device
@@ -87,7 +91,7 @@ class TritonKernels:
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.device)
-        self.kernels = Kernels(self.program)
+        self.kernels = Kernels(self.program, self.functions)
         self.status = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._functions = load_source(self.program.name, self.kernels.text)
         is_cuda = self.device.type == "cuda"
@@ -161,11 +165,14 @@ class TritonKernels:
         run.given["out_ptr"], run.given["factor"], run.given["ADD"] = out, factor, add
         for launch in self.kernels.decode:
             step = launch.step
-            if isinstance(step, Apply) and step.name == self.program.decode.result:
-                assert step.operator == "scatter", step.operator
+            if not isinstance(step, Apply) or step.name != self.program.decode.result:
+                run.launch(launch)
+            elif step.operator == "scatter":
                 triton_operators.scatter_into(run.call(step), out, add, factor)
             else:
                 run.launch(launch)
+                values = run.operand(step.name).values
+                out.add_(values * factor) if add else out.copy_(values)
 
     def check(self, tensor: str = "the gradient") -> None:
         """Raise what kernels found wrong since the last check; waits for the device."""
@@ -378,15 +385,22 @@ class Run:
 
     def apply(self, step: Apply) -> None:
         """Run a whole-vector operator."""
-        if step.operator not in triton_operators.OPERATORS:
-            raise CodecError(f"{self.owner.program.name}: operator {step.operator} has no Triton version")
-        made = triton_operators.OPERATORS[step.operator](self.call(step))
+        run = triton_operators.OPERATORS.get(step.operator) or self.registered(step.operator)
+        made = run(self.call(step))
         size = self.size(step.length) if step.length.group == 1 else None
         if size is not None:
             size.copy_(made.size) if made.size is not None else size.fill_(made.values.numel())
             made = Operand(made.values, size)
         self.operands[step.name] = made
         self.given[f"{step.name}_ptr"] = made.values
+
+    def registered(self, name: str) -> Callable[[Call], Operand]:
+        """Return an operator that was registered from Python: its `triton` source is a function on torch tensors."""
+        source = self.owner.operators[name].triton
+        if not source:
+            raise CodecError(f"{self.owner.program.name}: operator {name} has no Triton version")
+        function = load_source(name, f"import torch\nimport triton\nimport triton.language as tl\n\n\n{source}")[name]
+        return lambda call: Operand(function(*(item.values for item in call.operands), *call.scalars), None)
 
 
 __all__ = ["TritonKernels", "load_source"]
