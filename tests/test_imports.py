@@ -20,6 +20,7 @@ VALUES = {
     "segments",
     "accesses",
     "program_document",
+    "run_record",
 }
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {

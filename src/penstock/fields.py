@@ -58,6 +58,16 @@ class Fields:
         value = self._checked(name, default, "a finite number >= 0", _is_amount)
         return float(value) if _is_amount(value) else value
 
+    def optional_amount(self, name: str) -> float | None:
+        """Return a finite number of at least 0, or None where the field is null or absent."""
+        found = self._checked(name, None, "a finite number >= 0 or null", lambda v: v is None or _is_amount(v))
+        return None if found is None else float(found)
+
+    def optional_number(self, name: str) -> float | None:
+        """Return a finite number of either sign, or None where the field is null or absent."""
+        found = self._checked(name, None, "a finite number or null", lambda v: v is None or _is_finite(v))
+        return None if found is None else float(found)
+
     def text_list(self, name: str) -> tuple[str, ...]:
         """Return a list of strings."""
         ok = self._checked(
@@ -87,6 +97,25 @@ class Fields:
         for key, value in values.items():
             yield key, Fields(value, self._where, f"{self._path}{name}.{key}.")
 
+    def present(self, name: str) -> bool:
+        """Say whether the field is there and not null."""
+        return self._values.get(name) is not None
+
+    def optional_object(self, name: str) -> "Fields | None":
+        """Return the object under `name`, or None where the field is null or absent."""
+        value = self._values.get(name)
+        return None if value is None else Fields(value, self._where, f"{self._path}{name}.")
+
+    def scalars(self, name: str) -> dict[str, str | int | float | bool]:
+        """Return an object whose values are strings, numbers or truth values; an absent one is empty."""
+        found = self._checked(
+            name,
+            {},
+            "an object of strings and numbers",
+            lambda v: isinstance(v, dict) and all(isinstance(x, str | bool) or _is_finite(x) for x in v.values()),
+        )
+        return dict(found)
+
     def reject_unknown(self, known: tuple[str, ...]) -> None:
         """Refuse fields outside `known`: a misspelt optional field must not be ignored."""
         for name in self._values:
@@ -114,8 +143,12 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_finite(value) and value >= 0
 
 
 def read_json(path: str | os.PathLike[str], expected_format: str, build: Callable[[Fields], T]) -> T:
