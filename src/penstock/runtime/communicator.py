@@ -21,6 +21,7 @@ from penstock.runtime.codec import Codec
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
+from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous
 from penstock.strategies import Options, build
@@ -47,6 +48,7 @@ class Communicator:
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._calls = 0
+        self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
         self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
 
     def all_reduce(self, data: Any, strategy: str = "ring", **options: Any) -> None:
@@ -97,7 +99,7 @@ class Communicator:
         try:
             prepared = self._prepare(key, make, flat(target), codec)
             self._calls += 1
-            prepared.run(target, self._calls, self.timeout_seconds)
+            prepared.run(target, self._calls, self.timeout_seconds, self.recorder)
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target

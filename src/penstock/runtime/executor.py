@@ -17,6 +17,7 @@ from penstock.runtime.binding import Binder, Binding
 from penstock.runtime.codec import Codec
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import lay_out
+from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
 from penstock.runtime.transport import LAST_TAG, Transport
 from penstock.runtime.views import Flat, Scratch, bytes_at, flat
@@ -67,11 +68,17 @@ class Prepared:
     binder: Binder
     _binding: Binding | None = field(default=None, repr=False)  # the last one: most tensors come again
 
-    def run(self, data: Any, call: int = 0, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+    def run(
+        self,
+        data: Any,
+        call: int = 0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        recorder: Recorder | None = None,
+    ) -> None:
         """Carry the program out on `data`, in place.
 
         `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
-        different calls never exchange data.
+        different calls never exchange data. A `recorder` notes when each instruction starts and ends.
         """
         target = flat(data)
         if target.numel != self.program.numel or target.dtype != self.dtype:
@@ -80,15 +87,16 @@ class Prepared:
                 f"prepared for {self.program.numel} of {self.dtype}"
             )
         tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
-        self._perform(self._bind(target), tag, timeout_seconds)
+        self._perform(self._bind(target), tag, timeout_seconds, recorder)
 
-    def _perform(self, binding: Binding, tag: int, timeout_seconds: float) -> None:
+    def _perform(self, binding: Binding, tag: int, timeout_seconds: float, recorder: Recorder | None) -> None:
         """Walk the actions: the one loop that moves data."""
         transport, instructions = self.transport, self.program.ranks[self.transport.rank]
+        actions = recorder.watch(transport.rank, instructions, self.actions) if recorder else self.actions
         messages, computations, works = binding.messages, binding.computations, binding.works
         index = 0
         try:
-            for do, index in self.actions:
+            for do, index in actions:
                 if do is Do.WAIT:
                     works[index].wait(timeout_seconds)  # type: ignore[union-attr]  # the schedule started it
                     works[index] = None

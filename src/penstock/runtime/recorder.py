@@ -1,0 +1,85 @@
+"""Notes when each instruction of a running program starts and ends: what a picture of a real collective is made of.
+
+    communicator.recorder = Recorder()
+    communicator.all_reduce(gradient)
+    communicator.recorder.timeline()  # spans of this rank, one lane per kind of instruction: send, recv, merge, ...
+
+The executor walks its actions through `Recorder.watch`, which looks at the clock between them; without a recorder it
+walks them directly, so that recording costs nothing where nobody asked for it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from penstock.program import Instruction, Op
+from penstock.runtime.schedule import Action, Do
+from penstock.timeline import Span, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One instruction that was carried out; seconds on `time.perf_counter`'s clock."""
+
+    call: int  # the recorder's first call is 0
+    rank: int
+    instruction: Instruction
+    start_seconds: float  # when it was started; of a message: when it was handed to the engine
+    end_seconds: float  # when it was known to be finished; of a message: when somebody had waited for it
+
+
+class Recorder:
+    """The notes of one rank's calls, until `clear`."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        self._calls = 0
+
+    def clear(self) -> None:
+        """Forget everything, as at the start of an iteration."""
+        self.notes.clear()
+        self._calls = 0
+
+    def watch(self, rank: int, instructions: Sequence[Instruction], actions: Sequence[Action]) -> Iterator[Action]:
+        """Yield the actions of one call and note what happens between them."""
+        call, self._calls = self._calls, self._calls + 1
+        started: dict[int, float] = {}  # of the messages in flight
+        for action in actions:
+            before = perf_counter()
+            yield action
+            if action.do in (Do.SEND, Do.RECV):
+                started[action.step] = before
+            else:
+                start = started.pop(action.step, before)
+                self.notes.append(Note(call, rank, instructions[action.step], start, perf_counter()))
+
+    def timeline(self, origin_seconds: float | None = None, names: Sequence[str] = ()) -> Timeline:
+        """Return all notes as spans, counted from `origin_seconds` on `perf_counter`'s clock, or from the first note.
+
+        `names` says what each call was for, such as its bucket. Messages overlap in flight, but a lane shows one span
+        at a time: a message's begins when the one before it in its lane has ended.
+        """
+        origin = (
+            min((note.start_seconds for note in self.notes), default=0.0) if origin_seconds is None else origin_seconds
+        )
+        free: dict[Op, float] = {}  # when each lane's last span ended
+        spans = []
+        for note in self.notes:  # in the order in which they ended
+            op = note.instruction.op
+            start = max(note.start_seconds, free.get(op, 0.0), origin)
+            free[op] = max(note.end_seconds, start)
+            spans.append(Span(_name(note, names), op.value, start - origin, free[op] - origin, note.rank))
+        return Timeline(tuple(spans))
+
+
+def _name(note: Note, names: Sequence[str]) -> str:
+    """Return what a span says: the instruction, after the name of its call where it has one.
+
+    >>> _name(Note(0, 1, Instruction(Op.SEND, peer=2), 0.0, 1.0), ["bucket 3"])
+    'bucket 3: send to 2'
+    """
+    way = {Op.SEND: " to ", Op.RECV: " from "}.get(note.instruction.op)
+    text = note.instruction.op.value + (f"{way}{note.instruction.peer}" if way else "")
+    elements = note.instruction.write or note.instruction.read
+    text += f" {elements}" if elements else ""
+    return f"{names[note.call]}: {text}" if note.call < len(names) else text
