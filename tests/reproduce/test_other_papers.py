@@ -20,6 +20,8 @@ def test_wangs_steps_and_limits_match():
     assert found["section 3: reduce and then broadcast"] == "matches"
     assert found["section 3.2: broadcast on 8 GPUs over that on 2, 256 MB"].startswith("matches")
     assert "one block too many" in found["Table 1, broadcast by linear_pipeline, 4 ranks, 1 MB (s)"]
+    assert found["section 4.2: overlapping beats both others"] == "matches"
+    assert "every 5th time" in found["section 4.2: all-reduce beats reduce and broadcast"]
 
 
 def test_seven_of_hipress_twelve_cells_match():
