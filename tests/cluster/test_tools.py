@@ -31,7 +31,9 @@ def build(runner):
 
 
 def test_root_on_linux_with_the_tools_is_enough():
-    require_tools("linux", 0, everything)
+    asked = []
+    require_tools("linux", 0, lambda tool: asked.append(tool) or everything(tool))
+    assert asked == ["ip", "tc", "unshare"]  # all were looked for, and nothing was raised
 
 
 def test_other_systems_are_told_what_is_needed():
@@ -74,7 +76,15 @@ def test_a_kernel_without_a_part_is_told_which_and_how_to_get_it(words, complain
 
 
 def test_a_kernel_without_cubic_keeps_its_own_tcp():
-    build(failing_on("congctl", "Error: Invalid argument."))
+    done = []
+
+    def run(argv, stdin="", keep_open=()):
+        done.append(" ".join(argv))
+        return failing_on("congctl", "Error: Invalid argument.")(argv, stdin, keep_open)
+
+    build(run)
+    first_refusal = next(index for index, command in enumerate(done) if "congctl" in command)
+    assert any("tbf" in command for command in done[first_refusal:])  # the rest was made all the same
 
 
 def test_a_command_that_hangs_is_named(monkeypatch):

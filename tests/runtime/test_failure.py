@@ -6,22 +6,26 @@ import pytest
 
 pytest.importorskip("torch")
 from runtime.workers import survive_the_absence_of, survive_the_death_of
-from spawn import spawn, spawn_outcomes
+from spawn import Outcome, spawn, spawn_outcomes
 
 TIMEOUT_SECONDS = 5.0
 SLACK_SECONDS = 3.0  # a busy machine
 
 
-def kill_one_at_random(seed: int) -> None:
+def kill_one_at_random(seed: int) -> tuple[int, str, dict[int, Outcome]]:
+    """Return the victim, the strategy that ran, and how each rank ended."""
     rng = random.Random(seed)
     world_size = rng.choice([2, 3, 4])
     victim = rng.randrange(world_size)
     strategy = rng.choice(["ring", "linear_pipeline", "spanning_tree"])
     actions = rng.randrange(60)  # the first few compare programs, the rest are in the first or a later call
     arguments = (victim, actions, strategy, rng.choice([10, 100_000]), TIMEOUT_SECONDS)
-    for rank, outcome in enumerate(spawn_outcomes(world_size, survive_the_death_of, *arguments)):
+    return victim, strategy, dict(enumerate(spawn_outcomes(world_size, survive_the_death_of, *arguments)))
+
+
+def assert_all_others_failed_cleanly(victim: int, strategy: str, ended: dict[int, Outcome]) -> None:
+    for rank, outcome in ended.items():
         if rank == victim:
-            assert outcome.exit_code == -9
             continue
         seconds, message, threads = outcome.value
         assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS
@@ -33,13 +37,17 @@ def kill_one_at_random(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_death_of_a_rank_ends_all_others_with_an_error(seed: int) -> None:
-    kill_one_at_random(seed)
+    victim, strategy, ended = kill_one_at_random(seed)
+    assert ended[victim].exit_code == -9
+    assert_all_others_failed_cleanly(victim, strategy, ended)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 150))
 def test_the_death_of_a_rank_ends_all_others_with_an_error_fifty_times(seed: int) -> None:
-    kill_one_at_random(seed)
+    victim, strategy, ended = kill_one_at_random(seed)
+    assert ended[victim].exit_code == -9
+    assert_all_others_failed_cleanly(victim, strategy, ended)
 
 
 def test_a_rank_that_stays_away_from_a_later_call_is_noticed_within_the_timeout() -> None:

@@ -16,7 +16,8 @@ def test_it_is_proved_for_all_world_sizes_to_33(operation: str, name: str) -> No
         roots = {0, world_size // 2, world_size - 1} if operation in ROOTED else {0}
         for root in roots:
             for numel, block in ((0, None), (1, None), (world_size - 1, None), (world_size + 2, None), (41, 2)):
-                require_proof(build(operation, name, world_size, numel, Options(block_numel=block, root=root)))
+                program = build(operation, name, world_size, numel, Options(block_numel=block, root=root))
+                assert require_proof(program).proved
 
 
 @pytest.mark.parametrize(("operation", "name"), STRATEGIES)

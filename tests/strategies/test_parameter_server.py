@@ -47,7 +47,7 @@ def test_any_number_of_partitions_and_servers_is_proved(partitions, servers):
     for world_size in (5, 6, 11):
         for numel in (0, 1, 7, 50):
             options = Options(partitions=partitions, servers=servers)
-            require_proof(build("all_reduce", "parameter_server", world_size, numel, options))
+            assert require_proof(build("all_reduce", "parameter_server", world_size, numel, options)).proved
 
 
 def test_more_servers_than_ranks_are_refused():
