@@ -36,7 +36,7 @@ def payload_from(codec, whole, kind, data):
         most = codec.max_nbytes(NUMEL) - codec.header_nbytes
         body = data[1 : most + 1]
         header = Header(
-            codec.program.name, tuple(codec.parameters.values()), NUMEL, len(body), data[0] & 3 if data else 0
+            codec.program.name, tuple(codec.parameters.values()), NUMEL, len(body), data[0] & 7 if data else 0
         )
         return pack_header(header) + body
     flipped = bytearray(whole)

@@ -81,7 +81,7 @@ def test_arbitrary_bodies_under_an_honest_header_never_reach_beyond_the_output(n
     codec = CODECS[name]
     most = codec.max_nbytes(NUMEL) - codec.header_nbytes
     body = data.draw(st.binary(max_size=most))
-    flags = data.draw(st.integers(0, 3))
+    flags = data.draw(st.integers(0, 7))
     header = Header(codec.program.name, tuple(codec.parameters.values()), NUMEL, len(body), flags)
     _, kept = decode_between_guards(name, pack_header(header) + body)
     assert kept

@@ -11,7 +11,7 @@ Gradients are float32, float16 or bfloat16: numpy arrays, or torch tensors on th
 float32. A codec may be used from several threads at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.codecs import many
 from penstock.codecs.device import DeviceCodec
-from penstock.codecs.elements import as_array, from_float32, to_float32
-from penstock.codecs.feedback import Residual
-from penstock.codecs.header import NOT_FINITE, PADDED, Header, header_nbytes, pack_header, parse_header
-from penstock.compll.backends import Kernels
+from penstock.codecs.elements import as_array, from_float32, room, to_float32
+from penstock.codecs.feedback import memory_of
+from penstock.codecs.header import NOT_FINITE, PADDED, SEGMENTED, Header, header_nbytes, pack_header, parse_header
+from penstock.compll.backends import ManyKernels
 from penstock.compll.ir import Program
 from penstock.compll.layout import max_nbytes, used_nbytes
 from penstock.errors import CodecError, NonFiniteError
@@ -39,7 +40,7 @@ class Codec:
     program: Program
     parameters: Mapping[str, float]  # every parameter by name, in the order the program declares them
     arguments: Mapping[str, Any]  # those that kernels take
-    kernels: Kernels  # for the CPU
+    kernels: ManyKernels  # for the CPU
     seed: int = 0  # differs between ranks, so that their rounding is independent
     on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, or skip the step (AMP)
     _calls: Any = field(default_factory=count, repr=False)
@@ -74,20 +75,14 @@ class Codec:
         if _is_cuda(gradient):
             return self._device(gradient).encode(gradient, residual, out, seed)
         values = to_float32(as_array(gradient))
-        body = as_array(out)[self.header_nbytes :]
-        kept = None if residual is None else as_array(residual.values() if isinstance(residual, Residual) else residual)
-        if kept is not None and (kept.dtype != np.float32 or kept.size != values.size):
-            found = f"{kept.size} elements of {kept.dtype}"
-            raise CodecError(f"the residual of {tensor} has {found}; wanted {values.size} of float32")
+        body = room(out, self.max_nbytes(values.size))[self.header_nbytes :]
+        kept = memory_of(residual, values.size, tensor)
         try:
-            self._refuse_if_skipping(values, kept)
+            self.refuse_if_skipping(values, kept)
             nbytes = self.kernels.encode(values, self.arguments, seed, kept, body).size
         except NonFiniteError:
-            if self.on_nonfinite == "raise":
-                advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-                raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}") from None
-            return self._finish(out, Header(*self._identity, values.size, 0, NOT_FINITE))
-        return self._finish(out, Header(*self._identity, values.size, nbytes))
+            return self.finish_skipped(out, values.size, tensor)
+        return self.finish(out, values.size, nbytes)
 
     def decode(self, payload: Any, out: Any) -> None:
         """Write the values of a payload to `out`; raise `CodecError` for bytes that encode cannot have written."""
@@ -96,6 +91,28 @@ class Codec:
     def decode_add(self, payload: Any, out: Any, scale: float = 1.0) -> None:
         """Add `scale` times the values of a payload to `out`; errors as `decode`."""
         self._decode(payload, out, scale)
+
+    def encode_many(
+        self, gradient: Any, boundaries: Any, residual: Any, out: Any, tensors: Sequence[str] | None = None
+    ) -> int:
+        """Write one payload for several tensors, the segments of one flat array on the CPU; return its bytes.
+
+        Segment j is elements boundaries[j] to boundaries[j + 1]; each is encoded as `encode` would by itself, with its
+        own scale, in one call without the interpreter. `residual` is as in `encode`, for the whole array.
+        """
+        return many.encode_many(self, gradient, boundaries, residual, out, tensors)
+
+    def decode_many(self, payload: Any, boundaries: Any, out: Any) -> None:
+        """Write the values of a payload of `encode_many`; the boundaries must be those it was made with."""
+        many.decode_many(self, payload, boundaries, out, None)
+
+    def decode_add_many(self, payload: Any, boundaries: Any, out: Any, scale: float = 1.0) -> None:
+        """Add `scale` times the values of a payload of `encode_many`."""
+        many.decode_many(self, payload, boundaries, out, scale)
+
+    def max_nbytes_many(self, boundaries: Any) -> int:
+        """Return the most bytes a payload of `encode_many` can take."""
+        return many.max_nbytes_many(self, boundaries)
 
     def payload_nbytes(self, payload: Any) -> int:
         """Return how many of the bytes in a buffer are its payload; raise `CodecError` if they are not all there."""
@@ -115,6 +132,39 @@ class Codec:
         """Take a body's values off `values`: what a `Residual` has put off."""
         self._device(values).kernels.decode_add(body, values, self.arguments, -1.0)
 
+    # What `encode` and `encode_many` share
+
+    def finish(self, out: Any, numel: int, body_nbytes: int, flags: int = 0) -> int:
+        """Write the header before a body; return the bytes of both."""
+        header = Header(*self._identity, numel, body_nbytes, flags)
+        as_array(out)[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
+        return header.nbytes + header.body_nbytes
+
+    def finish_skipped(self, out: Any, numel: int, tensor: str, flags: int = 0) -> int:
+        """Raise for a gradient that is not finite, or write the payload that makes every rank skip the step."""
+        if self.on_nonfinite == "raise":
+            advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
+            raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}") from None
+        return self.finish(out, numel, 0, NOT_FINITE | flags)
+
+    def refuse_if_skipping(self, values: NDArray[np.float32], kept: NDArray[Any] | None) -> None:
+        """Look before anything is changed: a step that is skipped must leave the residual alone."""
+        if self.on_nonfinite == "skip" and kept is not None and not np.isfinite(values).all():
+            raise NonFiniteError("skip")
+
+    def open(self, payload: Any, numel: int, segmented: bool) -> tuple[Header, NDArray[np.uint8]]:
+        """Return the header and the body of a payload, checked against what is expected."""
+        data = as_array(payload)
+        header = self._check(parse_header(data.data), numel)
+        if bool(header.flags & SEGMENTED) != segmented:
+            found, wanted = ("several tensors", "decode_many") if header.flags & SEGMENTED else ("one tensor", "decode")
+            raise CodecError(f"payload of {found}: read it with {wanted}")
+        body = data[header.nbytes :]
+        if body.size != header.body_nbytes:
+            how = "cut short" if body.size < header.body_nbytes else "too long"
+            raise CodecError(f"body of {body.size} bytes; its header says {header.body_nbytes}: it is {how}")
+        return header, body
+
     # Inside
 
     @property
@@ -127,25 +177,12 @@ class Codec:
             self._devices[key] = DeviceCodec.create(self, tensor.device)
         return self._devices[key]
 
-    def _finish(self, out: Any, header: Header) -> int:
-        as_array(out)[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
-        return header.nbytes + header.body_nbytes
-
-    def _refuse_if_skipping(self, values: NDArray[np.float32], kept: NDArray[Any] | None) -> None:
-        """Look before anything is changed: a step that is skipped must leave the residual alone."""
-        if self.on_nonfinite == "skip" and kept is not None and not np.isfinite(values).all():
-            raise NonFiniteError("skip")
-
     def _decode(self, payload: Any, out: Any, scale: float | None) -> None:
         if _is_cuda(out):
             self._device(out).decode(payload, out, scale)
             return
-        data, target = as_array(payload), as_array(out)
-        header = self._check(parse_header(data.data), target.size)
-        body = data[header.nbytes :]
-        if body.size != header.body_nbytes:
-            how = "cut short" if body.size < header.body_nbytes else "too long"
-            raise CodecError(f"body of {body.size} bytes; its header says {header.body_nbytes}: it is {how}")
+        target = as_array(out)
+        header, body = self.open(payload, target.size, segmented=False)
         if header.flags & PADDED:
             body = body[: used_nbytes(self.program.layout, body, target.size)]
         values = target if target.dtype == np.float32 else to_float32(target)
@@ -166,7 +203,7 @@ class Codec:
             )
         if numel is not None and header.numel != numel:
             raise CodecError(f"payload of {header.numel} elements; wanted {numel}: it belongs to another tensor")
-        if header.body_nbytes > self.max_nbytes(header.numel) - header.nbytes:
+        if not header.flags & SEGMENTED and header.body_nbytes > self.max_nbytes(header.numel) - header.nbytes:
             raise CodecError(
                 f"body of {header.body_nbytes} bytes for {header.numel} elements is more than any can take"
             )

@@ -32,6 +32,14 @@ def _tensor_memory(tensor: Any) -> NDArray[Any]:
     return view
 
 
+def room(out: Any, nbytes: int) -> NDArray[np.uint8]:
+    """Return the memory to write a payload to; kernels check nothing there."""
+    found = as_array(out)
+    if found.size < nbytes:
+        raise CodecError(f"room for {found.size} bytes; wanted {nbytes}, which is what max_nbytes says")
+    return found
+
+
 def to_float32(values: NDArray[Any]) -> Floats:
     """Return values as float32: the same memory where they already are.
 

@@ -12,6 +12,12 @@ someone needs it: a checkpoint, another set of buckets, a test.
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.codecs.elements import as_array
+from penstock.errors import CodecError
+
 
 class Subtracts(Protocol):
     """What a residual asks of its codec."""
@@ -46,3 +52,14 @@ class Residual:
             self.pending = body.clone()
         else:
             self.pending.copy_(body)
+
+
+def memory_of(residual: Any, numel: int, tensor: str) -> NDArray[np.float32] | None:
+    """Return the memory of a residual, as it is or inside a `Residual`."""
+    if residual is None:
+        return None
+    kept = as_array(residual.values() if isinstance(residual, Residual) else residual)
+    if kept.dtype != np.float32 or kept.size != numel:
+        found = f"{kept.size} elements of {kept.dtype}"
+        raise CodecError(f"the residual of {tensor} has {found}; wanted {numel} of float32")
+    return kept

@@ -22,3 +22,20 @@ class Kernels(Protocol):
 
     def decode_add(self, payload: Any, out: Any, arguments: Arguments, scale: float = 1.0) -> None:
         """Add `scale` times the decoded gradient to `out`: the product and the sum each rounded to float."""
+
+
+class ManyKernels(Kernels, Protocol):
+    """Kernels that also take several tensors at once: segments of one flat array."""
+
+    def encode_many(
+        self, gradient: Any, boundaries: Any, arguments: Arguments, seed: int, calls: Any, residual: Any, out: Any
+    ) -> Any:
+        """Write the bodies of all segments one behind the other; return the bytes of each.
+
+        Segment j is encoded with seed `seed << 32 | calls[j]`. Raises `NonFiniteError` with the number of the segment.
+        """
+
+    def decode_many(
+        self, payload: Any, boundaries: Any, sizes: Any, out: Any, arguments: Arguments, scale: float | None = None
+    ) -> None:
+        """Write the values of all segments to `out`, or with a scale add that multiple of them."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.compll.backends.numba_expr import Body, Names, bare
+from penstock.compll.backends.numba_many import ARGUMENTS, INSIDE, loop_source
 from penstock.compll.backends.numba_pass import PassWriter
 from penstock.compll.functions import Function
 from penstock.compll.fuse import schedule_decode, schedule_encode
@@ -213,12 +214,19 @@ def generate(
     constants = [f"{item.name} = {item.value}" for item in program.parameters if item.is_constant]
     title = f"{program.name}" + (f" with {', '.join(constants)}" if constants else "") + "."
     text = HEAD.format(title=title, name=program.name)
-    schedules = {kind: _schedule(program, kind) for kind in kinds}
+    schedules = {INSIDE.get(kind, kind): _schedule(program, INSIDE.get(kind, kind)) for kind in kinds}
     text += _lowerings(program, schedules, functions, operators)
     reserved = frozenset(functions) | frozenset(operators) | _support_names()
     for kind in kinds:
-        text += f"\n{_kernel(program, kind, schedules[kind], reserved, operators)}"
+        inside = INSIDE.get(kind, kind)
+        kernel = _kernel(program, inside, schedules[inside], reserved, operators)
+        text += f"\n{kernel}" if kind == inside else f"\n\n@helper{kernel}\n{loop_source(kind, _own(program))}"
     return text
+
+
+def _own(program: Program) -> list[str]:
+    names = Names(frozenset({"boundaries", "sizes", "calls", "place", "segment", *INSIDE.values()}))
+    return [names.of(parameter.name) for parameter in program.arguments]
 
 
 def _schedule(program: Program, kind: str) -> Schedule:
@@ -264,7 +272,7 @@ def kernel_arguments(program: Program, kind: str) -> list[str]:
         "decode": ["payload", "out"],
         "decode_add": ["payload", "out", "factor"],
     }
-    return heads[kind]
+    return heads.get(kind) or ARGUMENTS[kind]
 
 
 def _kernel(
