@@ -18,6 +18,7 @@ VALUES = {
     "program",
     "timeline",
     "segments",
+    "curves",
     "accesses",
     "program_document",
     "run_record",
@@ -106,7 +107,7 @@ print(len(rows))
 """
     result = _run(code)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == "6"
+    assert result.stdout.strip() == "8"
 
 
 @pytest.mark.parametrize("code", ["import penstock", "from penstock.cli.main import app"])

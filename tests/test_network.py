@@ -2,10 +2,15 @@ import json
 
 import pytest
 
+from penstock.curves import CodecCurves, Curve
 from penstock.errors import FormatError, NetworkError
 from penstock.network import LinearCost, Network, load_network, save_network
 
-NETWORK = Network(4, 1e-4, 1e-9, 1e-10, {"ring": LinearCost(6e-4, 1.6e-9)}, name="lab", source="by hand")
+CODECS = {
+    "onebit": CodecCurves(1 / 32, Curve(1e-10, 2e-6, 3e-6), Curve(5e-11, 1e-6), Curve(7e-11, 1e-6), fixed_nbytes=44),
+    "fp16": CodecCurves(0.5, Curve(1e-10, 2e-6), Curve(5e-11, 1e-6)),
+}
+NETWORK = Network(4, 1e-4, 1e-9, 1e-10, {"ring": LinearCost(6e-4, 1.6e-9)}, CODECS, name="lab", source="by hand")
 
 
 def test_a_network_survives_the_round_trip(tmp_path):
@@ -29,6 +34,7 @@ def test_what_is_not_measured_may_be_left_out(tmp_path):
     }
     (tmp_path / "n.json").write_text(json.dumps(document))
     assert load_network(tmp_path / "n.json").all_reduce == {}
+    assert load_network(tmp_path / "n.json").codecs == {}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +45,12 @@ def test_what_is_not_measured_may_be_left_out(tmp_path):
         ({"beta_seconds_per_byte": None}, "beta_seconds_per_byte: found None"),
         ({"all_reduce": {"ring": {"a_seconds": 1}}}, "all_reduce.ring.b_seconds_per_byte: found nothing"),
         ({"all_reduce": []}, "all_reduce: found []; wanted an object"),
+        ({"codecs": {"onebit": {"ratio": 1}}}, "codecs.onebit.encode: found nothing; wanted an object"),
+        (
+            {"codecs": {"x": {"ratio": 1, "encode": {"startup_seconds": -1, "seconds_per_byte": 0}, "decode": {}}}},
+            "codecs.x.encode.startup_seconds: found -1; wanted a finite number >= 0",
+        ),
+        ({"codecs": {"onebit": {"speed": 1}}}, "codecs.onebit.speed: found 1; wanted no such field"),
         ({"latency": 1}, "latency: found 1; wanted no such field"),
     ],
 )
@@ -58,3 +70,10 @@ def test_networks_built_in_python_are_checked_too():
         Network(1, float("nan"), 0, 0)
     with pytest.raises(NetworkError, match="a_seconds is -1"):
         LinearCost(-1, 0)
+
+
+def test_curves_built_in_python_are_checked_too():
+    with pytest.raises(NetworkError, match="curve: startup_seconds is -1; wanted a finite number >= 0"):
+        Curve(0, -1)
+    with pytest.raises(NetworkError, match="codec curves: ratio is inf"):
+        CodecCurves(float("inf"), Curve(0, 0), Curve(0, 0))

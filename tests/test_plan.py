@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import FormatError, PlanError
-from penstock.plan import Bucket, Plan, cut_into_buckets, load_plan, plan_document, save_plan
+from penstock.plan import Bucket, Plan, Route, cut_into_buckets, load_plan, parse_route, plan_document, save_plan
 from penstock.timeline import Span, Timeline
 from penstock.trace import Tensor, Trace
 
 TRACE = Trace("toy", "paper", 1, "float32", 1.0, tuple(Tensor(name, 10, 1.0) for name in "dcba"))
-BUCKETS = cut_into_buckets(TRACE, [0, 3], ["ring", "double_tree"])
+BUCKETS = cut_into_buckets(TRACE, [0, 3], [Route("ring"), Route("double_tree")])
 PLAN = Plan(
     "toy", 4, "exact", BUCKETS, iteration_seconds=6.0, non_overlapped_seconds=1.0,
     timeline=Timeline((Span("forward", "compute", 0.0, 5.0), Span("d", "network", 2.0, 6.0))),
@@ -83,3 +83,24 @@ def test_a_broken_file_names_its_field(tmp_path, change, message):
     with pytest.raises(FormatError) as caught:
         load_plan(tmp_path / "p.json")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "route"),
+    [
+        ("ring", Route("ring")),
+        ("ring+onebit", Route("ring", "onebit")),
+        ("parameter-server+terngrad(bitwidth=2)/4", Route("parameter_server", "terngrad(bitwidth=2)", 4)),
+        ("ring+my/own.cll/8", Route("ring", "my/own.cll", 8)),
+        ("ring/2", Route("ring", None, 2)),
+    ],
+)
+def test_a_route_reads_what_it_writes(text, route):
+    assert parse_route(text) == route
+    assert parse_route(str(route)) == route
+
+
+@pytest.mark.parametrize("text", ["", "+onebit", "ring+", "ring/x"])
+def test_what_is_no_route_says_what_one_looks_like(text):
+    with pytest.raises(PlanError, match=r"wanted STRATEGY, STRATEGY\+CODEC or"):
+        parse_route(text)

@@ -85,6 +85,15 @@ class Fields:
         )
         return tuple(found)
 
+    def member(self, name: str) -> "Fields":
+        """Return an object inside this one."""
+        found = self._checked(name, REQUIRED, "an object", lambda v: isinstance(v, dict))
+        return Fields(found, self._where, f"{self._path}{name}.")
+
+    def optional_member(self, name: str) -> "Fields | None":
+        """Return an object inside this one, or None where the field is null or absent."""
+        return None if self._values.get(name) is None else self.member(name)
+
     def objects(self, name: str, default: Any = REQUIRED) -> "Iterator[Fields]":
         """Yield the objects of a list, each as `Fields` that know their index."""
         values = self._checked(name, default, "a list of objects", lambda v: isinstance(v, list))

@@ -2,7 +2,8 @@
 
 The model is alpha-beta-gamma: a message of M bytes takes `alpha + beta M` seconds between two workers, and summing
 M received bytes into M local ones takes `gamma M`. A whole collective of a given algorithm is then a line
-`a + b M` (MG-WFBP Eq. 10), which can also be measured directly.
+`a + b M` (MG-WFBP Eq. 10), which can also be measured directly. Where compressors were measured on the same machines,
+their curves are kept here too.
 """
 
 import math
@@ -11,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.curves import CodecCurves, codec_curves_document, codec_curves_from_fields
 from penstock.errors import NetworkError
 from penstock.fields import Fields, read_json, write_json
 
 FORMAT = "penstock-network/1"
 _FIELDS = (
     "format", "name", "workers", "alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte",
-    "all_reduce", "source",
+    "all_reduce", "codecs", "source",
 )  # fmt: skip
 
 
@@ -51,7 +53,8 @@ class Network:
     alpha_seconds: float  # startup of one point-to-point message
     beta_seconds_per_byte: float  # 1 / bandwidth of one NIC in one direction
     gamma_seconds_per_byte: float  # summing one received byte into a local one
-    all_reduce: Mapping[str, LinearCost] = field(default_factory=dict)  # measured, by strategy
+    all_reduce: Mapping[str, LinearCost] = field(default_factory=dict)  # measured, by route: "ring", "ring+onebit"
+    codecs: Mapping[str, CodecCurves] = field(default_factory=dict)  # measured on these workers, by codec
     name: str = "network"
     source: str = ""  # where the numbers come from, in words
 
@@ -87,6 +90,7 @@ def network_from_fields(fields: Fields) -> Network:
         beta_seconds_per_byte=fields.amount("beta_seconds_per_byte"),
         gamma_seconds_per_byte=fields.amount("gamma_seconds_per_byte"),
         all_reduce=lines,
+        codecs={name: codec_curves_from_fields(curves) for name, curves in fields.mapping("codecs", {})},
         name=fields.text("name", "network"),
         source=fields.text("source", ""),
     )
@@ -107,6 +111,8 @@ def network_document(network: Network) -> dict[str, Any]:
             name: {"a_seconds": line.a_seconds, "b_seconds_per_byte": line.b_seconds_per_byte}
             for name, line in network.all_reduce.items()
         }
+    if network.codecs:
+        document["codecs"] = {name: codec_curves_document(curves) for name, curves in network.codecs.items()}
     return {**document, "source": network.source} if network.source else document
 
 

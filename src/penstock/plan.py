@@ -7,6 +7,7 @@ names tensors, so it can be checked against a trace or a model; its hash covers 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,34 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """How a bucket travels, in words: the collective, the codec or none, and the partitions.
+
+    Its text is what command lines and measured lines use: `ring`, `ring+onebit`, `ring+terngrad(bitwidth=2)/4`.
+    """
+
+    strategy: str
+    codec: str | None = None  # None: sent as it is
+    partitions: int = 1  # parts that are compressed and sent independently
+
+    def __str__(self) -> str:
+        codec = f"+{self.codec}" if self.codec else ""
+        return f"{self.strategy}{codec}" + (f"/{self.partitions}" if self.partitions > 1 else "")
+
+
+def parse_route(text: str) -> Route:
+    """Return the route that `text` says.
+
+    >>> parse_route("ring+terngrad(bitwidth=2)/4")
+    Route(strategy='ring', codec='terngrad(bitwidth=2)', partitions=4)
+    """
+    match = re.fullmatch(r"\s*([^+/\s]+)(?:\+(.+?))?(?:/([1-9][0-9]*))?\s*", text)
+    if not match:
+        raise PlanError(f"route {text!r}; wanted STRATEGY, STRATEGY+CODEC or STRATEGY+CODEC/PARTITIONS: ring+onebit/4")
+    return Route(match[1].replace("-", "_"), match[2], int(match[3] or 1))
+
+
+@dataclass(frozen=True, slots=True)
 class Bucket:
     """Tensors that are sent as one message."""
 
@@ -32,6 +61,11 @@ class Bucket:
     strategy: str  # the collective that carries it
     codec: str | None = None  # None: sent as it is
     partitions: int = 1  # parts that are compressed and sent independently
+
+    @property
+    def route(self) -> Route:
+        """How it travels."""
+        return Route(self.strategy, self.codec, self.partitions)
 
     @property
     def name(self) -> str:
@@ -90,16 +124,22 @@ class Plan:
                 raise PlanError(f"bucket {index} says {bucket.nbytes} bytes; its tensors have {wanted}; plan anew")
 
 
-def cut_into_buckets(trace: Trace, ends: Sequence[int], strategies: Sequence[str]) -> tuple[Bucket, ...]:
-    """Cut the trace after the tensors with indices `ends` (the last one included), a strategy for each piece.
+def cut_into_buckets(trace: Trace, ends: Sequence[int], routes: Sequence[Route]) -> tuple[Bucket, ...]:
+    """Cut the trace after the tensors with indices `ends` (the last one included), a route for each piece.
 
-    >>> cut_into_buckets(trace_of_four, [0, 3], ["ring", "ring"])  # tensor 0 alone, then 1, 2 and 3
+    >>> cut_into_buckets(trace_of_four, [0, 3], [Route("ring")] * 2)  # tensor 0 alone, then 1, 2 and 3
     """
     starts = [0, *(end + 1 for end in ends[:-1])]
     sizes = trace.nbytes
     return tuple(
-        Bucket(tuple(t.name for t in trace.tensors[start : end + 1]), sum(sizes[start : end + 1]), strategy)
-        for start, end, strategy in zip(starts, ends, strategies, strict=True)
+        Bucket(
+            tuple(tensor.name for tensor in trace.tensors[start : end + 1]),
+            sum(sizes[start : end + 1]),
+            route.strategy,
+            route.codec,
+            route.partitions,
+        )
+        for start, end, route in zip(starts, ends, routes, strict=True)
     )
 
 

@@ -4,17 +4,16 @@ import pytest
 
 from penstock.cost.codecs import (
     CASYNC,
-    CodecCurves,
-    Curve,
     SyncCounts,
     casync_ps_colocated_counts,
     casync_ps_counts,
     casync_ring_counts,
     sync_seconds,
 )
+from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
 
-SEND, ENCODE, DECODE = Curve(2.0, 3.0), Curve(5.0, 7.0), Curve(11.0, 13.0)
+SEND, ENCODE, DECODE = Curve(2.0, 3.0), Curve(5.0, 7.0), Curve(11.0 / 4, 13.0)  # a quarter of 11 per payload byte
 CODEC = CodecCurves(0.25, ENCODE, DECODE)
 
 

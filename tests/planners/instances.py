@@ -29,6 +29,17 @@ def ways(most=1):
     )
 
 
+def codec_ways(most=4):
+    """Ways by strategy, codec and partitions, each tensor of a bucket with a price of its own."""
+    prices = st.lists(st.tuples(lines, st.integers(0, 3)), min_size=1, max_size=most)
+    return prices.map(
+        lambda found: [
+            Way(f"way{i % 2}", (line,), codec="onebit" if i > 1 else None, partitions=1 + i, seconds_per_tensor=each)
+            for i, (line, each) in enumerate(found)
+        ]
+    )
+
+
 def staged_ways(most=1):
     pairs = st.lists(st.tuples(lines, lines), min_size=1, max_size=most)
     return pairs.map(lambda ps: [Way(f"way{i}", pair, ("push", "pull")) for i, pair in enumerate(ps)])

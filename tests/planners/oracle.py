@@ -28,10 +28,11 @@ def brute_force_seconds(trace, ways):
         for end in range(start, count):
             nbytes += sizes[end]
             for way in ways:
-                now, freed = ready[end], []
+                now, freed, codec = ready[end], [], way.seconds_per_tensor * (end + 1 - start)
                 for stage, busy in zip(way.stages, free, strict=True):
-                    now = max(now, busy) + stage.a_seconds + stage.b_seconds_per_byte * nbytes
+                    now = max(now, busy) + stage.a_seconds + stage.b_seconds_per_byte * nbytes + codec
                     freed.append(now)
+                    codec = 0.0
                 best = min(best, best_from(end + 1, freed))
         return best
 

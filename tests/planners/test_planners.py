@@ -27,6 +27,7 @@ def test_hand_made_timelines(name, messages, seconds):
 
 def test_unknown_planners_are_named():
     with pytest.raises(
-        PlanError, match="no planner called 'best'; wanted one of naive, wfbp, single, threshold, greedy, exact"
+        PlanError,
+        match="no planner called 'best'; wanted one of naive, wfbp, single, threshold, greedy, exact, selective, joint",
     ):
         find_planner("best")

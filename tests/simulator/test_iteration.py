@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
 from penstock.network import LinearCost
-from penstock.plan import Bucket, cut_into_buckets
+from penstock.plan import Bucket, Route, cut_into_buckets
 from penstock.planners import PLANNERS
 from penstock.simulator.iteration import predict, simulate_iteration
 from penstock.trace import Tensor, Trace
@@ -30,7 +30,7 @@ def problems(draw):
 @given(problems(), lines)
 def test_equation_7_message_by_message(problem, line):
     trace, ends = problem
-    timeline = simulate_iteration(trace, cut_into_buckets(trace, ends, ["w"] * len(ends)), [Way("w", (line,))])
+    timeline = simulate_iteration(trace, cut_into_buckets(trace, ends, [Route("w")] * len(ends)), [Way("w", (line,))])
     expected = schedule_seconds(trace, ends, [(line,)] * len(ends))
     assert timeline.iteration_seconds == pytest.approx(expected, rel=1e-9, abs=1e-9)
     assert timeline.compute_seconds == pytest.approx(trace.compute_seconds, rel=1e-9, abs=1e-9)
@@ -40,7 +40,7 @@ def test_equation_7_message_by_message(problem, line):
 def test_push_of_one_bucket_overlaps_pull_of_the_one_before(problem, push, pull):
     trace, ends = problem
     way = Way("ps", (push, pull), ("push", "pull"))
-    timeline = simulate_iteration(trace, cut_into_buckets(trace, ends, ["ps"] * len(ends)), [way])
+    timeline = simulate_iteration(trace, cut_into_buckets(trace, ends, [Route("ps")] * len(ends)), [way])
     expected = schedule_seconds(trace, ends, [(push, pull)] * len(ends))
     assert timeline.iteration_seconds == pytest.approx(expected, rel=1e-9, abs=1e-9)
 

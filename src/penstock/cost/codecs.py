@@ -1,37 +1,18 @@
 """What compression costs in a synchronisation: HiPress Eq. 1-2 and Table 3.
 
 A gradient of m bytes is cut into K partitions. Without a codec, synchronising it takes `alpha T_send(m/K)`; with one
-of ratio r, `alpha T_send(r m/K) + beta T_enc(m/K) + gamma T_dec(r m/K)`. Here alpha, beta and gamma are *counts* of
+of ratio r, `alpha T_send(r m/K) + beta T_enc(m/K) + gamma T_dec(m/K)`. Here alpha, beta and gamma are *counts* of
 serial sends, encodes and decodes (Table 3), not the network's constants. More than N partitions go in ceil(K/N)
-batches, each of at most N.
+batches, each of at most N. The paper writes T_dec of the payload's bytes; our curves are of the gradient's.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
 
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Seconds for a number of bytes: a line that never falls below a floor, as launches and latencies make it."""
-
-    seconds_per_byte: float
-    startup_seconds: float
-    floor_seconds: float = 0.0
-
-    def seconds(self, nbytes: float) -> float:
-        """Return the time for `nbytes`."""
-        return max(self.floor_seconds, self.startup_seconds + self.seconds_per_byte * nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class CodecCurves:
-    """A codec as its cost curves show it."""
-
-    ratio: float  # compressed bytes / dense bytes
-    encode: Curve  # of the dense bytes
-    decode: Curve  # of the compressed bytes
+__all__ = ["CASYNC", "CodecCurves", "CountFunction", "Curve", "SyncCounts", "sync_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +60,5 @@ def sync_seconds(
     part = nbytes / partitions
     if codec is None:
         return batches * count.sends * send.seconds(part)
-    packed = codec.ratio * part
-    sending = count.sends * send.seconds(packed)
-    return batches * (
-        sending + count.encodes * codec.encode.seconds(part) + count.decodes * codec.decode.seconds(packed)
-    )
+    sending = count.sends * send.seconds(codec.payload_nbytes(part))
+    return batches * (sending + count.encodes * codec.encode.seconds(part) + count.decodes * codec.decode.seconds(part))

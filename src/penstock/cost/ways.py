@@ -1,13 +1,16 @@
 """A `Way`: how a bucket can travel and what that costs; planners choose among ways without knowing more."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.cost.collectives import ALL_REDUCE, CostFunction, parameter_server
+from penstock.cost.compressed import COMPRESSED
 from penstock.errors import NetworkError
 from penstock.network import LinearCost, Network
+from penstock.plan import Route, parse_route
 
 PARAMETER_SERVER = "parameter_server"
+NETWORK_LANE = "network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,16 @@ class Way:
 
     strategy: str
     stages: tuple[LinearCost, ...]  # one for an all-reduce; push and pull for parameter servers
-    lanes: tuple[str, ...] = ("network",)  # the resource each stage occupies, in timelines
-    measured: bool = False  # False: computed from alpha, beta, gamma
+    lanes: tuple[str, ...] = (NETWORK_LANE,)  # the resource each stage occupies, in timelines
+    measured: bool = False  # False: computed from alpha, beta, gamma and the codec's curves
+    codec: str | None = None  # None: dense
+    partitions: int = 1  # parts that are compressed and sent independently
+    seconds_per_tensor: float = 0.0  # of the first stage: each tensor's own calls of the codec
+
+    @property
+    def route(self) -> Route:
+        """What to do, in words."""
+        return Route(self.strategy, self.codec, self.partitions)
 
     @property
     def whole(self) -> LinearCost:
@@ -27,24 +38,107 @@ class Way:
             total = total + stage
         return total
 
+    def stage_seconds(self, nbytes: float, tensors: int) -> tuple[float, ...]:
+        """Return how long each stage takes for a bucket of `tensors` tensors and `nbytes` dense bytes."""
+        first, *rest = (stage.seconds(nbytes) for stage in self.stages)
+        return first + self.seconds_per_tensor * tensors, *rest
 
-def way_for(network: Network, strategy: str, workers: int | None = None) -> Way:
-    """Return the way called `strategy` on `network` with `workers` workers (default: the network's own number).
+    def seconds(self, nbytes: float, tensors: int = 1) -> float:
+        """Return how long a bucket takes, all stages one after the other."""
+        return sum(self.stage_seconds(nbytes, tensors))
+
+
+def way_for(network: Network, route: str | Route, workers: int | None = None) -> Way:
+    """Return the way that `route` says on `network` with `workers` workers (default: the network's own number).
 
     A measured line of the network holds for the number of workers it was measured with; for any other number, and for
-    strategies that were not measured, the closed form is used.
+    routes that were not measured, the closed form is used.
     """
-    strategy = strategy if strategy in network.all_reduce else strategy.replace("-", "_")
+    chosen = _as_route(network, route)
     p = network.workers if workers is None else workers
     if p < 1:
         raise NetworkError(f"{p} workers; wanted at least 1")
-    if strategy in network.all_reduce and p == network.workers:
-        return Way(strategy, (network.all_reduce[strategy],), measured=True)
-    if strategy == PARAMETER_SERVER:
-        return Way(strategy, parameter_server(network, p), ("push", "pull"))
-    if strategy in ALL_REDUCE:
-        return Way(strategy, (ALL_REDUCE[strategy](network, p),))
-    raise NetworkError(_unknown(network, strategy, p, ALL_REDUCE))
+    if str(chosen) in network.all_reduce and p == network.workers:
+        return _measured_way(network, chosen)
+    if chosen.codec is not None:
+        return _compressed_way(network, chosen, p)
+    if chosen.strategy == PARAMETER_SERVER:
+        return Way(chosen.strategy, parameter_server(network, p), ("push", "pull"))
+    if chosen.strategy in ALL_REDUCE:
+        return Way(chosen.strategy, (ALL_REDUCE[chosen.strategy](network, p),))
+    raise NetworkError(_unknown(network, str(chosen), p, ALL_REDUCE))
+
+
+def ways_for(
+    network: Network,
+    strategies: Sequence[str],
+    codecs: Sequence[str] = (),
+    partitions: Sequence[int] = (1,),
+    workers: int | None = None,
+) -> list[Way]:
+    """Return every strategy dense and with every codec, each with every number of partitions that can be costed."""
+    dense = [way_for(network, strategy, workers) for strategy in strategies]
+    return [*dense, *_compressed_ways(network, strategies, codecs, partitions, workers)]
+
+
+def _compressed_ways(
+    network: Network, strategies: Sequence[str], codecs: Sequence[str], partitions: Sequence[int], workers: int | None
+) -> Iterator[Way]:
+    for strategy in strategies:
+        for codec in codecs:
+            for k in partitions:
+                route = Route(strategy.replace("-", "_"), codec, k)
+                if str(route) in network.all_reduce or route.strategy in COMPRESSED:
+                    yield way_for(network, route, workers)
+
+
+def _as_route(network: Network, route: str | Route) -> Route:
+    if isinstance(route, Route):
+        return route
+    return Route(route) if route in network.all_reduce and "+" not in route else parse_route(route)
+
+
+def _measured_way(network: Network, route: Route) -> Way:
+    """Return a measured line. It was measured on one tensor; what others in a bucket add comes from the curves."""
+    line = network.all_reduce[str(route)]
+    extra = 0.0
+    if route.codec is not None and route.codec in network.codecs and route.strategy in COMPRESSED:
+        curves = network.codecs[route.codec]
+        extra = COMPRESSED[route.strategy](network, curves, network.workers, route.partitions).seconds_per_tensor
+        line = LinearCost(max(0.0, line.a_seconds - extra), line.b_seconds_per_byte)
+    return Way(
+        route.strategy,
+        (line,),
+        measured=True,
+        codec=route.codec,
+        partitions=route.partitions,
+        seconds_per_tensor=extra,
+    )
+
+
+def _compressed_way(network: Network, route: Route, workers: int) -> Way:
+    assert route.codec is not None
+    if route.codec not in network.codecs:
+        known = ", ".join(network.codecs) or "none"
+        raise NetworkError(
+            f"network {network.name!r} has no curves of codec {route.codec!r}; it has: {known}; "
+            f"measure them with `penstock measure --codecs {route.codec}`"
+        )
+    if route.strategy not in COMPRESSED:
+        raise NetworkError(
+            f"{route}: no closed form of a compressed {route.strategy}; wanted one of {', '.join(COMPRESSED)}, "
+            f"or measure it with `penstock measure --strategies '{route}'`"
+        )
+    if workers == 1:
+        return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
+    cost = COMPRESSED[route.strategy](network, network.codecs[route.codec], workers, route.partitions)
+    return Way(
+        route.strategy,
+        (cost.line,),
+        codec=route.codec,
+        partitions=route.partitions,
+        seconds_per_tensor=cost.seconds_per_tensor,
+    )
 
 
 def _unknown(network: Network, strategy: str, p: int, known: Mapping[str, CostFunction]) -> str:

@@ -1,7 +1,8 @@
 """Planners decide which gradients travel together. Each is a function of values; none knows the simulator.
 
-A planner takes a trace and the ways a bucket can travel and returns buckets in sending order. All but `exact` use the
-first way for every bucket and exist to be compared with.
+A planner takes a trace and the ways a bucket can travel and returns buckets in sending order. `exact` and `joint` pick
+the best way for each bucket (`joint` among ways of all kinds), `selective` for each tensor by itself. All others use
+the first way for every bucket and exist to be compared with.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from penstock.errors import PlanError
 from penstock.plan import Bucket
 from penstock.planners.exact import plan_exact
 from penstock.planners.greedy import plan_greedy
+from penstock.planners.joint import plan_joint
+from penstock.planners.selective import plan_selective
 from penstock.planners.single import plan_single
 from penstock.planners.threshold import plan_threshold
 from penstock.planners.wfbp import plan_wfbp
@@ -39,6 +42,10 @@ PLANNERS: dict[str, Planner] = {
         Planner("threshold", plan_threshold, True, "stock DDP: 1 MiB first, then buckets of 25 MiB"),
         Planner("greedy", plan_greedy, True, "MG-WFBP Algorithm 1 as published"),
         Planner("exact", plan_exact, True, "the optimum"),
+        Planner(
+            "selective", plan_selective, True, "HiPress: the fastest way of each tensor by itself, one message each"
+        ),
+        Planner("joint", plan_joint, True, "the optimum over strategies, codecs and partitions at once"),
     )
 }
 

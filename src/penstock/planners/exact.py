@@ -15,16 +15,19 @@ monotone queue per way holds it. Each index enters and leaves each queue once.
 
 Many schedules end at the same best time, because what is hidden costs nothing. Walking back from the end, each message
 takes in as many earlier gradients as it can without delaying what follows: with one way that gives the fewest messages.
+
+Where every tensor has a price of its own besides its bytes (a codec compresses each by itself), b S_j becomes
+b S_j + c j throughout. All that the argument needs is that it never decreases.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
-from penstock.network import LinearCost
 from penstock.plan import Bucket, cut_into_buckets
 from penstock.trace import Trace
 
@@ -37,18 +40,30 @@ def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
         raise PlanError("no way to send a bucket was given; wanted at least one")
     prefix = list(accumulate(trace.nbytes, initial=0))
     if all(len(way.stages) == 1 for way in ways):
-        cuts = optimal_cuts(trace.ready_seconds, prefix, [way.stages[0] for way in ways])
+        cuts = optimal_cuts(trace.ready_seconds, [_price(way, prefix) for way in ways])
     else:
         cuts = _optimal_staged_cuts(trace.ready_seconds, prefix, ways)
-    return cut_into_buckets(trace, [end for end, _ in cuts], [ways[chosen].strategy for _, chosen in cuts])
+    return cut_into_buckets(trace, [end for end, _ in cuts], [ways[chosen].route for _, chosen in cuts])
 
 
-def optimal_cuts(ready: Sequence[float], prefix: Sequence[int], costs: Sequence[LinearCost]) -> list[tuple[int, int]]:
-    """Return (index of the last tensor, index of the way) for each message of an optimal schedule.
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What messages cost by one way: tensors i+1..j take `startup + spent[j] - spent[i]` seconds."""
 
-    `prefix[j]` is the bytes of the first j tensors, so it has one entry more than `ready`.
-    """
-    lines = [(cost.a_seconds, cost.b_seconds_per_byte, deque[int]()) for cost in costs]
+    startup: float
+    spent: Sequence[float]  # by the first j tensors, startups left out; never decreases
+
+
+def _price(way: Way, prefix: Sequence[int]) -> Price:
+    line, each = way.stages[0], way.seconds_per_tensor
+    b = line.b_seconds_per_byte
+    spent = [b * nbytes + each * count for count, nbytes in enumerate(prefix)] if each else [b * n for n in prefix]
+    return Price(line.a_seconds, spent)
+
+
+def optimal_cuts(ready: Sequence[float], prices: Sequence[Price]) -> list[tuple[int, int]]:
+    """Return (index of the last tensor, index of the way) for each message of an optimal schedule."""
+    lines = [(price.startup, price.spent, deque[int]()) for price in prices]
     finish = [0.0]
     cut = [(0, 0)]  # where the last message of an optimal schedule of 1..j begins, and its way
     waited = 0  # the last i with finish[i] <= ready of the current tensor
@@ -56,32 +71,28 @@ def optimal_cuts(ready: Sequence[float], prefix: Sequence[int], costs: Sequence[
         while waited + 1 < j and finish[waited + 1] <= ready_j:
             waited += 1
         best, choice = float("inf"), (0, 0)
-        for way, (a, b, queue) in enumerate(lines):
+        for way, (a, spent, queue) in enumerate(lines):
             while queue and queue[0] <= waited:
                 queue.popleft()
-            ends = ready_j + a + b * (prefix[j] - prefix[waited])
+            ends = ready_j + a + (spent[j] - spent[waited])
             if ends < best:
                 best, choice = ends, (waited, way)
             if queue:
-                ends = finish[queue[0]] + a + b * (prefix[j] - prefix[queue[0]])
+                ends = finish[queue[0]] + a + (spent[j] - spent[queue[0]])
                 if ends < best:
                     best, choice = ends, (queue[0], way)
         finish.append(best)
         cut.append(choice)
-        for _, b, queue in lines:
-            level = best - b * prefix[j]
-            while queue and finish[queue[-1]] - b * prefix[queue[-1]] > level:
+        for _, spent, queue in lines:
+            level = best - spent[j]
+            while queue and finish[queue[-1]] - spent[queue[-1]] > level:
                 queue.pop()
             queue.append(j)
-    return _fewest_messages(finish, cut, ready, prefix, costs)
+    return _fewest_messages(finish, cut, ready, prices)
 
 
 def _fewest_messages(
-    finish: Sequence[float],
-    cut: Sequence[tuple[int, int]],
-    ready: Sequence[float],
-    prefix: Sequence[int],
-    costs: Sequence[LinearCost],
+    finish: Sequence[float], cut: Sequence[tuple[int, int]], ready: Sequence[float], prices: Sequence[Price]
 ) -> list[tuple[int, int]]:
     """Walk back from the end; every message begins as early as still lets the next one meet its deadline."""
     messages: list[tuple[int, int]] = []
@@ -89,24 +100,21 @@ def _fewest_messages(
     while j > 0:
         start, way = cut[j]
         late = deadline * (1 + _ROUNDING)
-        for other, cost in enumerate(costs):
-            earlier = _earliest_start(prefix, j, deadline - ready[j - 1] - cost.a_seconds, cost.b_seconds_per_byte)
+        for other, price in enumerate(prices):
+            spent = price.spent
+            earlier = _earliest_start(spent, j, deadline - ready[j - 1] - price.startup)
             if earlier < start:
-                ends = max(finish[earlier], ready[j - 1]) + cost.seconds(prefix[j] - prefix[earlier])
+                ends = max(finish[earlier], ready[j - 1]) + price.startup + (spent[j] - spent[earlier])
                 start, way = (earlier, other) if ends <= late else (start, way)
         messages.append((j - 1, way))
-        deadline -= costs[way].seconds(prefix[j] - prefix[start])
+        deadline -= prices[way].startup + (prices[way].spent[j] - prices[way].spent[start])
         j = start
     return messages[::-1]
 
 
-def _earliest_start(prefix: Sequence[int], j: int, seconds: float, seconds_per_byte: float) -> int:
-    """Return the first i such that the bytes of i+1..j can be sent in `seconds`; j where nothing can."""
-    if seconds < 0:
-        return j
-    if seconds_per_byte == 0:
-        return 0
-    return bisect_left(prefix, prefix[j] - seconds / seconds_per_byte, 0, j)
+def _earliest_start(spent: Sequence[float], j: int, seconds: float) -> int:
+    """Return the first i such that i+1..j can be sent in `seconds`; j where nothing can."""
+    return j if seconds < 0 else bisect_left(spent, spent[j] - seconds, 0, j)
 
 
 State = tuple[tuple[float, ...], "State | None", int, int]  # stage finish times, predecessor, last tensor + 1, way
@@ -127,7 +135,7 @@ def _optimal_staged_cuts(ready: Sequence[float], prefix: Sequence[int], ways: Se
         for i in range(j):
             for state in frontier[i]:
                 for chosen, way in enumerate(ways):
-                    times = _pass_stages(state[0], ready_j, way.stages, prefix[j] - prefix[i])
+                    times = _pass_stages(state[0], ready_j, way.stage_seconds(prefix[j] - prefix[i], j - i))
                     reached.append((times, state, j, chosen))
         frontier.append(_undominated(reached))
     messages: list[tuple[int, int]] = []
@@ -138,12 +146,10 @@ def _optimal_staged_cuts(ready: Sequence[float], prefix: Sequence[int], ways: Se
     return messages[::-1]
 
 
-def _pass_stages(
-    free: tuple[float, ...], ready: float, stages: tuple[LinearCost, ...], nbytes: int
-) -> tuple[float, ...]:
+def _pass_stages(free: tuple[float, ...], ready: float, stages: tuple[float, ...]) -> tuple[float, ...]:
     times = []
-    for available, stage in zip(free, stages, strict=True):
-        ready = max(available, ready) + stage.seconds(nbytes)
+    for available, seconds in zip(free, stages, strict=True):
+        ready = max(available, ready) + seconds
         times.append(ready)
     return tuple(times)
 

@@ -30,7 +30,7 @@ def plan_greedy(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
             ends.append(index)
             start, pending = max(start + cost.seconds(pending), ready[index + 1]), 0
     ends.append(len(sizes) - 1)
-    return cut_into_buckets(trace, ends, [ways[0].strategy] * len(ends))
+    return cut_into_buckets(trace, ends, [ways[0].route] * len(ends))
 
 
 def greedy_ends_as_published(ready: Sequence[float], sizes: Sequence[int], a: float, b: float) -> list[int]:

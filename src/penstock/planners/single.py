@@ -9,4 +9,4 @@ from penstock.trace import Trace
 
 def plan_single(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
     """Put all tensors into one bucket: one startup, and no overlap at all."""
-    return cut_into_buckets(trace, [len(trace.tensors) - 1], [ways[0].strategy])
+    return cut_into_buckets(trace, [len(trace.tensors) - 1], [ways[0].route])

@@ -24,4 +24,4 @@ def plan_threshold(
         if held >= limit or index == len(trace.tensors) - 1:
             ends.append(index)
             held, limit = 0, next_nbytes
-    return cut_into_buckets(trace, ends, [ways[0].strategy] * len(ends))
+    return cut_into_buckets(trace, ends, [ways[0].route] * len(ends))

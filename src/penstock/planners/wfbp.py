@@ -10,4 +10,4 @@ from penstock.trace import Trace
 def plan_wfbp(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
     """Put each tensor into its own bucket: the most overlap, and one startup per tensor."""
     count = len(trace.tensors)
-    return cut_into_buckets(trace, range(count), [ways[0].strategy] * count)
+    return cut_into_buckets(trace, range(count), [ways[0].route] * count)

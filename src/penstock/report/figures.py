@@ -5,7 +5,7 @@ from pathlib import Path
 from penstock.cost.clusters import CLUSTERS
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
-from penstock.plan import cut_into_buckets
+from penstock.plan import Route, cut_into_buckets
 from penstock.planners import PLANNERS
 from penstock.report.pictures import draw_scaling, draw_timelines
 from penstock.simulator.iteration import predict, simulate_iteration
@@ -58,6 +58,6 @@ def _figure_2() -> dict[str, Timeline]:
     for title, trace in cases.items():
         count = len(trace.tensors)
         for how, ends in (("as it is", list(range(count))), ("merged", [*range(count - 2), count - 1])):
-            buckets = cut_into_buckets(trace, ends, ["ring"] * len(ends))
+            buckets = cut_into_buckets(trace, ends, [Route("ring")] * len(ends))
             found[f"{title}, {how}"] = simulate_iteration(trace, buckets, [_WAY])
     return found

@@ -18,7 +18,10 @@ def _curve(per_element_ms: float, startup_ms: float, floor_ms: float) -> Curve:
 
 
 SEND = _curve(8.5005e-07, 0.20337, 0.09766)
-ONEBIT = CodecCurves(0.0625, _curve(1.4133e-08, 0.058938, 0.05408), _curve(6.2041e-09, 0.13956, 0.07287))
+RATIO = 0.0625  # the planner's compression rate: 2 bits for a float32, not onebit's 1
+ONEBIT = CodecCurves(
+    RATIO, _curve(1.4133e-08, 0.058938, 0.05408), _curve(RATIO * 6.2041e-09, 0.13956, 0.07287)
+)  # the planner's decode is of the payload's elements, ours of the gradient's
 
 
 @dataclass(frozen=True, slots=True)

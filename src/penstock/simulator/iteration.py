@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
-from penstock.plan import Bucket, Plan
+from penstock.plan import Bucket, Plan, Route
 from penstock.planners import Planner
 from penstock.simulator.engine import Task, run_tasks
 from penstock.timeline import COMPUTE, Span, Timeline
@@ -25,21 +25,21 @@ def simulate_iteration(
     overlap: bool = True,
     ready_seconds: Sequence[float] | None = None,
 ) -> Timeline:
-    """Run one iteration of `trace` with `buckets`, each sent by the way of its strategy.
+    """Run one iteration of `trace` with `buckets`, each sent by the way of its route.
 
     `ready_seconds` replaces the trace's ready times: with stragglers, when the slowest worker's gradient is ready.
     """
-    by_strategy = {way.strategy: way for way in ways}
+    by_route = {way.route: way for way in ways}
     ready = trace.ready_seconds if ready_seconds is None else tuple(ready_seconds)
     tasks, spans = _computation(trace, ready)
     last_of = _last_tensors(trace, buckets)
     free: dict[str, int] = {}  # the latest task of each lane
     for bucket, last in zip(buckets, last_of, strict=True):
-        way = _way(by_strategy, bucket)
+        way = _way(by_route, bucket)
         after = len(ready) if not overlap else last + 1  # task 0 is the forward pass
-        for stage, lane in zip(way.stages, way.lanes, strict=True):
+        for seconds, lane in zip(way.stage_seconds(bucket.nbytes, len(bucket.tensors)), way.lanes, strict=True):
             before = (free[lane],) if lane in free else ()
-            tasks.append(Task(stage.seconds(bucket.nbytes), (lane,), (after, *before)))
+            tasks.append(Task(seconds, (lane,), (after, *before)))
             spans.append((bucket.name, lane))
             after = free[lane] = len(tasks) - 1
     ran = run_tasks(tasks)
@@ -71,10 +71,11 @@ def _last_tensors(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
         raise PlanError(f"plan holds tensor {error.args[0]!r}, which trace {trace.model!r} does not have") from error
 
 
-def _way(ways: Mapping[str, Way], bucket: Bucket) -> Way:
-    if bucket.strategy not in ways:
-        raise PlanError(f"bucket {bucket.name!r} wants strategy {bucket.strategy!r}; known here: {', '.join(ways)}")
-    return ways[bucket.strategy]
+def _way(ways: Mapping[Route, Way], bucket: Bucket) -> Way:
+    if bucket.route not in ways:
+        known = ", ".join(str(route) for route in ways)
+        raise PlanError(f"bucket {bucket.name!r} wants strategy {str(bucket.route)!r}; known here: {known}")
+    return ways[bucket.route]
 
 
 def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int) -> Plan:

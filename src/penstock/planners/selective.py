@@ -1,0 +1,64 @@
+"""Selective compression and partitioning: compress each gradient or not, in how many parts (HiPress section 3.3).
+
+Every gradient is decided by itself, by what its synchronisation would take: Eq. 1 without a codec, Eq. 2 with one, over
+K = 1..N partitions. Both are convex in K where the curves are convex, as lines with a floor are: T(m/K) is a convex,
+never decreasing function of the convex m/K, and K T(m/K) is T's perspective. So the first K after which the cost does
+not fall any more is best, and bisection finds it.
+
+What is not looked at is what else travels at the same time: a gradient that the backward pass hides is compressed too
+where that is faster by itself. `joint` decides for the whole iteration.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.cost.codecs import CodecCurves, CountFunction, Curve, sync_seconds
+from penstock.cost.ways import Way
+from penstock.errors import PlanError
+from penstock.plan import Bucket, cut_into_buckets
+from penstock.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to do with a gradient."""
+
+    compress: bool
+    partitions: int
+    seconds: float  # predicted, of synchronising it
+
+
+def choose(
+    counts: CountFunction, workers: int, nbytes: float, send: Curve, codec: CodecCurves, most: int | None = None
+) -> Choice:
+    """Return the better of compressing and not, each with its best K up to `most` (default: the workers)."""
+    found = []
+    for compress in (False, True):
+        curves = codec if compress else None
+
+        def seconds(k: int, curves: CodecCurves | None = curves) -> float:
+            return sync_seconds(counts, workers, k, nbytes, send, curves)
+
+        k = best_partitions(seconds, workers if most is None else most)
+        found.append(Choice(compress, k, seconds(k)))
+    return min(found, key=lambda choice: choice.seconds)  # on a tie, not compressing: it loses nothing
+
+
+def best_partitions(seconds: Callable[[int], float], most: int) -> int:
+    """Return the K in 1..most with the least `seconds(K)`, the smallest such; `seconds` must be convex."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if seconds(middle + 1) < seconds(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def plan_selective(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
+    """Give each tensor a bucket of its own, by the way that is fastest for a tensor of its size."""
+    if not ways:
+        raise PlanError("no way to send a bucket was given; wanted at least one")
+    chosen = [min(ways, key=lambda way: way.seconds(nbytes)) for nbytes in trace.nbytes]
+    return cut_into_buckets(trace, range(len(chosen)), [way.route for way in chosen])

@@ -1,0 +1,61 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cost.codecs import casync_ps_colocated_counts, casync_ring_counts, sync_seconds
+from penstock.cost.ways import way_for, ways_for
+from penstock.curves import CodecCurves, Curve
+from penstock.errors import NetworkError
+from penstock.network import LinearCost, Network
+
+ONEBIT = CodecCurves(1 / 32, Curve(0.2, 5.0), Curve(0.1, 3.0), Curve(0.15, 3.0), fixed_nbytes=32)
+NETWORK = Network(4, 7.0, 2.0, 0.5, codecs={"onebit": ONEBIT})
+SEND = Curve(2.0, 7.0)
+
+
+@given(st.integers(2, 17), st.integers(1, 20), st.integers(0, 10_000))
+def test_a_bucket_of_one_tensor_costs_what_equation_2_says(workers, k, nbytes):
+    servers = way_for(NETWORK, f"parameter_server+onebit/{k}", workers)
+    wanted = sync_seconds(casync_ps_colocated_counts, workers, k, nbytes, SEND, ONEBIT)
+    assert servers.seconds(nbytes) == pytest.approx(wanted)
+    ring = way_for(NETWORK, f"ring+onebit/{k}", workers)
+    wanted = sync_seconds(casync_ring_counts, workers, k * workers, nbytes, SEND, ONEBIT)
+    assert ring.seconds(nbytes) == pytest.approx(wanted)
+
+
+def test_every_tensor_of_a_bucket_brings_its_own_calls_and_header():
+    """A ring of 4 ranks encodes 4 pieces and decodes 4; a tensor that lies in one of them is 4 / 4 of each call."""
+    way = way_for(NETWORK, "ring+onebit")
+    header = 2 * 3 / 4 * 2.0 * 32
+    assert way.seconds(1000, 3) - way.seconds(1000, 2) == pytest.approx(5.0 + 3.0 + header)
+    assert way_for(NETWORK, "ring").seconds(1000, 3) == way_for(NETWORK, "ring").seconds(1000, 1)
+
+
+def test_recursive_doubling_encodes_in_every_round():
+    way = way_for(NETWORK, "recursive_doubling+onebit", 4)
+    assert way.seconds(320) == pytest.approx(2 * (7 + 2 * (32 + 10) + 5 + 0.2 * 320 + 3 + 0.1 * 320))
+
+
+def test_one_worker_compresses_nothing():
+    assert way_for(NETWORK, "ring+onebit", 1).seconds(1000) == 0.0
+
+
+def test_a_measured_line_is_of_one_tensor():
+    measured = Network(4, 7.0, 2.0, 0.5, {"ring+onebit": LinearCost(500.0, 0.3)}, {"onebit": ONEBIT})
+    way = way_for(measured, "ring+onebit")
+    assert way.measured
+    assert way.seconds(100) == pytest.approx(500 + 30)
+    assert way.seconds(100, 2) - way.seconds(100) == pytest.approx(way_for(NETWORK, "ring+onebit").seconds_per_tensor)
+    assert not way_for(measured, "ring+onebit", 8).measured
+
+
+def test_all_combinations_that_can_be_costed_are_ways():
+    ways = ways_for(NETWORK, ["ring", "binary_tree"], ["onebit"], [1, 2])
+    assert [str(way.route) for way in ways] == ["ring", "binary_tree", "ring+onebit", "ring+onebit/2"]
+
+
+def test_what_was_not_measured_says_how_to_measure_it():
+    with pytest.raises(NetworkError, match="no curves of codec 'dgc'; it has: onebit; measure them with `penstock mea"):
+        way_for(NETWORK, "ring+dgc")
+    with pytest.raises(NetworkError, match="no closed form of a compressed binary_tree; wanted one of ring, par"):
+        way_for(NETWORK, "binary_tree+onebit")
