@@ -42,7 +42,16 @@ ALLOWED = {
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it
-    "torch": ("runtime/transport/c10d.py", "codecs/", "compll/backends/", "torch/", "cli/", "zoo/", "bench/"),
+    "torch": (
+        "runtime/transport/c10d.py",
+        "runtime/cuda/",
+        "codecs/",
+        "compll/backends/",
+        "torch/",
+        "cli/",
+        "zoo/",
+        "bench/",
+    ),
     "triton": ("compll/backends/triton",),
     "mpi4py": ("runtime/transport/mpi.py", "cli/"),
     "lark": ("compll/",),

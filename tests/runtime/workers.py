@@ -117,3 +117,15 @@ def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float) -> tu
     except TransportError as error:
         return time.monotonic() - started, str(error)
     return 0.0, "no error"
+
+
+def reduce_on_the_device(rank: int, numel: int) -> np.ndarray:
+    """All-reduce a CUDA tensor over gloo, twice, and return the first result."""
+    communicator = Communicator(C10dTransport(), timeout_seconds=20)
+    results = []
+    for _ in range(2):
+        tensor = torch.from_numpy(random_tensors(communicator.transport.world_size, numel, "float32")[rank]).cuda()
+        communicator.all_reduce(tensor)
+        results.append(tensor.cpu().numpy())
+    assert results[0].tobytes() == results[1].tobytes()
+    return results[0]

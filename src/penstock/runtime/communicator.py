@@ -4,8 +4,8 @@
     communicator.all_reduce(gradient)                                     # by ring
     communicator.broadcast(weights, root=2, strategy="linear_pipeline", block_numel=65536)
 
-Works in place on numpy arrays and torch CPU tensors. A tensor that is not contiguous is copied, and the result is
-copied back. One call at a time, from any one thread.
+Works in place on numpy arrays and torch tensors; those on a CUDA device go through pinned host memory. A tensor that
+is not contiguous is copied, and the result is copied back. One call at a time, from any one thread.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import Transport
-from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous
+from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.strategies import Options, build
 from penstock.strategies.options import SMALLEST_BLOCK
 
@@ -47,6 +47,7 @@ class Communicator:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
         self._calls = 0
         self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
         self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
@@ -96,16 +97,27 @@ class Communicator:
         if self._failure is not None:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
         target = data if is_contiguous(data) else contiguous_copy(data)
+        staged = self._stage(target)
         try:
-            prepared = self._prepare(key, make, flat(target), codec)
+            host = target if staged is None else staged.host
+            prepared = self._prepare(key, make, flat(host), codec)
             self._calls += 1
-            prepared.run(target, self._calls, self.timeout_seconds, self.recorder)
+            prepared.run(host, self._calls, self.timeout_seconds, self.recorder, staged)
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target
             raise
         if target is not data:
             copy_back(data, target)
+
+    def _stage(self, target: Any) -> Any:
+        """Return the place in host memory for a tensor on a CUDA device; None for one that is in host memory."""
+        if not is_on_cuda(target):
+            return None
+        from penstock.runtime.cuda.staging import Staging  # torch is there, since the tensor is
+
+        self._staging = self._staging or Staging()
+        return self._staging.stage(target)
 
     def _prepare(self, key: Any, make: Callable[[Flat], Program], target: Flat, codec: Codec | None) -> Prepared:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""

@@ -8,8 +8,9 @@ sum in the same order and get the same bits.
 
 import hashlib
 import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
@@ -17,6 +18,7 @@ from penstock.runtime.binding import Binder, Binding
 from penstock.runtime.codec import Codec
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import lay_out
+from penstock.runtime.pieces import Pieces, cut
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
 from penstock.runtime.transport import LAST_TAG, Transport
@@ -55,6 +57,13 @@ def program_digest(program: Program, dtype: str, codec: Codec | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+class Stage(Protocol):
+    """A tensor that is elsewhere and comes to host memory in pieces (`cuda.staging`)."""
+
+    def walk(self, pieces: Pieces, actions: Sequence[Action]) -> Iterator[Action]:
+        """Yield the actions, each when its pieces are here."""
+
+
 @dataclass(slots=True)
 class Prepared:
     """One rank's part of a program, ready to run any number of times."""
@@ -67,6 +76,7 @@ class Prepared:
     digest: str
     binder: Binder
     _binding: Binding | None = field(default=None, repr=False)  # the last one: most tensors come again
+    _pieces: Pieces | None = field(default=None, repr=False)  # of the first tensor that came from a device
 
     def run(
         self,
@@ -74,11 +84,13 @@ class Prepared:
         call: int = 0,
         timeout_seconds: float = TIMEOUT_SECONDS,
         recorder: Recorder | None = None,
+        staged: "Stage | None" = None,
     ) -> None:
         """Carry the program out on `data`, in place.
 
         `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
-        different calls never exchange data. A `recorder` notes when each instruction starts and ends.
+        different calls never exchange data. A `recorder` notes when each instruction starts and ends;
+        `staged` brings `data` here from a device, and back, while the program runs.
         """
         target = flat(data)
         if target.numel != self.program.numel or target.dtype != self.dtype:
@@ -87,12 +99,21 @@ class Prepared:
                 f"prepared for {self.program.numel} of {self.dtype}"
             )
         tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
-        self._perform(self._bind(target), tag, timeout_seconds, recorder)
+        self._perform(self._bind(target), tag, timeout_seconds, self._walk(recorder, staged))
 
-    def _perform(self, binding: Binding, tag: int, timeout_seconds: float, recorder: Recorder | None) -> None:
+    def _walk(self, recorder: Recorder | None, staged: "Stage | None") -> Iterable[Action]:
+        """Return the actions as they are, or through whatever wants to be asked between them."""
+        rank = self.transport.rank
+        instructions = self.program.ranks[rank]
+        actions: Iterable[Action] = self.actions
+        if staged is not None:
+            self._pieces = self._pieces or cut(instructions, self.actions)
+            actions = staged.walk(self._pieces, self.actions)
+        return actions if recorder is None else recorder.watch(rank, instructions, actions)
+
+    def _perform(self, binding: Binding, tag: int, timeout_seconds: float, actions: Iterable[Action]) -> None:
         """Walk the actions: the one loop that moves data."""
         transport, instructions = self.transport, self.program.ranks[self.transport.rank]
-        actions = recorder.watch(transport.rank, instructions, self.actions) if recorder else self.actions
         messages, computations, works = binding.messages, binding.computations, binding.works
         index = 0
         try:

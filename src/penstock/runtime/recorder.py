@@ -8,7 +8,7 @@ The executor walks its actions through `Recorder.watch`, which looks at the cloc
 walks them directly, so that recording costs nothing where nobody asked for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -40,7 +40,7 @@ class Recorder:
         self.notes.clear()
         self._calls = 0
 
-    def watch(self, rank: int, instructions: Sequence[Instruction], actions: Sequence[Action]) -> Iterator[Action]:
+    def watch(self, rank: int, instructions: Sequence[Instruction], actions: Iterable[Action]) -> Iterator[Action]:
         """Yield the actions of one call and note what happens between them."""
         call, self._calls = self._calls, self._calls + 1
         started: dict[int, float] = {}  # of the messages in flight

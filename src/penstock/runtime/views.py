@@ -42,10 +42,18 @@ def flat(data: Any) -> Flat:
     if not hasattr(data, "data_ptr"):
         raise StrategyError(f"found {shorten(data)}; wanted a numpy array or a torch tensor")
     if data.device.type != "cpu":
-        raise StrategyError(f"tensor is on {data.device}; this engine moves host memory: pass tensor.cpu()")
+        raise StrategyError(
+            f"tensor is on {data.device}; programs run on host memory and, through a Communicator, on cuda: "
+            "pass tensor.cpu()"
+        )
     if not data.is_contiguous():
         raise StrategyError("tensor is not contiguous; pass tensor.contiguous()")
     return Flat(data.data_ptr(), data.numel(), str(data.dtype).removeprefix("torch."))
+
+
+def is_on_cuda(data: Any) -> bool:
+    """Say whether a tensor is in the memory of a CUDA device."""
+    return bool(getattr(data, "is_cuda", False))
 
 
 def is_contiguous(data: Any) -> bool:

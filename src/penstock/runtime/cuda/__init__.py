@@ -1,0 +1,1 @@
+"""Programs on tensors in device memory: staged through pinned host memory, or moved by NCCL directly."""
