@@ -77,8 +77,11 @@ def pack_header(header: Header) -> bytes:
     return start + _CHECKSUM.pack(zlib.crc32(start))
 
 
-def parse_header(payload: bytes | memoryview) -> Header:
-    """Return the header that a payload begins with, or raise `CodecError`; looks at no byte behind it."""
+def parse_header(payload: bytes | memoryview, max_numel: int = MAX_NUMEL) -> Header:
+    """Return the header that a payload begins with, or raise `CodecError`; looks at no byte behind it.
+
+    `max_numel` is the most elements that the codec can have encoded.
+    """
     if len(payload) < _FIXED.size:
         raise CodecError(f"payload of {len(payload)} bytes; wanted at least {_FIXED.size}: it was cut short")
     magic, version, count, flags, numel, body_nbytes, name = _FIXED.unpack_from(payload)
@@ -86,12 +89,12 @@ def parse_header(payload: bytes | memoryview) -> Header:
         raise CodecError(f"payload begins with {magic!r}; wanted {MAGIC!r}: these bytes are not from a penstock codec")
     if version != VERSION:
         raise CodecError(f"payload has header version {version}; wanted {VERSION}: use the same penstock on all ranks")
-    _check_rest(payload, count, flags, numel)
+    _check_rest(payload, count, flags, numel <= max_numel, numel)
     parameters = struct.unpack_from(f"<{count}d", payload, _FIXED.size)
     return Header(name.rstrip(b"\0").decode("ascii", "replace"), parameters, numel, body_nbytes, flags)
 
 
-def _check_rest(payload: bytes | memoryview, count: int, flags: int, numel: int) -> None:
+def _check_rest(payload: bytes | memoryview, count: int, flags: int, possible: bool, numel: int) -> None:
     nbytes = header_nbytes(count)
     if count > MAX_PARAMETERS or len(payload) < nbytes:
         raise CodecError(f"header with {count} parameters in a payload of {len(payload)} bytes: it is damaged")
@@ -100,6 +103,6 @@ def _check_rest(payload: bytes | memoryview, count: int, flags: int, numel: int)
     if found != wanted:
         raise CodecError(f"header checksum {found:#010x}; wanted {wanted:#010x}: bytes changed on the way")
     padding = bytes(payload[_FIXED.size + 8 * count : end])
-    if flags > PADDED | NOT_FINITE | SEGMENTED or padding.strip(b"\0") or numel > MAX_NUMEL:
+    if flags > PADDED | NOT_FINITE | SEGMENTED or padding.strip(b"\0") or not possible:
         found = f"{numel} elements, flags {flags:#x} and {shorten(padding)} where zeros belong"
         raise CodecError(f"header with {found}: nobody writes such; it is damaged")

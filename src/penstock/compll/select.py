@@ -41,11 +41,19 @@ def largest_magnitudes(values: NDArray[np.float32], k: int) -> NDArray[np.int32]
     if values.dtype != np.float32 or not values.flags.c_contiguous or values.ndim != 1:
         raise PenstockError(f"select works on contiguous float32 vectors, found {values.dtype} of shape {values.shape}")
     indices = np.empty(k, np.int32)
-    if 0 < k < values.size:
+    select_largest(values, indices)
+    return indices
+
+
+def select_largest(values: NDArray[np.float32], indices: NDArray[np.signedinteger[Any]]) -> None:
+    """Fill `indices`, of at most as many elements as `values`, with the positions of the largest magnitudes, ascending.
+
+    With int64 indices, vectors of 2^31 elements and more.
+    """
+    if 0 < indices.size < values.size:
         _select(values.view(np.int32), indices)
     else:
-        indices[:] = np.arange(k)
-    return indices
+        indices[:] = np.arange(indices.size)
 
 
 def check_selection(numel: int, k: int) -> None:
@@ -66,7 +74,7 @@ def _select(bits: Any, indices: Any) -> None:
     k = len(indices)
     limit = 2 * k + 1024
     if limit < len(bits) // 2:
-        candidates = np.empty(limit, np.int32)
+        candidates = np.empty(limit, indices.dtype)
         count = _collect(bits, _guess_threshold(bits, k), candidates)
         if k <= count <= limit:
             magnitudes = np.empty(count, np.int32)

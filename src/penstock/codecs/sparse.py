@@ -1,0 +1,228 @@
+"""Sparse blocks: exactly k = max(1, round(density n)) entries of largest magnitude, sent, merged and kept (gTop-k).
+
+    codec = SparseCodec(density=0.001)
+    codec.encode(gradient, residual, block)     # residual += gradient; the k largest leave it for the block
+    codec.merge(other, block, residual)         # block += other; keeps k, what falls out goes to the residual
+    codec.decode(block, gradient)               # zeros, and the k values in their places
+
+Nothing is lost: after `encode`, gradient + residual before = decoded + residual after; after `merge`, the two blocks
+before = the block after + what was added to the residual. Both hold element by element, to the rounding of one float32
+addition. The published algorithm drops in a merge what no later step can put back (erratum 4): `published.py`.
+
+Among equal magnitudes the lowest index wins, in `encode` and in `merge`, and a + b is b + a to the bit: two ranks that
+merge the same two blocks end with the same bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.codecs.elements import Floats, as_array, from_float32, to_float32
+from penstock.codecs.header import NOT_FINITE, Header, header_nbytes, pack_header, parse_header
+from penstock.codecs.sparse_block import (
+    INDEX_FORMS,
+    VALUE_BITS,
+    BlockForm,
+    Bytes,
+    Entries,
+    Indices,
+    entry_count,
+    index_dtype,
+)
+from penstock.codecs.sparse_kernels import add_at, gather, part, put_at, subtract_at, unite
+from penstock.compll.select import select_largest
+from penstock.errors import CodecError, NonFiniteError
+
+NAME = "sparse"
+ON_NONFINITE = ("raise", "skip")
+MAX_NUMEL = 1 << 48  # more than any memory holds; a header that says more is damaged
+_PARAMETERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCodec:
+    """Top-k selection as the runtime's `Codec`, with `merge`."""
+
+    density: float  # share of the elements that is sent
+    value_bits: int = 32  # 32: float32; 16: bfloat16, whose rounding stays in the residual
+    index_form: str = "smaller"  # "int32", "gaps" (base 128), or whichever is smaller for the tensor
+    on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, or skip the step (AMP)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise CodecError(f"density {self.density}; wanted more than 0 and at most 1")
+        for name, known in (("value_bits", VALUE_BITS), ("index_form", INDEX_FORMS), ("on_nonfinite", ON_NONFINITE)):
+            if getattr(self, name) not in known:
+                wanted = ", ".join(str(one) for one in known)
+                raise CodecError(f"{name} is {getattr(self, name)!r}; wanted one of {wanted}")
+
+    @property
+    def name(self) -> str:
+        """The codec and its settings; equal names read one another's blocks."""
+        return f"{NAME}(density={self.density:g}, value_bits={self.value_bits}, index_form={self.index_form})"
+
+    def entries(self, numel: int) -> int:
+        """Return k: how many entries a block of `numel` elements has."""
+        return entry_count(self.density, numel)
+
+    def max_nbytes(self, numel: int) -> int:
+        """Return the bytes that a block of `numel` elements needs at most."""
+        return header_nbytes(_PARAMETERS) + self._form(numel).max_nbytes
+
+    def encode(self, read: Any, residual: Any, out: Any, tensor: str = "the gradient") -> int:
+        """Select from `read` plus `residual`; return the bytes written. The residual is left with what was not sent.
+
+        `residual` is None or float32 memory of as many elements; `tensor` is what an error calls the gradient.
+        """
+        values, block = to_float32(as_array(read)), as_array(out)
+        kept = None if residual is None else _residual_memory(residual, values.size, tensor)
+        if self.on_nonfinite == "skip" and not np.isfinite(values).all():
+            return self._write_header(block, values.size, 0, NOT_FINITE)  # and the residual is as it was
+        if kept is not None:
+            kept += values
+        entries = _select(values if kept is None else kept, self.entries(values.size), tensor)
+        form = self._form(values.size)
+        if kept is not None:
+            subtract_at(kept, entries.indices, form.rounded(entries.values))
+        nbytes = form.write(entries, block[header_nbytes(_PARAMETERS) :])
+        return self._write_header(block, values.size, nbytes)
+
+    def decode(self, read: Any, out: Any) -> None:
+        """Write zeros, and the values of a block in their places."""
+        target = as_array(out)
+        entries = self.read(read, target.size)
+        if entries is None:
+            _fill_nan(target)
+            return
+        target.fill(0)
+        _put(target, entries.indices, entries.values)
+
+    def decode_add(self, read: Any, out: Any) -> None:
+        """Add the values of a block in their places."""
+        target = as_array(out)
+        entries = self.read(read, target.size)
+        if entries is None:
+            _fill_nan(target)
+        elif target.dtype == np.float32:
+            add_at(target, entries.indices, entries.values)
+        else:
+            total = to_float32(target[entries.indices]) + entries.values
+            _put(target, entries.indices, total)
+
+    def merge(self, read: Any, write: Any, residual: Any) -> None:
+        """Add a block to another, in place, and keep k entries; what falls out is added to `residual`.
+
+        Without a residual (None) it is dropped: then another rank that merges the same blocks must keep it.
+        """
+        block = as_array(write)
+        numel = parse_header(block.data, MAX_NUMEL).numel
+        kept = None if residual is None else _residual_memory(residual, numel, "a merge")
+        one, other = self.read(block, numel), self.read(read, numel)
+        if one is None or other is None:  # the step will be skipped on all ranks; what was sent is still owed
+            for entries in (one, other):
+                if kept is not None and entries is not None:
+                    add_at(kept, entries.indices, entries.values)
+            self._write_header(block, numel, 0, NOT_FINITE)
+            return
+        form = self._form(numel)
+        chosen, rest = _largest_of_sum(one, other)
+        if kept is not None:
+            add_at(kept, rest.indices, rest.values)
+            if form.value_bits < 32:
+                add_at(kept, chosen.indices, chosen.values - form.rounded(chosen.values))
+        nbytes = form.write(chosen, block[header_nbytes(_PARAMETERS) :])
+        self._write_header(block, numel, nbytes)
+
+    def read(self, block: Any, numel: int) -> Entries | None:
+        """Return the entries of a block, or None of a step to be skipped; `CodecError` for what nobody wrote.
+
+        The entries may share the block's memory. Bytes behind the block are ignored: buffers have the largest size.
+        """
+        data = as_array(block)
+        header = parse_header(data.data, MAX_NUMEL)
+        self._check(header, numel, data.size)
+        if header.flags & NOT_FINITE:
+            return None
+        return self._form(numel).read(data[header.nbytes : header.nbytes + header.body_nbytes])
+
+    # Inside
+
+    def _form(self, numel: int) -> BlockForm:
+        return BlockForm.of(numel, self.entries(numel), self.value_bits, self.index_form)
+
+    @property
+    def _parameters(self) -> tuple[float, ...]:
+        return (self.density, float(self.value_bits), float(INDEX_FORMS.index(self.index_form)))
+
+    def _write_header(self, block: Bytes, numel: int, nbytes: int, flags: int = 0) -> int:
+        header = Header(NAME, self._parameters, numel, nbytes, flags)
+        block[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
+        return header.nbytes + nbytes
+
+    def _check(self, header: Header, numel: int, nbytes: int) -> None:
+        if (header.codec, header.parameters) != (NAME, self._parameters):
+            settings = ", ".join(f"{value:g}" for value in header.parameters)
+            raise CodecError(f"block of {header.codec}({settings}); wanted {self.name}: all ranks need the same codec")
+        if header.numel != numel:
+            raise CodecError(f"block of {header.numel} elements; wanted {numel}: it belongs to another tensor")
+        if header.nbytes + header.body_nbytes > nbytes:
+            raise CodecError(
+                f"block of {nbytes} bytes; its header says {header.nbytes + header.body_nbytes}: cut short"
+            )
+        if header.flags & ~NOT_FINITE or (header.flags and header.body_nbytes):
+            raise CodecError(f"sparse block with flags {header.flags:#x} and {header.body_nbytes} bytes: it is damaged")
+
+
+def _residual_memory(residual: Any, numel: int, what: str) -> Floats:
+    memory = as_array(residual)
+    if memory.dtype != np.float32 or memory.size != numel:
+        found = f"{memory.size} elements of {memory.dtype}"
+        raise CodecError(f"the residual of {what} has {found}; wanted {numel} of float32")
+    return memory
+
+
+def _select(values: Floats, count: int, tensor: str) -> Entries:
+    indices = np.empty(count, index_dtype(values.size))
+    select_largest(values, indices)
+    chosen = np.empty(count, np.float32)
+    if not gather(values, indices, chosen):
+        advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
+        raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
+    return Entries(indices, chosen)
+
+
+def _largest_of_sum(one: Entries, other: Entries) -> tuple[Entries, Entries]:
+    """Return the sum of two sparse vectors as its largest entries, as many as each has, and the rest."""
+    count = one.indices.size
+    indices, values = np.empty(2 * count, one.indices.dtype), np.empty(2 * count, np.float32)
+    total = int(unite(one.indices, one.values, other.indices, other.values, indices, values))
+    places = np.empty(count, np.int64)
+    select_largest(values[:total], places)
+    chosen = Entries(np.empty(count, indices.dtype), np.empty(count, np.float32))
+    rest = Entries(np.empty(total - count, indices.dtype), np.empty(total - count, np.float32))
+    part(indices[:total], values[:total], places, chosen.indices, chosen.values, rest.indices, rest.values)
+    return chosen, rest
+
+
+def _put(target: NDArray[Any], indices: Indices, values: Floats) -> None:
+    """Write values in the element type of `target`; 16-bit types as their bits, which numba can copy."""
+    stored = _as_stored(values, target)
+    if target.dtype == np.float16:
+        target, stored = target.view(np.uint16), stored.view(np.uint16)
+    put_at(target, indices, stored)
+
+
+def _as_stored(values: Floats, target: NDArray[Any]) -> NDArray[Any]:
+    """Return values in the element type of `target`."""
+    if target.dtype == np.float32:
+        return values
+    to_float32(target[:0])  # refuses element types that are no gradient's
+    stored = np.empty(values.size, target.dtype)
+    from_float32(values, stored)
+    return stored
+
+
+def _fill_nan(target: NDArray[Any]) -> None:
+    target[:] = _as_stored(np.full(1, np.nan, np.float32), target)
