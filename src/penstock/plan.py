@@ -33,7 +33,12 @@ class Route:
 
     strategy: str
     codec: str | None = None  # None: sent as it is
-    partitions: int = 1  # parts that are compressed and sent independently
+    partitions: int = 1  # pieces that each tensor is cut into before it is compressed; 1: as the strategy cuts it
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The strategy's options that it stands for."""
+        return {"partitions": self.partitions} if self.partitions > 1 else {}
 
     def __str__(self) -> str:
         codec = f"+{self.codec}" if self.codec else ""
@@ -60,7 +65,7 @@ class Bucket:
     nbytes: int  # dense gradient bytes, before any codec
     strategy: str  # the collective that carries it
     codec: str | None = None  # None: sent as it is
-    partitions: int = 1  # parts that are compressed and sent independently
+    partitions: int = 1  # pieces that each tensor is cut into before it is compressed; 1: as the strategy cuts it
 
     @property
     def route(self) -> Route:

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from penstock.cost.clusters import CLUSTERS
+from penstock.curves import CodecCurves, Curve
 from penstock.network import save_network
 from penstock.plan import load_plan
 
@@ -19,7 +21,8 @@ TRACE = {
     "forward_seconds": 0.02,
     "tensors": [{"name": f"t{i}", "numel": 10_000, "backward_seconds": 0.001} for i in range(20)],
 }
-PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact"]
+PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact", "selective", "joint"]
+ONEBIT = CodecCurves(1 / 32, Curve(1e-10, 1e-5), Curve(1e-10, 1e-5))
 
 
 def penstock(*arguments):
@@ -78,6 +81,24 @@ def test_parameter_servers_push_and_pull(files):
     arguments = ("plan", files / "t.json", "--network", "gtop-k-1gbe", "--all-reduce", "parameter_server", "--json")
     lanes = {span["lane"] for span in json.loads(succeed(*arguments))["timeline"]}
     assert lanes == {"compute", "push", "pull"}
+
+
+def test_joint_chooses_among_strategies_codecs_and_partitions(files):
+    save_network(replace(CLUSTERS["gtop-k-1gbe"], codecs={"onebit": ONEBIT}), files / "c.json")
+    arguments = ("plan", files / "t.json", "--network", files / "c.json", "--planner", "joint", "--json")
+    dense = json.loads(succeed(*arguments))
+    more = ("--codecs", "onebit", "--partitions", "1,4", "--all-reduce", "ring,parameter_server")
+    packed = json.loads(succeed(*arguments, *more))
+    assert {bucket["codec"] for bucket in dense["buckets"]} == {None}
+    assert {bucket["codec"] for bucket in packed["buckets"]} == {"onebit"}
+    assert packed["iteration_seconds"] < dense["iteration_seconds"]
+    assert "+onebit" in succeed(*arguments[:-1], *more)
+
+
+def test_codecs_without_curves_say_how_to_measure_them(files):
+    result = penstock("plan", files / "t.json", "--network", "gtop-k-1gbe", "--planner", "joint", "--codecs", "onebit")
+    assert result.returncode == 2
+    assert "has no curves of codec 'onebit'; it has: none; measure them with `penstock measure" in result.stderr
 
 
 def test_simulate_prints_rows_as_json(files):

@@ -15,12 +15,10 @@ SEND = Curve(2.0, 7.0)
 
 @given(st.integers(2, 17), st.integers(1, 20), st.integers(0, 10_000))
 def test_a_bucket_of_one_tensor_costs_what_equation_2_says(workers, k, nbytes):
-    servers = way_for(NETWORK, f"parameter_server+onebit/{k}", workers)
-    wanted = sync_seconds(casync_ps_colocated_counts, workers, k, nbytes, SEND, ONEBIT)
-    assert servers.seconds(nbytes) == pytest.approx(wanted)
-    ring = way_for(NETWORK, f"ring+onebit/{k}", workers)
-    wanted = sync_seconds(casync_ring_counts, workers, k * workers, nbytes, SEND, ONEBIT)
-    assert ring.seconds(nbytes) == pytest.approx(wanted)
+    pieces = workers if k == 1 else k  # 1: as the strategy cuts it, one piece per rank
+    for name, counts in (("parameter_server", casync_ps_colocated_counts), ("ring", casync_ring_counts)):
+        way = way_for(NETWORK, f"{name}+onebit/{k}", workers)
+        assert way.seconds(nbytes) == pytest.approx(sync_seconds(counts, workers, pieces, nbytes, SEND, ONEBIT))
 
 
 def test_every_tensor_of_a_bucket_brings_its_own_calls_and_header():
@@ -31,9 +29,9 @@ def test_every_tensor_of_a_bucket_brings_its_own_calls_and_header():
     assert way_for(NETWORK, "ring").seconds(1000, 3) == way_for(NETWORK, "ring").seconds(1000, 1)
 
 
-def test_recursive_doubling_encodes_in_every_round():
-    way = way_for(NETWORK, "recursive_doubling+onebit", 4)
-    assert way.seconds(320) == pytest.approx(2 * (7 + 2 * (32 + 10) + 5 + 0.2 * 320 + 3 + 0.1 * 320))
+def test_a_tree_encodes_on_every_level_up_and_once_down():
+    way = way_for(NETWORK, "binary_tree+onebit", 4)
+    assert way.seconds(320) == pytest.approx(4 * (7 + 2 * (32 + 10)) + 3 * (5 + 0.2 * 320) + 3 * (3 + 0.1 * 320))
 
 
 def test_one_worker_compresses_nothing():
@@ -50,12 +48,21 @@ def test_a_measured_line_is_of_one_tensor():
 
 
 def test_all_combinations_that_can_be_costed_are_ways():
-    ways = ways_for(NETWORK, ["ring", "binary_tree"], ["onebit"], [1, 2])
-    assert [str(way.route) for way in ways] == ["ring", "binary_tree", "ring+onebit", "ring+onebit/2"]
+    ways = ways_for(NETWORK, ["ring", "double_tree"], ["onebit"], [1, 2])
+    assert [str(way.route) for way in ways] == ["ring", "double_tree", "ring+onebit", "ring+onebit/2"]
 
 
 def test_what_was_not_measured_says_how_to_measure_it():
     with pytest.raises(NetworkError, match="no curves of codec 'dgc'; it has: onebit; measure them with `penstock mea"):
         way_for(NETWORK, "ring+dgc")
-    with pytest.raises(NetworkError, match="no closed form of a compressed binary_tree; wanted one of ring, par"):
-        way_for(NETWORK, "binary_tree+onebit")
+    with pytest.raises(NetworkError, match="no closed form of a compressed double_tree; wanted one of ring, par"):
+        way_for(NETWORK, "double_tree+onebit")
+
+
+def test_beside_a_measured_line_no_closed_form_of_the_same_kind_is_considered():
+    lines = {"ring+onebit": LinearCost(500.0, 0.3), "ring+onebit/4": LinearCost(600.0, 0.2)}
+    measured = Network(4, 7.0, 2.0, 0.5, lines, {"onebit": ONEBIT, "fp16": ONEBIT})
+    ways = ways_for(measured, ["ring"], ["onebit", "fp16"], [1, 2, 4])
+    wanted = ["ring+onebit", "ring+onebit/4", "ring+fp16", "ring+fp16/2", "ring+fp16/4"]
+    assert [str(way.route) for way in ways[1:]] == wanted
+    assert len(ways_for(measured, ["ring"], ["onebit"], [1, 2, 4], workers=8)) == 4

@@ -1,10 +1,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.ways import Way
+from penstock.cost.ways import Way, comparable
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
-from penstock.planners.joint import one_stage, plan_joint, undominated
+from penstock.planners.joint import plan_joint, undominated
 from penstock.simulator.iteration import simulate_iteration
 from planners.instances import codec_ways, make_trace, staged_ways, traces, ways
 from planners.oracle import brute_force_seconds
@@ -37,7 +37,7 @@ def test_is_never_worse_than_any_single_choice_under_any_planner(trace, options)
 @settings(max_examples=200)
 def test_push_and_pull_among_other_ways_are_taken_one_after_the_other(trace, plain, staged):
     options = [*plain, Way("servers", staged[0].stages, ("push", "pull"))]
-    alone = [one_stage(way) for way in options]
+    alone = comparable(options)
     buckets = plan_joint(trace, options)
     assert simulate_iteration(trace, buckets, alone).iteration_seconds == brute_force_seconds(trace, alone)
 

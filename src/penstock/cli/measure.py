@@ -4,25 +4,26 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, split_list
 
 
 def measure(
     out: Annotated[str, typer.Option(metavar="FILE", help="write the penstock-network/1 file here")] = "",
     engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
     strategies: Annotated[str, typer.Option(help="all-reduces whose lines to measure, such as native,ring")] = "native",
+    codecs: Annotated[str, typer.Option(help="compressors whose curves to measure, such as onebit,dgc")] = "",
     seconds: Annotated[float, typer.Option(help="about how long to measure", min=0.1)] = 4.0,
     name: Annotated[str, typer.Option(help="the network's name in the file")] = "measured",
     json: JsonOption = False,
 ) -> None:
-    """Measure alpha, beta, gamma and the engine's all-reduce, under torchrun, mpirun or `penstock cluster run`."""
+    """Measure alpha, beta, gamma, all-reduces and codecs, under torchrun, mpirun or `penstock cluster run`."""
     from penstock.cli.output import print_json, print_table
     from penstock.cli.workers import joined_transport
     from penstock.network import network_document, save_network
     from penstock.runtime.measure import measure_network
 
     with joined_transport(engine) as transport:
-        measured = measure_network(transport, name, seconds, strategies.split(","))
+        measured = measure_network(transport, name, seconds, split_list(strategies), split_list(codecs))
         first = transport.rank == 0
     if not first:
         return
@@ -32,10 +33,13 @@ def measure(
         errors = {what: {"median": fit.median_error, "worst": fit.worst_error} for what, fit in measured.fits.items()}
         print_json(network_document(measured.network) | {"fit_errors": errors})
         return
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (what, 1e6 * line.a_seconds, 1e9 * line.b_seconds_per_byte, f"{100 * fit.median_error:.1f}%", fit.points)
         for what, fit in measured.fits.items()
         for line in [fit.line]
     ]
+    for codec, curves in measured.network.codecs.items():
+        for what, curve in (("encode", curves.encode), ("decode", curves.decode), ("decode and add", curves.merge)):
+            rows.append((f"{codec}: {what}", 1e6 * curve.least_seconds, 1e9 * curve.seconds_per_byte, "", ""))
     title = f"network of {measured.network.workers} workers"
     print_table(title, ("what", "startup (us)", "ns per byte", "median error", "sizes"), rows)

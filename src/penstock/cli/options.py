@@ -1,5 +1,6 @@
 """Options that several verbs share, and how their text becomes values."""
 
+import re
 from typing import Annotated
 
 import typer
@@ -35,3 +36,12 @@ def parse_counts(text: str, option: str) -> list[int]:
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise PenstockError(f"{option}: found {text!r}; wanted whole numbers > 0 with commas between, such as 4,8,16")
     return [int(part) for part in parts]
+
+
+def split_list(text: str) -> list[str]:
+    """Return the parts of a comma-separated list; commas inside parentheses do not separate.
+
+    >>> split_list("ring, ring+topk(density=0.01,seed=2)")
+    ['ring', 'ring+topk(density=0.01,seed=2)']
+    """
+    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]

@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import AllReduceOption, DtypeOption, JsonOption, NetworkOption, PictureOption, TraceArgument
+from penstock.cli.options import (
+    AllReduceOption,
+    DtypeOption,
+    JsonOption,
+    NetworkOption,
+    PictureOption,
+    TraceArgument,
+    parse_counts,
+    split_list,
+)
 
 if TYPE_CHECKING:
     from penstock.cost.ways import Way
@@ -17,9 +26,11 @@ if TYPE_CHECKING:
 def plan(
     trace: TraceArgument,
     network: NetworkOption,
-    planner: Annotated[str, typer.Option(help="naive, wfbp, single, threshold, greedy or exact")] = "exact",
+    planner: Annotated[str, typer.Option(help="naive, wfbp, single, threshold, greedy, exact, ...")] = "exact",
     workers: Annotated[int, typer.Option(help="world size; default: the network's", min=0)] = 0,
     all_reduce: AllReduceOption = "",
+    codecs: Annotated[str, typer.Option(help="compressors to choose from, their curves in the network file")] = "",
+    partitions: Annotated[str, typer.Option(help="numbers of pieces to choose from, with codecs")] = "1",
     dtype: DtypeOption = "",
     compare: Annotated[bool, typer.Option("--compare", help="show every planner, not only --planner")] = False,
     out: Annotated[str, typer.Option(metavar="FILE", help="write the plan here")] = "",
@@ -27,7 +38,10 @@ def plan(
     perfetto: Annotated[str, typer.Option(metavar="FILE", help="write timelines as a Chrome trace")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Plan the messages of one iteration and predict its time; with several --all-reduce, exact picks per bucket."""
+    """Plan the messages of one iteration and predict its time.
+
+    With several --all-reduce, exact and joint pick one for each bucket; with --codecs, joint picks these too.
+    """
     from penstock.cost.clusters import find_network
     from penstock.plan import plan_document, save_plan
     from penstock.planners import PLANNERS, find_planner
@@ -38,7 +52,7 @@ def plan(
     subject, links = find_trace(trace), find_network(network)
     subject = subject.with_dtype(dtype) if dtype else subject
     world_size = workers or links.workers
-    ways = _ways(links, all_reduce, world_size)
+    ways = _ways(links, all_reduce, world_size, split_list(codecs), parse_counts(partitions, "--partitions"))
     compared = PLANNERS.values() if compare or not json else [chosen]
     plans = {each.name: predict(subject, each, ways, world_size) for each in compared}
     if out:
@@ -53,11 +67,17 @@ def plan(
         _print(plans, planner, subject, ways)
 
 
-def _ways(network: "Network", all_reduce: str, workers: int) -> "list[Way]":
-    from penstock.cost.ways import way_for
+def _ways(network: "Network", all_reduce: str, workers: int, codecs: list[str], partitions: list[int]) -> "list[Way]":
+    """Return dense ways first: planners that take one way for all take the first."""
+    from penstock.cost.ways import comparable, way_for, ways_for
 
     measured = next(iter(network.all_reduce), "ring") if workers == network.workers else "ring"
-    return [way_for(network, name.strip(), workers) for name in (all_reduce or measured).split(",")]
+    routes = split_list(all_reduce or measured)
+    plain = [route for route in routes if "+" not in route]
+    packed = [way_for(network, route, workers) for route in routes if "+" in route]
+    for codec in codecs:
+        way_for(network, f"ring+{codec}", workers)  # says what to do where its curves are not there
+    return comparable([*ways_for(network, plain, codecs, partitions, workers), *packed])
 
 
 def _draw(plans: "dict[str, Plan]", trace: "Trace", picture: str, perfetto: str) -> None:
@@ -77,7 +97,7 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
 
     chosen = plans[planner]
     best = min(plan.iteration_seconds for plan in plans.values())
-    source = ", ".join(f"{way.strategy} ({'measured' if way.measured else 'closed form'})" for way in ways)
+    source = ", ".join(f"{way.route} ({'measured' if way.measured else 'closed form'})" for way in ways)
     print_table(
         f"{trace.label} on {chosen.workers} workers: predicted iteration, messages by {source}",
         ("planner", "messages", "iteration", "not hidden", "against best"),
@@ -94,13 +114,13 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
     )
     print_table(
         f"buckets of {planner} (hash {chosen.hash})",
-        ("bucket", "tensors", "bytes", "strategy", "sent from", "to"),
+        ("bucket", "tensors", "bytes", "route", "sent from", "to"),
         [
             (
                 index,
                 f"{len(bucket.tensors)}: {bucket.name}",
                 bucket.nbytes,
-                bucket.strategy,
+                str(bucket.route),
                 format_seconds(span.start_seconds),
                 format_seconds(span.end_seconds),
             )

@@ -4,9 +4,12 @@ A bucket of n tensors and m dense bytes costs `a + b m + c n`: every tensor is c
 compress, then batch), so each brings its own calls of the codec and its own header, besides its bytes. A bucket of one
 tensor costs exactly what Eq. 2 says, where no curve lies on its floor; where one does, the line is above it.
 
-    ring of N ranks, K partitions      K N pieces, in K batches; N encodes and N decodes of a piece are not hidden
-    parameter server, K partitions     K pieces; every rank encodes all of them, its aggregator decodes N of each
-    recursive doubling                 one piece; a round sends, decodes and adds, and encodes anew
+    ring                K pieces, in ceil(K/N) batches; N encodes and N decodes of a piece are not hidden
+    parameter server    K pieces; every rank encodes all of them, an aggregator decodes N of each of its own
+    binary tree         K pieces; every level sends and decodes, and encodes anew on the way up
+
+K is the plan's `partitions`. Where that is 1 the strategy cuts as it likes: a ring and parameter servers into one piece
+per rank, a tree not at all.
 """
 
 from collections.abc import Callable
@@ -27,29 +30,29 @@ class CompressedCost:
 
 
 def compressed_ring(network: Network, codec: CodecCurves, workers: int, partitions: int) -> CompressedCost:
-    """Return the cost of a ring; it always cuts each of its partitions into one piece per rank."""
-    return _cost(network, codec, casync_ring_counts(workers, workers), partitions * workers, partitions)
+    """Return the cost of a ring; with fewer pieces than ranks, some links idle."""
+    pieces = workers if partitions == 1 else partitions
+    return _cost(network, codec, casync_ring_counts(workers, pieces), pieces, -(-pieces // workers))
 
 
 def compressed_parameter_server(network: Network, codec: CodecCurves, workers: int, partitions: int) -> CompressedCost:
-    """Return the cost with aggregators on all ranks, `partitions` pieces."""
-    batches = -(-partitions // workers)
-    return _cost(network, codec, casync_ps_colocated_counts(workers, min(partitions, workers)), partitions, batches)
+    """Return the cost with aggregators on all ranks."""
+    pieces = workers if partitions == 1 else partitions
+    counts = casync_ps_colocated_counts(workers, min(pieces, workers))
+    return _cost(network, codec, counts, pieces, -(-pieces // workers))
 
 
-def compressed_recursive_doubling(
-    network: Network, codec: CodecCurves, workers: int, partitions: int
-) -> CompressedCost:
-    """Return the cost of exchanging and adding whole payloads; ranks beyond a power of two cost two more rounds."""
-    rounds = ceil_log2(workers) + (0 if workers & (workers - 1) == 0 else 1)
-    return _cost(network, codec, SyncCounts(rounds, rounds, rounds), partitions, partitions)
+def compressed_binary_tree(network: Network, codec: CodecCurves, workers: int, partitions: int) -> CompressedCost:
+    """Return the cost of a reduce to one rank and a broadcast from it, each level with whole pieces."""
+    levels = ceil_log2(workers)
+    return _cost(network, codec, SyncCounts(2 * levels, levels + 1, levels + 1), partitions, partitions)
 
 
 CompressedFunction = Callable[[Network, CodecCurves, int, int], CompressedCost]
 COMPRESSED: dict[str, CompressedFunction] = {
     "ring": compressed_ring,
     "parameter_server": compressed_parameter_server,
-    "recursive_doubling": compressed_recursive_doubling,
+    "binary_tree": compressed_binary_tree,
 }
 
 

@@ -1,7 +1,7 @@
 """A `Way`: how a bucket can travel and what that costs; planners choose among ways without knowing more."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from penstock.cost.collectives import ALL_REDUCE, CostFunction, parameter_server
 from penstock.cost.compressed import COMPRESSED
@@ -22,7 +22,7 @@ class Way:
     lanes: tuple[str, ...] = (NETWORK_LANE,)  # the resource each stage occupies, in timelines
     measured: bool = False  # False: computed from alpha, beta, gamma and the codec's curves
     codec: str | None = None  # None: dense
-    partitions: int = 1  # parts that are compressed and sent independently
+    partitions: int = 1  # pieces of each tensor; 1: as the strategy cuts it
     seconds_per_tensor: float = 0.0  # of the first stage: each tensor's own calls of the codec
 
     @property
@@ -37,6 +37,10 @@ class Way:
         for stage in self.stages[1:]:
             total = total + stage
         return total
+
+    def one_stage(self) -> "Way":
+        """Return the way with its stages one after the other, as if they were one."""
+        return replace(self, stages=(self.whole,), lanes=(NETWORK_LANE,))
 
     def stage_seconds(self, nbytes: float, tensors: int) -> tuple[float, ...]:
         """Return how long each stage takes for a bucket of `tensors` tensors and `nbytes` dense bytes."""
@@ -76,20 +80,37 @@ def ways_for(
     partitions: Sequence[int] = (1,),
     workers: int | None = None,
 ) -> list[Way]:
-    """Return every strategy dense and with every codec, each with every number of partitions that can be costed."""
+    """Return every strategy dense and with every codec, each with every number of partitions that can be costed.
+
+    Where a strategy was measured with a codec, only what was measured is considered: beside a measurement a closed form
+    looks better than it is, since it knows nothing of busy processors.
+    """
     dense = [way_for(network, strategy, workers) for strategy in strategies]
-    return [*dense, *_compressed_ways(network, strategies, codecs, partitions, workers)]
+    names = [strategy.replace("-", "_") for strategy in strategies]
+    routes = [Route(name, codec, k) for name in names for codec in codecs for k in partitions]
+    measured = _measured_pairs(network) if workers in (None, network.workers) else set()
+    return [*dense, *(way_for(network, route, workers) for route in routes if _can_be_costed(network, route, measured))]
 
 
-def _compressed_ways(
-    network: Network, strategies: Sequence[str], codecs: Sequence[str], partitions: Sequence[int], workers: int | None
-) -> Iterator[Way]:
-    for strategy in strategies:
-        for codec in codecs:
-            for k in partitions:
-                route = Route(strategy.replace("-", "_"), codec, k)
-                if str(route) in network.all_reduce or route.strategy in COMPRESSED:
-                    yield way_for(network, route, workers)
+def comparable(ways: Sequence[Way]) -> list[Way]:
+    """Return ways that buckets of one iteration can mix.
+
+    A parameter server's push and pull overlap those of other buckets only if all buckets go that way. Among other ways
+    they are taken one after the other, which is also what running one program at a time does.
+    """
+    same = len({len(way.stages) for way in ways}) <= 1
+    return list(ways) if same else [way.one_stage() for way in ways]
+
+
+def _measured_pairs(network: Network) -> set[tuple[str, str | None]]:
+    routes = (parse_route(text) for text in network.all_reduce)
+    return {(route.strategy, route.codec) for route in routes if route.codec is not None}
+
+
+def _can_be_costed(network: Network, route: Route, measured: set[tuple[str, str | None]]) -> bool:
+    if (route.strategy, route.codec) in measured:
+        return str(route) in network.all_reduce
+    return route.strategy in COMPRESSED
 
 
 def _as_route(network: Network, route: str | Route) -> Route:

@@ -4,15 +4,11 @@ Every combination of strategy, codec and number of partitions is one way with a 
 dynamic programme of `exact` takes any number of ways. It is exact: no schedule of consecutive buckets ends earlier,
 whatever the way of each bucket, so no single choice of strategy, codec and partitions does either. A compressed bucket
 whose cost depends on its tensors one by one is still separable; see `exact`.
-
-A parameter server's push and pull overlap those of other buckets only if all buckets go that way. Among other ways they
-are taken one after the other, which is also what running one program at a time does.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from penstock.cost.ways import NETWORK_LANE, Way
+from penstock.cost.ways import Way, comparable
 from penstock.errors import PlanError
 from penstock.plan import Bucket
 from penstock.planners.exact import plan_exact
@@ -23,13 +19,7 @@ def plan_joint(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
     """Return the buckets, and the way of each, that end the iteration earliest."""
     if not ways:
         raise PlanError("no way to send a bucket was given; wanted at least one")
-    same = len({len(way.stages) for way in ways}) == 1
-    return plan_exact(trace, undominated(ways if same else [one_stage(way) for way in ways]))
-
-
-def one_stage(way: Way) -> Way:
-    """Return the way with its stages one after the other, as if they were one."""
-    return replace(way, stages=(way.whole,), lanes=(NETWORK_LANE,))
+    return plan_exact(trace, undominated(comparable(ways)))
 
 
 def undominated(ways: Sequence[Way]) -> list[Way]:

@@ -16,6 +16,7 @@ from penstock.cost.fit import Fit, fit_line
 from penstock.network import Network
 from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.reduce import Merge, merge_kernel
 from penstock.runtime.transport import Bytes, Transport
 
@@ -38,18 +39,24 @@ class Measurement:
 
 
 def measure_network(
-    transport: Transport, name: str = "measured", seconds: float = 4.0, strategies: Sequence[str] = (NATIVE,)
+    transport: Transport,
+    name: str = "measured",
+    seconds: float = 4.0,
+    strategies: Sequence[str] = (NATIVE,),
+    codecs: Sequence[str] = (),
 ) -> Measurement:
     """Measure within about `seconds`; every rank must call this at the same time.
 
-    `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours.
+    `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours. `codecs` are
+    compressors whose curves are measured too, in a quarter of the time again for each.
     """
     world_size = transport.world_size
+    curves = measure_codecs(codecs, transport, seconds / 4)
     kernel = merge_kernel("float32")  # compiled before the clock starts
     merge = fit_line(_agreed_points(transport, partial(_merge_round, kernel), seconds / 8), "summation times")
     gamma = merge.line.b_seconds_per_byte
     if world_size == 1:
-        return Measurement(Network(1, 0.0, 0.0, gamma, name=name), {"merge": merge})
+        return Measurement(Network(1, 0.0, 0.0, gamma, codecs=curves, name=name), {"merge": merge})
     link = fit_line(_agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
     fits = {"merge": merge, "link": link}
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
@@ -63,6 +70,7 @@ def measure_network(
         beta_seconds_per_byte=link.line.b_seconds_per_byte,
         gamma_seconds_per_byte=gamma,
         all_reduce={strategy: fits[strategy].line for strategy in strategies},
+        codecs=curves,
         name=name,
     )
     return Measurement(network, fits)

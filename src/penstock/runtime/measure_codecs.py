@@ -1,0 +1,123 @@
+"""Measures what codecs cost on this machine: encode, decode and decode-and-add, each as a curve of the dense bytes.
+
+Ranks measure together, as they will compress together: four workers on two cores take turns, and the curves say so.
+Gradients are Gaussian, since a codec that looks for large values takes its time from them; encoding includes error
+feedback, as training does.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.cost.fit import Points, fit_line
+from penstock.curves import CodecCurves, Curve
+from penstock.program import Collective
+from penstock.runtime.transport import Transport
+
+NUMELS = tuple(1 << exponent for exponent in range(10, 23, 2))  # 4 KiB to 16 MiB of float32
+WAIT_SECONDS = 60.0
+_ITEMSIZE = 4
+_LEAST, _MOST = 1, 20  # calls of a timed block
+_BLOCKS = 5  # of each size and operation, of which the median counts: a busy machine spoils one or two
+
+
+class Memory(Protocol):
+    """Where gradients lie: in the host's memory, or on a device."""
+
+    def gradient(self, numel: int) -> Any:
+        """Return float32 values as a gradient has them."""
+
+    def payload(self, nbytes: int) -> Any:
+        """Return room for a payload."""
+
+    def wait(self) -> None:
+        """Return when everything started is finished."""
+
+
+class HostMemory:
+    """Gradients in the host's memory, as numpy arrays."""
+
+    def gradient(self, numel: int) -> Any:
+        """Return Gaussian values."""
+        return np.random.default_rng(numel).standard_normal(numel, np.float32)
+
+    def payload(self, nbytes: int) -> Any:
+        """Return room for a payload."""
+        return np.zeros(nbytes, np.uint8)
+
+    def wait(self) -> None:
+        """Everything is finished when it returns."""
+
+
+def measure_codecs(
+    specs: Sequence[str], transport: Transport | None = None, seconds: float = 1.0, memory: Memory | None = None
+) -> dict[str, CodecCurves]:
+    """Return the curves of each codec, measured in about `seconds` each.
+
+    With a transport every rank must call this at the same time, and all return the same curves: the slowest rank's.
+    """
+    from penstock.codecs.registry import make_codec
+
+    return {spec: _measure(make_codec(spec), transport, seconds, memory or HostMemory()) for spec in specs}
+
+
+def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Memory) -> CodecCurves:
+    times: dict[str, list[tuple[float, float]]] = {"encode": [], "decode": [], "decode_add": []}
+    for numel in NUMELS:
+        for operation, run in _operations(codec, numel, memory):
+            share = seconds / len(NUMELS) / len(times)
+            times[operation].append((float(_ITEMSIZE * numel), _agreed_seconds(run, transport, share, memory)))
+    curves = {name: _curve(points, f"{codec.name}: {name} times") for name, points in times.items()}
+    ratio, fixed_nbytes = _payload_line(codec)
+    return CodecCurves(ratio, curves["encode"], curves["decode"], curves["decode_add"], fixed_nbytes)
+
+
+def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, Callable[[], Any]]]:
+    gradient, residual, out = (memory.gradient(numel) for _ in range(3))
+    payload = memory.payload(codec.max_nbytes(numel))
+    yield "encode", lambda: codec.encode(gradient, residual, payload)
+    packed = payload[: codec.encode(gradient, None, payload)]
+    yield "decode", lambda: codec.decode(packed, out)
+    yield "decode_add", lambda: codec.decode_add(packed, out)
+
+
+def _agreed_seconds(run: Callable[[], Any], transport: Transport | None, budget: float, memory: Memory) -> float:
+    """Return what a call takes, the slowest rank's; a first one compiles and is not counted."""
+    _timed(run, 1, memory)
+    pilot = _slowest(transport, _timed(run, 1, memory))
+    calls = min(max(int(budget / _BLOCKS / max(pilot, 1e-9)), _LEAST), _MOST)
+    return max(median(_slowest(transport, _timed(run, calls, memory)) for _ in range(_BLOCKS)), 1e-9)
+
+
+def _timed(run: Callable[[], Any], calls: int, memory: Memory) -> float:
+    start = perf_counter()
+    for _ in range(calls):
+        run()
+    memory.wait()
+    return (perf_counter() - start) / calls
+
+
+def _slowest(transport: Transport | None, seconds: float) -> float:
+    """Return the largest value any rank brought; also a barrier."""
+    if transport is None:
+        return seconds
+    everyone = np.zeros(transport.world_size)
+    everyone[transport.rank] = seconds
+    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
+    return float(everyone.max())
+
+
+def _curve(points: Points, what: str) -> Curve:
+    """Fit a line, with what the smallest gradient took as its floor."""
+    line = fit_line(points, what).line
+    return Curve(line.b_seconds_per_byte, line.a_seconds, points[0][1])
+
+
+def _payload_line(codec: Any) -> tuple[float, float]:
+    """Return payload bytes per dense byte, and the bytes that every payload has."""
+    small, large = NUMELS[0], NUMELS[-1]
+    ratio = (codec.max_nbytes(large) - codec.max_nbytes(small)) / (_ITEMSIZE * (large - small))
+    return ratio, max(0.0, codec.max_nbytes(small) - ratio * _ITEMSIZE * small)

@@ -1,0 +1,55 @@
+from time import sleep
+
+import pytest
+
+from penstock.errors import CodecError
+from penstock.runtime import measure_codecs as module
+from penstock.runtime.measure import measure_network
+from penstock.runtime.measure_codecs import HostMemory, measure_codecs
+from runtime.threads import run_ranks
+
+
+class Paced:
+    """A codec whose operations take as long as a line says; it packs sixteen bytes into one, behind 40 of header."""
+
+    name = "paced"
+
+    def max_nbytes(self, numel):
+        return 40 + numel // 4
+
+    def encode(self, gradient, residual, out):
+        sleep(2e-3 + 4e-9 * gradient.nbytes)
+        return out.size
+
+    def decode(self, payload, out):
+        sleep(1e-3 + 2e-9 * out.nbytes)
+
+    def decode_add(self, payload, out):
+        sleep(1e-3 + 3e-9 * out.nbytes)
+
+
+def test_a_codec_of_known_lines_is_measured_within_a_few_percent():
+    curves = module._measure(Paced(), None, 0.5, HostMemory())
+    assert (curves.ratio, curves.fixed_nbytes) == (1 / 16, 40)
+    for curve, startup, slope in ((curves.encode, 2e-3, 4e-9), (curves.decode, 1e-3, 2e-9), (curves.merge, 1e-3, 3e-9)):
+        assert curve.least_seconds == pytest.approx(startup, rel=0.35)  # sleeping is never short, and a machine is busy
+        assert curve.seconds_per_byte == pytest.approx(slope, rel=0.2)
+
+
+def test_curves_say_what_the_codec_does_to_sizes_and_grow_with_bytes():
+    curves = measure_codecs(["onebit"], seconds=0.2)["onebit"]
+    assert curves.ratio == pytest.approx(1 / 32)
+    assert 0 < curves.fixed_nbytes < 128
+    for curve in (curves.encode, curves.decode, curves.merge):
+        assert 0 < curve.seconds(4096) < curve.seconds(1 << 24) < 1.0
+
+
+def test_all_ranks_return_the_same_curves_with_the_network():
+    first, second = run_ranks(2, lambda one: measure_network(one, seconds=1.0, codecs=["fp16"]).network)
+    assert first == second
+    assert first.codecs["fp16"].ratio == pytest.approx(0.5)
+
+
+def test_unknown_codecs_are_named():
+    with pytest.raises(CodecError, match="codec 'onebyte'; wanted one of"):
+        measure_codecs(["onebyte"])
