@@ -1,10 +1,12 @@
 """What each rank of an MPI test does: `mpirun ... python mpi_worker.py CASE`. Rank 0 prints `ok` when all is well."""
 
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.mpi import SEGMENT_NBYTES, MpiTransport
 from penstock.strategies import STRATEGIES
 from runtime.oracle import check, random_tensors
+from runtime.suicidal import Suicidal
 
 WORLD = MPI.COMM_WORLD
 
@@ -83,6 +86,39 @@ def native_lacks() -> None:
         Communicator(MpiTransport(), timeout_seconds=5).all_reduce(np.ones(4, np.float16), strategy="native")
 
 
+def disagreement() -> None:
+    """Two kinds of call that were compared before, each made by some ranks: all are told which."""
+    communicator = Communicator(MpiTransport(), timeout_seconds=5)
+    for numel in (10, 20):
+        communicator.all_reduce(np.ones(numel))
+    mine, theirs = (10, 20) if WORLD.rank == 1 else (20, 10)
+    with pytest.raises(
+        TransportError, match=f"is in call 3, all_reduce by ring of {theirs} float64 .*this rank"
+    ) as caught:
+        communicator.all_reduce(np.ones(mine))
+    assert f"this rank is in call 3, all_reduce by ring of {mine} float64" in str(caught.value)
+
+
+def bereavement() -> None:
+    """A rank is killed at a random message while others go on; under ULFM they are told at once, by name."""
+    rng = random.Random(int(sys.argv[2]))
+    strategy, victim, messages = rng.choice(["ring", "linear_pipeline"]), rng.randrange(WORLD.size), rng.randrange(40)
+    transport: Any = MpiTransport()
+    if WORLD.rank == victim:
+        transport = Suicidal(transport, messages)
+    communicator = Communicator(transport, timeout_seconds=20)
+    started = time.monotonic()
+    with pytest.raises(TransportError, match=f"rank {victim} died") as caught:
+        reduce_often(communicator, strategy)
+    assert time.monotonic() - started < 10
+    assert str(caught.value).startswith(f"{strategy}: rank {WORLD.rank}, step ")
+
+
+def reduce_often(communicator: Communicator, strategy: str) -> None:
+    for _ in range(1000):
+        communicator.all_reduce(np.ones(1000), strategy=strategy, block_numel=100)
+
+
 def death() -> None:
     """A rank is killed between two calls."""
     communicator = Communicator(MpiTransport(), timeout_seconds=60)
@@ -98,11 +134,17 @@ def everything() -> None:
         case()
 
 
-CASES: dict[str, Callable[[], None]] = {function.__name__: function for function in (everything, absence, death)}
+CASES: dict[str, Callable[[], None]] = {
+    function.__name__: function for function in (everything, absence, disagreement, bereavement, death)
+}
 
 if __name__ == "__main__":
     CASES[sys.argv[1]]()
     print(f"ok {WORLD.rank}", flush=True)
-    if sys.argv[1] == "absence":  # MPI's own shutdown would wait for messages that never come
+    if sys.argv[1] in (
+        "absence",
+        "disagreement",
+        "bereavement",
+    ):  # MPI's own shutdown would wait for messages that never come
         time.sleep(3)
         os._exit(0)

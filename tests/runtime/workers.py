@@ -1,7 +1,5 @@
 """What each process of a gloo test does; in a module of its own so that `spawn` can import it."""
 
-import os
-import signal
 import threading
 import time
 from typing import Any
@@ -14,6 +12,7 @@ from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.transport.c10d import C10dTransport
 from runtime.oracle import random_tensors
+from runtime.suicidal import Suicidal
 
 
 def as_torch(tensor: np.ndarray, dtype: str) -> torch.Tensor:
@@ -51,7 +50,7 @@ def disagree_about_size(rank: int) -> str:
 
 def make_different_known_calls(rank: int) -> str:
     """Compare two kinds of call, then let rank 1 make the other one; gloo alone would abort the process."""
-    communicator = Communicator(C10dTransport(), timeout_seconds=1)
+    communicator = Communicator(C10dTransport(), timeout_seconds=4)
     for numel in (1000, 2000):
         communicator.all_reduce(torch.ones(numel))
     tensor = torch.ones(1000 if rank == 1 else 2000)
@@ -80,27 +79,6 @@ def survive_the_death_of(
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         return time.monotonic() - started, str(error), names
     return 0.0, "no error", []
-
-
-class Suicidal:
-    """A transport whose process is killed before a certain message."""
-
-    def __init__(self, transport: C10dTransport, actions: int) -> None:
-        self._transport, self._left = transport, actions
-        self.rank, self.world_size = transport.rank, transport.world_size
-
-    def isend(self, view: Any, peer: int, tag: int) -> Any:
-        self._count()
-        return self._transport.isend(view, peer, tag)
-
-    def irecv(self, view: Any, peer: int, tag: int) -> Any:
-        self._count()
-        return self._transport.irecv(view, peer, tag)
-
-    def _count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float) -> tuple[float, str]:

@@ -24,6 +24,7 @@ from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
+from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
 from penstock.strategies.options import SMALLEST_BLOCK
 
@@ -102,13 +103,22 @@ class Communicator:
             host = target if staged is None else staged.host
             prepared = self._prepare(key, make, flat(host), codec)
             self._calls += 1
-            prepared.run(host, self._calls, self.timeout_seconds, self.recorder, staged)
+            self._carry_out(prepared, host, staged)
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target
             raise
         if target is not data:
             copy_back(data, target)
+
+    def _carry_out(self, prepared: Prepared, host: Any, staged: Any) -> None:
+        """Run a program; where messages do not come, find out whether the ranks are in different calls."""
+        seconds = self.timeout_seconds - asking_seconds(self.timeout_seconds)
+        try:
+            prepared.run(host, self._calls, seconds, self.recorder, staged)
+        except TransportError as error:
+            mine = describe(self._calls, prepared.program, prepared.dtype, prepared.digest)
+            raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
 
     def _stage(self, target: Any) -> Any:
         """Return the place in host memory for a tensor on a CUDA device; None for one that is in host memory."""

@@ -45,9 +45,12 @@ def test_ranks_that_disagree_are_told_before_data_moves() -> None:
 
 
 def test_different_known_calls_time_out_instead_of_aborting_the_process() -> None:
-    for message in spawn(3, make_different_known_calls):
-        assert message.startswith("ring: rank ")
-        assert "no message exchanged with rank" in message
+    for rank, message in enumerate(spawn(3, make_different_known_calls)):
+        mine, theirs = (1000, 2000) if rank == 1 else (2000, 1000)
+        assert message.startswith(f"ring: rank {rank}, step ")
+        assert f" is in call 3, all_reduce by ring of {theirs} float32 (program " in message
+        assert f"; this rank is in call 3, all_reduce by ring of {mine} float32 (program " in message
+        assert message.endswith("; all ranks must make the same calls in order")
 
 
 def test_native_refuses_what_gloo_lacks() -> None:

@@ -14,12 +14,17 @@ MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ
 pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun on PATH (pip install penstock[mpi])")
 
 
-def mpirun(world_size: int, case: str) -> subprocess.CompletedProcess[str]:
+def mpirun(world_size: int, case: str, *options: str, seed: int = 0) -> subprocess.CompletedProcess[str]:
     paths = [str(TESTS), *(path for path in sys.path if path)]
-    command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", str(world_size)]
-    command += ["-x", "PYTHONPATH", sys.executable, str(TESTS / "runtime" / "mpi_worker.py"), case]
+    command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", *options, "-n", str(world_size)]
+    command += ["-x", "PYTHONPATH", sys.executable, str(TESTS / "runtime" / "mpi_worker.py"), case, str(seed)]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55, check=False)
+
+
+def has_fault_tolerance() -> bool:
+    told = subprocess.run([str(Path(str(MPIRUN)).with_name("ompi_info"))], capture_output=True, text=True, check=False)
+    return "FT MPI support: yes" in told.stdout
 
 
 def assert_all_ok(done: subprocess.CompletedProcess[str], world_size: int) -> None:
@@ -35,6 +40,18 @@ def test_every_strategy_does_over_mpi_what_its_collective_promises(world_size: i
 
 def test_a_rank_that_stays_away_from_a_call_is_noticed_within_the_timeout() -> None:
     assert_all_ok(mpirun(4, "absence"), 4)
+
+
+def test_ranks_in_different_calls_are_told_both() -> None:
+    assert_all_ok(mpirun(3, "disagreement"), 3)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+def test_with_ulfm_the_others_are_told_who_died(seed: int) -> None:
+    if not has_fault_tolerance():
+        pytest.skip("this Open MPI was built without fault tolerance")
+    done = mpirun(3, "bereavement", "--with-ft", "ulfm", seed=seed)
+    assert len([line for line in done.stdout.splitlines() if line.startswith("ok ")]) == 2, done.stderr
 
 
 def test_when_a_rank_dies_mpirun_ends_the_others() -> None:

@@ -4,7 +4,7 @@ Three engines implement it: `memory` (threads of one process), `c10d` (torch.dis
 None is imported here, so that nobody needs torch or MPI for the others.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,8 @@ Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 CHECK_TAG = 0  # of the messages that compare programs before data moves; data have tags from 1 to LAST_TAG
-LAST_TAG = 32767  # every MPI allows at least this
+LAST_TAG = 32766
+NOTE_TAG = 32767  # of notes that are read when messages no longer arrive; every MPI allows at least this
 
 
 class Work(Protocol):
@@ -51,3 +52,14 @@ class Transport(Protocol):
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective on `values`, in place; errors as `Work.wait`."""
+
+
+@runtime_checkable
+class Notes(Protocol):
+    """Lines that ranks leave for one another when messages no longer arrive; an engine may do without."""
+
+    def leave_note(self, text: str) -> None:
+        """Leave a line for the other ranks; raises nothing, as whoever calls it is in trouble already."""
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left, or None where there is none within `seconds`."""

@@ -5,6 +5,7 @@ the tags that `executor` gives messages see to it that only equal calls meet. Wh
 closes all its connections, so that the other ranks fail at once and the group is of no more use.
 """
 
+import contextlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,8 @@ from penstock.errors import StrategyError
 from penstock.program import Collective, split
 from penstock.runtime.transport import Array, Bytes
 
+_NOTE = "penstock/note/"
+
 
 class C10dTransport:
     """A process group of torch.distributed; the default one where none is given."""
@@ -24,6 +27,7 @@ class C10dTransport:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._notes = _store(group)
 
     @property
     def rank(self) -> int:
@@ -43,6 +47,19 @@ class C10dTransport:
         """Start receiving."""
         return _Work(dist.irecv, torch.from_numpy(view), group=self._group, tag=tag, group_src=peer)
 
+    def leave_note(self, text: str) -> None:
+        """Leave a line in the group's store."""
+        with contextlib.suppress(RuntimeError):  # the store may have gone with the rank that kept it
+            self._notes.set(f"{_NOTE}{self._rank}", text)
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left in the group's store."""
+        try:
+            self._notes.wait([f"{_NOTE}{peer}"], timedelta(seconds=max(seconds, 1e-3)))  # 0 would wait for ever
+            return str(self._notes.get(f"{_NOTE}{peer}"), "utf-8")
+        except RuntimeError:
+            return None
+
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective."""
         if dtype == "int16":
@@ -51,6 +68,13 @@ class C10dTransport:
         if tensor.numel():
             for work in _NATIVE[collective](tensor, self._group, root):
                 work.wait(seconds)
+
+
+def _store(group: dist.ProcessGroup | None) -> Any:
+    """Return where the ranks of a group met; it outlives the connections between them."""
+    known = group or dist.group.WORLD
+    assert known is not None  # the group has a rank
+    return known.get_group_store()
 
 
 def start_gloo() -> C10dTransport:

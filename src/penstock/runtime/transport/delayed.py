@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.program import Collective
-from penstock.runtime.transport import Array, Bytes, Transport, Work
+from penstock.runtime.transport import Array, Bytes, Notes, Transport, Work
 
 
 @contextmanager
@@ -54,6 +54,15 @@ class DelayedTransport:
     def irecv(self, view: Bytes, peer: int, tag: int) -> Work:
         """Start receiving; the delay is the sender's business."""
         return self._inner.irecv(view, peer, tag)
+
+    def leave_note(self, text: str) -> None:
+        """Leave a line for the other ranks, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.leave_note(text)
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left."""
+        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective, later by as many delays as messages must follow one another at least.

@@ -25,6 +25,7 @@ class Fabric:
         self.changed = threading.Condition()
         self.waiting: dict[tuple[str, int, int, int], deque[_Work]] = defaultdict(deque)  # (kind, source, target, tag)
         self.dead: set[int] = set()
+        self.notes: dict[int, str] = {}  # rank: the line it left
         self.calls: dict[int, dict[int, Array]] = defaultdict(dict)  # native call -> rank -> its values
 
     def transport(self, rank: int) -> "MemoryTransport":
@@ -105,6 +106,18 @@ class MemoryTransport:
         work = _Work(self._fabric, view, peer)
         self._fabric.post("recv", "send", peer, self._rank, tag, work)
         return work
+
+    def leave_note(self, text: str) -> None:
+        """Leave a line for the other ranks."""
+        with self._fabric.changed:
+            self._fabric.notes[self._rank] = text
+            self._fabric.changed.notify_all()
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left."""
+        with self._fabric.changed:
+            self._fabric.changed.wait_for(lambda: peer in self._fabric.notes, seconds)
+            return self._fabric.notes.get(peer)
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Give everybody a copy of everybody's values, then let each make its own result of them."""

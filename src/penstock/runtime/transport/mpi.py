@@ -1,7 +1,8 @@
 """MPI as an engine: non-blocking messages, polled.
 
 MPI moves data only while it is called, so whoever waits polls, and gives the processor away between polls: with
-more ranks than cores a rank that spins keeps its peer from sending. Where a rank dies, `mpirun` ends all others.
+more ranks than cores a rank that spins keeps its peer from sending. Where a rank dies, `mpirun` ends all
+others, unless it was started with `--with-ft ulfm`: then their messages with it fail.
 
 A large message to another host goes in segments below Open MPI's eager limit. Without them a broadcast of 16 MB along
 4 hosts at 1 Gb/s took 195 ms with sixteen blocks in flight and 143 with two; with them 132 with sixteen (one run each,
@@ -9,19 +10,22 @@ bound 128). It looks as if Open MPI's protocol for large messages served all mes
 first block of a pipeline arrives as late as the last; we have not traced it.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import Array, Bytes
+from penstock.runtime.transport import NOTE_TAG, Array, Bytes
 
 SEGMENT_NBYTES = 32 * 1024  # below Open MPI's eager limit of 64 KB over TCP
 _POLLS_PER_LOOK = 256  # at the clock
+_NOTE_NBYTES = 512
 
 
 class MpiTransport:
@@ -56,12 +60,12 @@ class MpiTransport:
         receiver. A short message does not wait for that: its acknowledgement would double the time of a small ring.
         """
         if view.size <= SEGMENT_NBYTES or peer in self._near:
-            return _Work(self._comm.Isend, [view], peer, tag)
-        return _Work(self._comm.Issend, _segments(view), peer, tag)
+            return _Work(self._comm, self._comm.Isend, [view], peer, tag)
+        return _Work(self._comm, self._comm.Issend, _segments(view), peer, tag)
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start receiving."""
-        return _Work(self._comm.Irecv, [view] if peer in self._near else _segments(view), peer, tag)
+        return _Work(self._comm, self._comm.Irecv, [view] if peer in self._near else _segments(view), peer, tag)
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run MPI's own collective."""
@@ -74,7 +78,26 @@ class MpiTransport:
         if self._blocking_native:
             getattr(self._comm, name)(*arguments)
         else:
-            _wait(getattr(self._comm, f"I{name.lower()}")(*arguments), seconds)
+            _wait(self._comm, getattr(self._comm, f"I{name.lower()}")(*arguments), seconds)
+
+    def leave_note(self, text: str) -> None:
+        """Send a line to every other rank; it is short enough to leave at once."""
+        line = np.frombuffer(text.encode()[:_NOTE_NBYTES].ljust(_NOTE_NBYTES), np.uint8)
+        with contextlib.suppress(MPI.Exception):
+            self._left = [
+                self._comm.Isend([line, MPI.BYTE], peer, NOTE_TAG)
+                for peer in range(self._world_size)
+                if peer != self._rank
+            ]
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` sent."""
+        line = np.zeros(_NOTE_NBYTES, np.uint8)
+        try:
+            self.irecv(line, peer, NOTE_TAG).wait(seconds)
+        except (TimeoutError, ConnectionError):
+            return None
+        return line.tobytes().decode(errors="replace").strip()
 
 
 def _ranks_of_this_host(comm: Any) -> frozenset[int]:
@@ -91,20 +114,21 @@ def _segments(view: Bytes) -> list[Bytes]:
 class _Work:
     """The requests of one message, whose failures have the names that `Work` promises."""
 
-    __slots__ = ("_requests",)
+    __slots__ = ("_comm", "_requests")
 
-    def __init__(self, start: Callable[..., Any], views: list[Bytes], peer: int, tag: int) -> None:
+    def __init__(self, comm: Any, start: Callable[..., Any], views: list[Bytes], peer: int, tag: int) -> None:
+        self._comm = comm
         try:
             self._requests = [start([view, MPI.BYTE], peer, tag) for view in views]
         except MPI.Exception as error:
-            raise ConnectionError(str(error)) from error
+            raise _named(comm, error) from error
 
     def wait(self, seconds: float) -> None:
         for request in self._requests:
-            _wait(request, seconds)
+            _wait(self._comm, request, seconds)
 
 
-def _wait(request: Any, seconds: float) -> None:
+def _wait(comm: Any, request: Any, seconds: float) -> None:
     test = request.Test
     try:
         if test():
@@ -116,8 +140,17 @@ def _wait(request: Any, seconds: float) -> None:
                     return
                 os.sched_yield()
     except MPI.Exception as error:
-        raise ConnectionError(str(error)) from error
+        raise _named(comm, error) from error
     raise TimeoutError(f"nothing for {seconds:g} s")
+
+
+def _named(comm: Any, error: Any) -> ConnectionError:
+    """Return the error with the ranks that died, where MPI knows them (`mpirun --with-ft ulfm`)."""
+    if error.Get_error_class() != getattr(MPI, "ERR_PROC_FAILED", None):
+        return ConnectionError(str(error))
+    dead, everyone = comm.Get_failed(), comm.Get_group()
+    ranks = MPI.Group.Translate_ranks(dead, list(range(dead.Get_size())), everyone)
+    return ConnectionError(f"{', '.join(f'rank {rank}' for rank in ranks)} died")
 
 
 def _all_reduce(_comm: Any, values: Array, _root: int) -> tuple[Any, ...]:
