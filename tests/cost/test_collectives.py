@@ -131,3 +131,10 @@ def test_one_dedicated_server_receives_everything_from_everybody():
     push, pull = parameter_server(NETWORK, 8, servers=1)
     assert push.seconds(10) == pytest.approx(8 * A + 8 * 10 * (B + C))
     assert pull.seconds(10) == pytest.approx(8 * A + 8 * 10 * B)
+
+
+@pytest.mark.parametrize("name", sorted(ALL_REDUCE))
+@pytest.mark.parametrize(("beta", "gamma"), [(1e-9, 2e-10), (8.5e-9, 3.1e-10), (1e-10, 2.5e-9)])
+def test_one_worker_sends_nothing_whatever_the_rounding(name, beta, gamma):
+    cost = ALL_REDUCE[name](Network(1, 4.5e-5, beta, gamma), 1)
+    assert (cost.a_seconds, cost.b_seconds_per_byte) == (0, 0)

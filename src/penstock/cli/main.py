@@ -14,6 +14,7 @@ from penstock.cli.measure import measure
 from penstock.cli.plan import plan
 from penstock.cli.profile import profile
 from penstock.cli.replay import replay
+from penstock.cli.report import report
 from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
 from penstock.cli.verify import verify
@@ -32,6 +33,7 @@ app.command()(plan)
 app.command()(simulate)
 app.command()(replay)
 app.command()(verify)
+app.command()(report)
 app.command()(reproduce)
 app.command(name="compile")(compile_)
 app.add_typer(bench, name="bench")

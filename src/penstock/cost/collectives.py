@@ -57,8 +57,8 @@ def halving_doubling(network: Network, p: int) -> LinearCost:
     """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner)."""
     alpha, beta, gamma = _constants(network)
     rounds = floor_log2(p)
-    rest = 1 / 2**rounds
-    return LinearCost(2 * alpha * rounds, 2 * beta - rest * (2 * beta + gamma) + gamma) + _folding(network, p)
+    share = 1 - 1 / 2**rounds  # as one factor: Table 2's difference of terms falls below 0 by rounding where p is 1
+    return LinearCost(2 * alpha * rounds, share * (2 * beta + gamma)) + _folding(network, p)
 
 
 def double_tree(network: Network, p: int) -> LinearCost:

@@ -1,0 +1,70 @@
+// A way for a bucket to travel: penstock.cost.compressed and penstock.cost.ways once more.
+// A route is written "ring", "ring+onebit" or "ring+onebit/4"; a way is {route, a, b, each, measured}: a bucket of n
+// tensors and m dense bytes takes a + b m + each n seconds, for a codec compresses every tensor by itself.
+
+// HiPress Eq. 2: `batches` times the serial sends, encodes and decodes of one of `pieces` parts.
+function compressedCost(network, codec, count, pieces, batches) {
+  const beta = network.beta_seconds_per_byte;
+  const least = (curve) => Math.max(curve.floor_seconds || 0, curve.startup_seconds);
+  let calls = count.encodes * least(codec.encode) + count.decodes * least(codec.decode);
+  calls += count.sends * beta * (codec.fixed_nbytes || 0);
+  const perByte = count.sends * beta * codec.ratio + count.encodes * codec.encode.seconds_per_byte +
+    count.decodes * codec.decode.seconds_per_byte;
+  const share = batches / pieces;
+  const startup = batches * (count.sends * network.alpha_seconds + calls) - share * calls;
+  return { a: startup, b: share * perByte, each: share * calls };
+}
+
+function compressedRing(network, codec, p, partitions) {
+  const count = { sends: 2 * (p - 1), encodes: p, decodes: p };
+  return compressedCost(network, codec, count, partitions * p, partitions);
+}
+
+function compressedParameterServer(network, codec, p, partitions) {
+  const count = { sends: 2 * (p - 1), encodes: Math.min(partitions, p), decodes: p };
+  return compressedCost(network, codec, count, partitions, Math.ceil(partitions / p));
+}
+
+function compressedRecursiveDoubling(network, codec, p, partitions) {
+  const rounds = ceilLog2(p) + (p === 2 ** floorLog2(p) ? 0 : 1);
+  return compressedCost(network, codec, { sends: rounds, encodes: rounds, decodes: rounds }, partitions, partitions);
+}
+
+const COMPRESSED = {
+  ring: compressedRing,
+  parameter_server: compressedParameterServer,
+  recursive_doubling: compressedRecursiveDoubling,
+};
+
+function parseRoute(text) {
+  const [, strategy, codec, partitions] = text.match(/^([^+/]+)(?:\+(.+?))?(?:\/([1-9][0-9]*))?$/);
+  return { strategy, codec: codec || null, partitions: Number(partitions || 1) };
+}
+
+// A line measured in the network; what further tensors of a bucket add to it comes from the codec's curves.
+function measuredWay(network, route) {
+  const { a_seconds: a, b_seconds_per_byte: b } = network.all_reduce[route];
+  const { strategy, codec, partitions } = parseRoute(route);
+  const curves = (network.codecs || {})[codec];
+  if (!curves || !COMPRESSED[strategy]) return { route, a, b, each: 0, measured: true };
+  const { each } = COMPRESSED[strategy](network, curves, network.workers, partitions);
+  return { route, a: Math.max(0, a - each), b, each, measured: true };
+}
+
+// The way that a route says on p workers, as `penstock simulate` takes it: the line measured with p workers where there
+// is one, the closed form otherwise; null where there is neither.
+function wayFor(network, route, p) {
+  if ((network.all_reduce || {})[route] && p === network.workers) return measuredWay(network, route);
+  const { strategy, codec, partitions } = parseRoute(route);
+  if (codec === null) {
+    return ALL_REDUCE[strategy] ? { route, ...ALL_REDUCE[strategy](network, p), each: 0, measured: false } : null;
+  }
+  const curves = (network.codecs || {})[codec];
+  if (!curves || !COMPRESSED[strategy]) return null;
+  const cost = p === 1 ? { a: 0, b: 0, each: 0 } : COMPRESSED[strategy](network, curves, p, partitions);
+  return { route, ...cost, measured: false };
+}
+
+function waySeconds(way, nbytes, tensors) {
+  return way.a + way.b * nbytes + way.each * tensors;
+}

@@ -1,0 +1,67 @@
+"""Plans as the report shows them: every tensor with its bucket and its bytes, every bucket with its way."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.plan import Bucket, Plan
+from penstock.report.found_runs import FoundRun
+from penstock.run_record import RunRecord
+from penstock.trace import Trace
+
+
+def plan_view(run: FoundRun) -> dict[str, Any] | None:
+    """Return what is drawn of a run's plan; None where it has no plan or no trace."""
+    plan, trace = run.record.plan, run.record.trace
+    if plan is None or trace is None:
+        return None
+    plan.check_against(trace)
+    ratios = codec_ratios(run.record)
+    return {
+        "name": run.name,
+        "about": _about(plan, trace),
+        "tensors": _tensors(plan, trace, ratios),
+        "buckets": [_bucket(index, bucket, ratios) for index, bucket in enumerate(plan.buckets)],
+    }
+
+
+def codec_ratios(record: RunRecord) -> dict[str, float]:
+    """Return compressed bytes over dense bytes of each codec that the run's costs name."""
+    if record.codec is None or record.codec_cost is None:
+        return {}
+    return {record.codec: record.codec_cost.ratio}
+
+
+def _about(plan: Plan, trace: Trace) -> str:
+    total = sum(trace.nbytes)
+    return (
+        f"{len(trace.tensors)} tensors, {total / 1e6:.4g} MB of gradients, in {len(plan.buckets)} buckets by planner "
+        f"{plan.planner} for {plan.workers} workers; {trace.times} times; hash {plan.hash}."
+    )
+
+
+def _tensors(plan: Plan, trace: Trace, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
+    bucket_of = {name: index for index, bucket in enumerate(plan.buckets) for name in bucket.tensors}
+    found = []
+    for tensor, nbytes in zip(trace.tensors, trace.nbytes, strict=True):
+        index = bucket_of[tensor.name]
+        encoded = _encoded(nbytes, plan.buckets[index].codec, ratios)
+        found.append({"name": tensor.name, "nbytes": nbytes, "bucket": index, "encoded_nbytes": encoded})
+    return found
+
+
+def _bucket(index: int, bucket: Bucket, ratios: Mapping[str, float]) -> dict[str, Any]:
+    codec = f", {bucket.codec}" if bucket.codec else ", as it is"
+    partitions = f", {bucket.partitions} partitions" if bucket.partitions > 1 else ""
+    return {
+        "index": index,
+        "name": bucket.name,
+        "tensors": len(bucket.tensors),
+        "nbytes": bucket.nbytes,
+        "encoded_nbytes": _encoded(bucket.nbytes, bucket.codec, ratios),
+        "how": f"{bucket.strategy}{codec}{partitions}",
+    }
+
+
+def _encoded(nbytes: int, codec: str | None, ratios: Mapping[str, float]) -> float | None:
+    """Return the predicted bytes after encoding; None for dense buckets and for codecs without a known ratio."""
+    return ratios[codec] * nbytes if codec is not None and codec in ratios else None

@@ -1,0 +1,102 @@
+"""What the page computes is what `penstock simulate` computes, to 1e-9, on a grid of everything its sliders can say."""
+
+import itertools
+from urllib.parse import unquote
+
+import pytest
+
+from browser import chromium
+from penstock.cost.collectives import ALL_REDUCE
+from penstock.cost.ways import way_for
+from penstock.network import Network, load_network, network_document
+from penstock.planners import PLANNERS
+from penstock.report.write_report import write_report
+from penstock.simulator.iteration import predict
+from penstock.simulator.scaling import scaling_study
+from penstock.trace import load_trace, trace_document
+from penstock.traces import load_shipped
+from report_samples import NETWORK, sample_trace, save_sample_runs
+
+ROWS = """([trace, network, cases]) => {
+  const model = modelOf(trace);
+  return cases.map(([planner, routes, p]) => simulateRow(model, planner, routes.map(r => wayFor(network, r, p)), p));
+}"""
+EQUAL = ("iteration_seconds", "speedup", "efficiency")
+CONSTANTS = list(itertools.product((0.0, 1e-6, 3e-4), (0.0, 1e-10, 9e-9), (0.0, 2.5e-10)))
+WORLDS = (1, 2, 3, 4, 7, 100, 2048)
+SIMPLE = ("naive", "wfbp", "single", "threshold", "greedy", "exact")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    report = write_report(save_sample_runs(tmp_path_factory.mktemp("runs")))
+    with chromium() as browser:
+        opened = browser.new_page()
+        opened.goto(report.page.as_uri())
+        yield opened
+
+
+def agree(found, wanted, iteration):
+    return found == pytest.approx(wanted, rel=1e-9, abs=1e-9 * iteration)
+
+
+def compare(page, trace, network, strategies):
+    cases = [(planner, [strategy], p) for strategy in strategies for p in WORLDS for planner in SIMPLE]
+    found = page.evaluate(ROWS, [trace_document(trace), network_document(network), cases])
+    planners = [PLANNERS[name] for name in SIMPLE]
+    wanted = [row for strategy in strategies for row in scaling_study(trace, network, WORLDS, planners, strategy)]
+    assert len(found) == len(wanted)
+    for mine, row in zip(found, wanted, strict=True):
+        assert (mine["workers"], mine["planner"], mine["cost"]) == (row.workers, row.planner, row.cost)
+        assert agree(mine["non_overlapped_seconds"], row.non_overlapped_seconds, row.iteration_seconds)
+        for name in EQUAL:
+            assert agree(mine[name], getattr(row, name), 0.0), (name, row, network)
+
+
+@pytest.mark.parametrize("name", ["googlenet", None], ids=str)
+def test_the_page_agrees_with_simulate_on_every_network(page, name):
+    trace = sample_trace() if name is None else load_shipped(name)
+    for alpha, beta, gamma in CONSTANTS:
+        compare(page, trace, Network(4, alpha, beta, gamma), ("ring",))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_the_page_agrees_with_simulate_on_every_all_reduce(page, dtype):
+    compare(page, load_shipped("resnet50").with_dtype(dtype), Network(16, 4.5e-5, 1e-9, 2e-10), tuple(ALL_REDUCE))
+
+
+def test_lines_that_were_measured_hold_where_they_were_measured(page):
+    compare(page, sample_trace(), NETWORK, ("ring", "halving_doubling"))
+
+
+def test_several_ways_at_once_are_planned_alike(page):
+    trace, network = load_shipped("vgg16"), Network(8, 2e-4, 1e-9, 2e-10)
+    routes = ["ring", "recursive_doubling", "linear_pipeline"]
+    found = page.evaluate(
+        ROWS, [trace_document(trace), network_document(network), [("exact", routes, p) for p in WORLDS]]
+    )
+    for mine, p in zip(found, WORLDS, strict=True):
+        plan = predict(trace, PLANNERS["exact"], [way_for(network, route, p) for route in routes], p)
+        assert agree(mine["iteration_seconds"], plan.iteration_seconds, 0.0)
+        assert mine["messages"] == len(plan.buckets)
+
+
+def test_the_command_in_the_page_gives_the_table_in_the_page(page, tmp_path):
+    for name, keys in (("workers", 20), ("rate", -2), ("latency", 4)):
+        page.focus(f"#whatif-{name}")
+        for _ in range(abs(keys)):
+            page.keyboard.press("ArrowRight" if keys > 0 else "ArrowLeft")
+    for link in page.query_selector_all("#whatif-command a"):
+        document = unquote(link.get_attribute("href").partition(",")[2])
+        (tmp_path / link.get_attribute("download")).write_text(document)
+    words = page.text_content("#whatif-command").split()
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    planners = [PLANNERS[name] for name in options["--planners"].split(",")]
+    trace, network = load_trace(tmp_path / "trace.json"), load_network(tmp_path / "network.json")
+    rows = scaling_study(trace, network, [int(options["--workers"])], planners, options["--all-reduce"])
+    shown = page.evaluate("WHAT_IF.rowsAt(WHAT_IF.workers.value)")
+    assert network.alpha_seconds != NETWORK.alpha_seconds
+    assert network.beta_seconds_per_byte != NETWORK.beta_seconds_per_byte
+    for mine, row in zip(shown, rows, strict=True):
+        assert agree(mine["iteration_seconds"], row.iteration_seconds, 0.0)
+        assert mine["planner"] == row.planner

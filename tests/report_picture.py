@@ -1,0 +1,26 @@
+"""Draws docs/pictures/report.png: the page of the synthetic runs, as Chromium shows it. Run it from the root."""
+
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from browser import chromium
+from penstock.report.write_report import write_report
+from report_samples import save_sample_runs
+
+
+def draw(page_file: Path, picture: Path, timeline: str) -> None:
+    """Photograph the whole page with the timeline and the plan of the run called `timeline`."""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1000, "height": 800})
+        page.goto(page_file.resolve().as_uri())
+        for choice in ("timeline", "plan"):
+            page.locator(f"#{choice}-choice select").select_option(label=timeline)
+        page.screenshot(path=picture, full_page=True)
+    Image.open(picture).quantize(128).save(picture, optimize=True)  # a page of flat colours: a quarter of the bytes
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        draw(write_report(save_sample_runs(Path(folder))).page, Path("docs/pictures/report.png"), "onebit")
