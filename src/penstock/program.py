@@ -34,9 +34,9 @@ class Op(Enum):
 
     SEND = "send"  # read -> peer
     RECV = "recv"  # write <- peer
-    MERGE = "merge"  # write += read; decodes while adding where `read` is encoded
+    MERGE = "merge"  # write += read; decodes while adding where `read` is encoded; both may be, for a sparse codec
     COPY = "copy"  # write = read
-    ENCODE = "encode"  # write (encoded) = the codec's form of read
+    ENCODE = "encode"  # write (encoded) = the codec's form of read + residual; the residual keeps what is not in it
     DECODE = "decode"  # write = the values of read (encoded)
     NATIVE = "native"  # one call of the engine's own collective on `write`, in place
 
@@ -163,16 +163,16 @@ class ProgramBuilder:
         assert name not in self._buffers, f"{self.strategy}: buffer {name!r} declared twice"
         self._buffers[name] = Buffer(name, numel, encoded)
 
-    def send(self, rank: int, peer: int, read: Slice, *, in_turn: bool = False) -> None:
+    def send(self, rank: int, peer: int, read: Slice, *, in_turn: bool = False, after: Iterable[int] = ()) -> None:
         """Send `read` to `peer`; nothing is sent for an empty slice, so that the peer must not expect one either.
 
-        `in_turn` makes it wait for the rank's previous send: large messages to several ranks would share the NIC and
-        all arrive late, where a tree wants the first of them early.
+        It waits for the instructions `after` too. `in_turn` makes it wait for the rank's previous send: large messages
+        to several ranks would share the NIC and all arrive late, where a tree wants the first of them early.
         """
         if read.numel:
             last = self._last_send.get(rank) if in_turn else None
             self._last_send[rank] = len(self._ranks[rank])
-            self._add(rank, Op.SEND, None, read, peer, set() if last is None else {last})
+            self._add(rank, Op.SEND, None, read, peer, {*after, *(() if last is None else (last,))})
 
     def recv(self, rank: int, peer: int, write: Slice, *, after: Iterable[int] = ()) -> None:
         """Receive `write` from `peer`, once the instructions `after` are finished too; nothing for an empty slice."""

@@ -75,9 +75,12 @@ class Halves:
     def max_nbytes(self, numel: int) -> int:
         return 1 + 2 * numel
 
-    def encode(self, read: np.ndarray, out: np.ndarray) -> int:
+    def encode(self, read: np.ndarray, residual: np.ndarray | None, out: np.ndarray) -> int:
+        values = read if residual is None else read + residual
         out[0] = 42
-        out[1:] = read.astype(np.float16).view(np.uint8)
+        out[1:] = values.astype(np.float16).view(np.uint8)
+        if residual is not None:
+            residual[:] = values - values.astype(np.float16).astype(np.float32)
         return out.size
 
     def decode(self, read: np.ndarray, out: np.ndarray) -> None:

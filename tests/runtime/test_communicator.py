@@ -245,7 +245,7 @@ def test_a_measured_network_gives_pipelines_their_best_block() -> None:
 
 def test_a_codec_that_fails_in_the_middle_ends_the_communicator() -> None:
     class Broken(Halves):
-        def encode(self, read: np.ndarray, out: np.ndarray) -> int:
+        def encode(self, read: np.ndarray, residual: np.ndarray | None, out: np.ndarray) -> int:
             raise ZeroDivisionError("a bug")
 
     communicator = Communicator(Fabric(1).transport(0))

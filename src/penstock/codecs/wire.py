@@ -1,7 +1,6 @@
-"""A codec as the executor of programs calls it: two operands, no residual, buffers of the largest size.
+"""A codec as the executor of programs calls it: views of its memory, and buffers of the largest size.
 
 Both sides of a message reserve `max_nbytes`, and the payload is the beginning of it; the header says how much.
-Residuals enter one step earlier: whoever hands a gradient to the executor has already added what was left.
 """
 
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ class WireCodec:
         """Return how many bytes `numel` elements can need at most."""
         return self.codec.max_nbytes(numel)
 
-    def encode(self, read: Any, out: Any) -> int:
-        """Write the payload of `read` and return its bytes."""
-        return self.codec.encode(read, None, out)
+    def encode(self, read: Any, residual: Any, out: Any) -> int:
+        """Write the payload of `read` plus `residual`, which keeps what is not in it; return the payload's bytes."""
+        return self.codec.encode(read, residual, out)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write the values of the payload that `read` begins with."""

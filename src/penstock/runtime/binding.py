@@ -1,28 +1,46 @@
-"""The slices of a rank's instructions as views of actual memory, and each computation as a call on two of them."""
+"""The slices of a rank's instructions as views of actual memory, and each computation as a call on them.
 
-from collections.abc import Callable
+Three memories: `data`, the scratch of the rank, and the residual, which is aligned with `data` element by element and
+holds what codecs could not send. A block that consists of several pieces becomes one call that goes through them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.program import Instruction, Op, Program, Slice
+from penstock.errors import StrategyError
+from penstock.program import DATA, Instruction, Op, Program, Slice
 from penstock.runtime.codec import Codec
 from penstock.runtime.dtypes import storage_dtype
-from penstock.runtime.layout import Layout
+from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
 from penstock.runtime.reduce import bits, merge_kernel
 from penstock.runtime.transport import Array, Bytes, Work
+from penstock.strategies.batches import Piece
 
-Compute = Callable[[Array, Array], Any]
+Compute = Callable[..., Any]
+Call = tuple[Compute, tuple[Any, ...]]  # a function and its arguments
+Residual = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """What a rank's instructions work on."""
+
+    data: Bytes
+    scratch: Bytes
+    residual: Residual | None = None
 
 
 @dataclass(slots=True)
 class Binding:
     """A rank's instructions on actual memory; each list has one entry per instruction."""
 
-    addresses: tuple[int, int]  # of the data and of the scratch memory it was made for
+    addresses: tuple[int, ...]  # of the memories it was made for
     messages: list[Bytes | None]  # what a send or receive moves
-    computations: list[tuple[Compute, Array, Array] | None]  # function, and what it is called on
+    computations: list[Call | None]
     natives: list[Array | None]  # what the engine's own collective works on
     works: list[Work | None]  # of the run in progress
 
@@ -35,45 +53,96 @@ class Binder:
         self.encoded = {buffer.name for buffer in program.buffers if buffer.encoded}
         self.codec = codec
         self.merge = merge_kernel(dtype)
+        self._check_codec(program)
 
-    def bind(self, addresses: tuple[int, int], data: Bytes, scratch: Bytes) -> Binding:
+    def bind(self, addresses: tuple[int, ...], memories: Memories) -> Binding:
         """Return the instructions on this memory."""
-        memories = (scratch, data)
         messages = [self._message(instruction, memories) for instruction in self.instructions]
         computations = [self._computation(instruction, memories) for instruction in self.instructions]
         natives = [self._native(instruction, memories) for instruction in self.instructions]
         return Binding(addresses, messages, computations, natives, [None] * len(self.instructions))
 
-    def _message(self, instruction: Instruction, memories: tuple[Bytes, Bytes]) -> Bytes | None:
+    def _check_codec(self, program: Program) -> None:
+        """Refuse what would fail in the middle of a run, when messages are under way."""
+        merges = [one for one in self.instructions if one.op is Op.MERGE and self._is_encoded(one.write)]
+        if merges and not hasattr(self.codec, "merge"):
+            name = self.codec.name if self.codec else None
+            raise StrategyError(f"{program.strategy}: adds encoded blocks, which {name} cannot; use a sparse codec")
+
+    def _message(self, instruction: Instruction, memories: Memories) -> Bytes | None:
         if instruction.op is Op.SEND:
             return self._bytes(instruction.read, memories)
         return self._bytes(instruction.write, memories) if instruction.op is Op.RECV else None
 
-    def _native(self, instruction: Instruction, memories: tuple[Bytes, Bytes]) -> Array | None:
+    def _native(self, instruction: Instruction, memories: Memories) -> Array | None:
         return self._elements(instruction.write, memories) if instruction.op is Op.NATIVE else None
 
-    def _computation(
-        self, instruction: Instruction, memories: tuple[Bytes, Bytes]
-    ) -> tuple[Compute, Array, Array] | None:
+    def _computation(self, instruction: Instruction, memories: Memories) -> Call | None:
         """Return function and operands in the order the function takes them."""
-        write, read, codec = instruction.write, instruction.read, self.codec
+        write, read = instruction.write, instruction.read
         if instruction.op is Op.COPY:
-            return np.copyto, self._bytes(write, memories), self._bytes(read, memories)
-        if instruction.op is Op.MERGE and read is not None and read.buffer not in self.encoded:
+            return np.copyto, (self._bytes(write, memories), self._bytes(read, memories))
+        if instruction.op is Op.MERGE and not self._is_encoded(read):
             out, other = (bits(self._elements(slice_, memories), self.dtype) for slice_ in (write, read))
-            return self.merge, out, other
+            return self.merge, (out, other)
         if instruction.op not in (Op.MERGE, Op.ENCODE, Op.DECODE):
             return None
-        assert codec is not None  # `lay_out` refused encoded buffers without one
-        if instruction.op is Op.ENCODE:
-            return codec.encode, self._elements(read, memories), self._bytes(write, memories)
-        function = codec.decode if instruction.op is Op.DECODE else codec.decode_add
-        return function, self._bytes(read, memories), self._elements(write, memories)
+        calls = list(self._codec_calls(instruction, memories))
+        return calls[0] if len(calls) == 1 else (_call_each, (calls[0][0], [operands for _, operands in calls]))
 
-    def _elements(self, slice_: Slice | None, memories: tuple[Bytes, Bytes]) -> Array:
+    def _codec_calls(self, instruction: Instruction, memories: Memories) -> Iterator[Call]:
+        """Yield one call for each piece of a block."""
+        write, read, codec = instruction.write, instruction.read, self.codec
+        assert codec is not None  # `lay_out` refused encoded buffers without one
+        assert write is not None
+        assert read is not None
+        coded, other = (write, read) if self._is_encoded(write) else (read, write)
+        pieces = self.layout.pieces(coded)
+        payloads = self._payloads(coded, pieces, memories)
+        if instruction.op is Op.MERGE and self._is_encoded(write):
+            merge: Compute = codec.merge  # type: ignore[attr-defined]  # `_check_codec` looked
+            for piece, out, arrived in zip(pieces, payloads, self._payloads(read, pieces, memories), strict=True):
+                yield merge, (arrived, out, self._residual(piece, memories))
+            return
+        for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
+            if instruction.op is Op.ENCODE:
+                yield codec.encode, (values, self._residual(piece, memories), payload)
+            else:
+                yield codec.decode if instruction.op is Op.DECODE else codec.decode_add, (payload, values)
+
+    def _payloads(self, slice_: Slice, pieces: Sequence[Piece], memories: Memories) -> Iterator[Bytes]:
+        start = self.layout.place(slice_).start
+        for piece in pieces:
+            nbytes = self.layout.payload_nbytes(piece)
+            yield memories.scratch[start : start + nbytes]
+            start += -(-nbytes // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
+
+    def _values(self, slice_: Slice, pieces: Sequence[Piece], memories: Memories) -> Iterator[Array]:
+        """Yield the elements of pieces; those of a batch lie in `data` wherever their tensors do."""
+        if self.layout.batches is None:
+            yield self._elements(slice_, memories)
+            return
+        assert slice_.buffer == DATA, f"{slice_} is encoded or decoded; batches are pieces of {DATA}"
+        whole = memories.data.view(storage_dtype(self.dtype))
+        for start, stop in pieces:
+            yield whole[start:stop]
+
+    def _residual(self, piece: Piece, memories: Memories) -> Residual | None:
+        return None if memories.residual is None else memories.residual[piece[0] : piece[1]]
+
+    def _is_encoded(self, slice_: Slice | None) -> bool:
+        return slice_ is not None and slice_.buffer in self.encoded
+
+    def _elements(self, slice_: Slice | None, memories: Memories) -> Array:
         return self._bytes(slice_, memories).view(storage_dtype(self.dtype))
 
-    def _bytes(self, slice_: Slice | None, memories: tuple[Bytes, Bytes]) -> Bytes:
+    def _bytes(self, slice_: Slice | None, memories: Memories) -> Bytes:
         assert slice_ is not None
         place = self.layout.place(slice_)
-        return memories[place.in_data][place.start : place.stop]
+        return (memories.data if place.in_data else memories.scratch)[place.start : place.stop]
+
+
+def _call_each(function: Compute, operands: Sequence[tuple[Any, ...]]) -> None:
+    """Go through the pieces of a batch: one action of the executor for all of them."""
+    for arguments in operands:
+        function(*arguments)

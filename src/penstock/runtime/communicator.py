@@ -10,11 +10,11 @@ is not contiguous is copied, and the result is copied back. One call at a time, 
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.cost.collectives import best_block_nbytes
-from penstock.errors import PenstockError, TransportError
+from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.codec import Codec
@@ -26,9 +26,12 @@ from penstock.runtime.transport import Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
+from penstock.strategies.batches import Batches
+from penstock.strategies.compressed import build_compressed
 from penstock.strategies.options import SMALLEST_BLOCK
 
 KEPT_PROGRAMS = 256
+Made = tuple[Program, Batches | None]  # a program, and what it counts where that is not elements
 
 
 class Communicator:
@@ -53,9 +56,27 @@ class Communicator:
         self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
         self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
 
-    def all_reduce(self, data: Any, strategy: str = "ring", **options: Any) -> None:
-        """Replace `data` on every rank by the sum over all ranks."""
-        self._call(Collective.ALL_REDUCE, strategy, data, options)
+    def all_reduce(
+        self,
+        data: Any,
+        strategy: str = "ring",
+        codec: Codec | None = None,
+        residual: Any = None,
+        parts: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        """Replace `data` on every rank by the sum over all ranks.
+
+        With a `codec` everything travels encoded. `residual`, flat, float32 and aligned with `data`, is added to what
+        this rank encodes and keeps what was not sent. `parts` are the element boundaries of the tensors in `data`,
+        from 0 to its end: each is encoded by itself, in `partitions` pieces where that option is given.
+        """
+        if codec is None:
+            if residual is not None:
+                raise StrategyError("a residual without a codec; pass the codec whose error it is to keep")
+            self._call(Collective.ALL_REDUCE, strategy, data, options)
+        else:
+            self._compressed(strategy, data, codec, residual, parts, options)
 
     def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on every rank by the root's."""
@@ -73,16 +94,35 @@ class Communicator:
         """Replace chunk r of `data`, for each r, by rank r's."""
         self._call(Collective.ALL_GATHER, strategy, data, options)
 
-    def run(self, program: Program, data: Any, codec: Codec | None = None) -> None:
+    def run(self, program: Program, data: Any, codec: Codec | None = None, residual: Any = None) -> None:
         """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
-        self._run((id(program), id(codec)), lambda _target: program, data, codec)
+        self._run((id(program), id(codec)), lambda _target: (program, None), data, codec, residual)
 
     def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
-        def make(target: Flat) -> Program:
+        def make(target: Flat) -> Made:
             chosen = Options(**self._with_block(collective, strategy, target, options))
-            return build(collective, strategy, self.transport.world_size, target.numel, chosen)
+            return build(collective, strategy, self.transport.world_size, target.numel, chosen), None
 
         self._run((collective, strategy, *sorted(options.items())), make, data, None)
+
+    def _compressed(
+        self,
+        strategy: str,
+        data: Any,
+        codec: Codec,
+        residual: Any,
+        parts: Sequence[int] | None,
+        options: dict[str, Any],
+    ) -> None:
+        bounds = None if parts is None else tuple(parts)
+
+        def make(target: Flat) -> Made:
+            ends = (0, target.numel) if bounds is None else bounds
+            if ends[-1:] != (target.numel,):
+                raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
+            return build_compressed(strategy, self.transport.world_size, ends, Options(**options))
+
+        self._run((strategy, bounds, id(codec), *sorted(options.items())), make, data, codec, residual)
 
     def _with_block(
         self, collective: Collective, strategy: str, target: Flat, options: dict[str, Any]
@@ -94,7 +134,9 @@ class Communicator:
         itemsize = storage_dtype(target.dtype).itemsize
         return {**options, "block_numel": max(SMALLEST_BLOCK, round(nbytes / itemsize))}
 
-    def _run(self, key: Any, make: Callable[[Flat], Program], data: Any, codec: Codec | None) -> None:
+    def _run(
+        self, key: Any, make: Callable[[Flat], Made], data: Any, codec: Codec | None, residual: Any = None
+    ) -> None:
         if self._failure is not None:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
         target = data if is_contiguous(data) else contiguous_copy(data)
@@ -103,7 +145,7 @@ class Communicator:
             host = target if staged is None else staged.host
             prepared = self._prepare(key, make, flat(host), codec)
             self._calls += 1
-            self._carry_out(prepared, host, staged)
+            self._carry_out(prepared, host, staged, residual)
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target
@@ -111,11 +153,11 @@ class Communicator:
         if target is not data:
             copy_back(data, target)
 
-    def _carry_out(self, prepared: Prepared, host: Any, staged: Any) -> None:
+    def _carry_out(self, prepared: Prepared, host: Any, staged: Any, residual: Any) -> None:
         """Run a program; where messages do not come, find out whether the ranks are in different calls."""
         seconds = self.timeout_seconds - asking_seconds(self.timeout_seconds)
         try:
-            prepared.run(host, self._calls, seconds, self.recorder, staged)
+            prepared.run(host, self._calls, seconds, self.recorder, staged, residual)
         except TransportError as error:
             mine = describe(self._calls, prepared.program, prepared.dtype, prepared.digest)
             raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
@@ -129,15 +171,15 @@ class Communicator:
         self._staging = self._staging or Staging()
         return self._staging.stage(target)
 
-    def _prepare(self, key: Any, make: Callable[[Flat], Program], target: Flat, codec: Codec | None) -> Prepared:
+    def _prepare(self, key: Any, make: Callable[[Flat], Made], target: Flat, codec: Codec | None) -> Prepared:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
         key = (key, target.numel, target.dtype)
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            program = make(target)
-            prepared = prepare(program, self.transport, target.dtype, codec, self.window, self._scratch)
+            program, batches = make(target)
+            prepared = prepare(program, self.transport, target.dtype, codec, self.window, self._scratch, batches)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
@@ -155,7 +197,7 @@ def _claim(prepared: Prepared, codec: Codec | None) -> Claim:
         collective=program.collective.value,
         strategy=program.strategy,
         world_size=program.world_size,
-        numel=program.numel,
+        numel=prepared.numel,
         dtype=prepared.dtype,
         root=program.root,
         codec=codec.name if codec else "",

@@ -20,6 +20,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "int64": np.dtype(np.int64),
     "uint8": np.dtype(np.uint8),
 }
+ENCODED_DTYPES = ("float32", "float16", "bfloat16")  # those that a codec takes
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:

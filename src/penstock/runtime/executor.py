@@ -12,17 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
-from penstock.runtime.binding import Binder, Binding
+from penstock.runtime.binding import Binder, Binding, Memories
 from penstock.runtime.codec import Codec
-from penstock.runtime.dtypes import storage_dtype
+from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
-from penstock.runtime.pieces import Pieces, cut
+from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
 from penstock.runtime.transport import LAST_TAG, Transport
 from penstock.runtime.views import Flat, Scratch, bytes_at, flat
+from penstock.strategies.batches import Batches
 
 WINDOW = 4  # messages in flight each way; with 8 or 16, 16 MB on 8 hosts took 1.06-1.22x as long, in one run each
 TIMEOUT_SECONDS = 300.0  # how long one message may keep a rank waiting
@@ -36,24 +39,34 @@ def prepare(
     codec: Codec | None = None,
     window: int = WINDOW,
     scratch: Scratch | None = None,
+    batches: Batches | None = None,
 ) -> "Prepared":
-    """Resolve, for this transport's rank, all that does not depend on the tensor."""
+    """Resolve, for this transport's rank, all that does not depend on the tensor.
+
+    `batches` says what a position of the program stands for where that is not an element.
+    """
     if program.world_size != transport.world_size:
         raise StrategyError(
             f"{program.strategy}: program for {program.world_size} ranks on {transport.world_size}; build it for these"
         )
     rank = transport.rank
-    layout = lay_out(program, rank, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None)
+    if codec is not None and dtype not in ENCODED_DTYPES:
+        raise StrategyError(
+            f"{program.strategy}: elements of {dtype} with {codec.name}; wanted {' or '.join(ENCODED_DTYPES)}"
+        )
+    layout = lay_out(program, rank, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
     scratch = scratch or Scratch()
     scratch.reserve(layout.nbytes)
     actions = schedule(program.ranks[rank], choose_window(program, window))
     binder = Binder(program, rank, dtype, layout, codec)
-    return Prepared(program, transport, dtype, actions, scratch, program_digest(program, dtype, codec), binder)
+    digest = program_digest(program, dtype, codec, batches)
+    numel = batches.numel if batches else program.numel
+    return Prepared(program, transport, dtype, numel, actions, scratch, digest, binder)
 
 
-def program_digest(program: Program, dtype: str, codec: Codec | None) -> str:
+def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
     """Return a fingerprint of all that ranks must agree on."""
-    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {codec.name if codec else None}"
+    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {codec.name if codec else None} {batches}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -71,6 +84,7 @@ class Prepared:
     program: Program
     transport: Transport
     dtype: str
+    numel: int  # of the data
     actions: tuple[Action, ...]
     scratch: Scratch
     digest: str
@@ -85,21 +99,28 @@ class Prepared:
         timeout_seconds: float = TIMEOUT_SECONDS,
         recorder: Recorder | None = None,
         staged: "Stage | None" = None,
+        residual: Any = None,
     ) -> None:
         """Carry the program out on `data`, in place.
+
+        `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent.
 
         `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
         different calls never exchange data. A `recorder` notes when each instruction starts and ends;
         `staged` brings `data` here from a device, and back, while the program runs.
         """
         target = flat(data)
-        if target.numel != self.program.numel or target.dtype != self.dtype:
+        if target.numel != self.numel or target.dtype != self.dtype:
             raise StrategyError(
                 f"{self.program.strategy}: {target.numel} elements of {target.dtype}; "
-                f"prepared for {self.program.numel} of {self.dtype}"
+                f"prepared for {self.numel} of {self.dtype}"
             )
+        kept = None if residual is None else flat(residual)
+        if kept is not None and (kept.numel != self.numel or kept.dtype != "float32"):
+            found = f"a residual of {kept.numel} elements of {kept.dtype}"
+            raise StrategyError(f"{self.program.strategy}: {found}; wanted {self.numel} of float32")
         tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
-        self._perform(self._bind(target), tag, timeout_seconds, self._walk(recorder, staged))
+        self._perform(self._bind(target, kept), tag, timeout_seconds, self._walk(recorder, staged))
 
     def _walk(self, recorder: Recorder | None, staged: "Stage | None") -> Iterable[Action]:
         """Return the actions as they are, or through whatever wants to be asked between them."""
@@ -107,7 +128,10 @@ class Prepared:
         instructions = self.program.ranks[rank]
         actions: Iterable[Action] = self.actions
         if staged is not None:
-            self._pieces = self._pieces or cut(instructions, self.actions)
+            batched = self.binder.layout.batches is not None
+            self._pieces = self._pieces or (
+                whole(self.numel, self.actions) if batched else cut(instructions, self.actions)
+            )
             actions = staged.walk(self._pieces, self.actions)
         return actions if recorder is None else recorder.watch(rank, instructions, actions)
 
@@ -126,8 +150,8 @@ class Prepared:
                 elif do is Do.RECV:
                     works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.COMPUTE:
-                    function, first, second = computations[index]  # type: ignore[misc]
-                    function(first, second)
+                    function, operands = computations[index]  # type: ignore[misc]
+                    function(*operands)
                 else:
                     self._native(binding, index, timeout_seconds)
         except (TimeoutError, ConnectionError) as cause:
@@ -138,11 +162,13 @@ class Prepared:
         assert values is not None
         self.transport.native(self.program.collective, values, self.dtype, self.program.root, timeout_seconds)
 
-    def _bind(self, target: Flat) -> Binding:
+    def _bind(self, target: Flat, kept: Flat | None) -> Binding:
         scratch = self.scratch.memory
-        addresses = (target.address, scratch.__array_interface__["data"][0])
+        addresses = (target.address, scratch.__array_interface__["data"][0], kept.address if kept else 0)
         if self._binding is None or self._binding.addresses != addresses:
-            self._binding = self.binder.bind(addresses, bytes_at(target.address, target.nbytes), scratch)
+            residual = bytes_at(kept.address, kept.nbytes).view(np.float32) if kept else None
+            memories = Memories(bytes_at(target.address, target.nbytes), scratch, residual)
+            self._binding = self.binder.bind(addresses, memories)
         return self._binding
 
     def _failure(self, index: int, cause: Exception) -> TransportError:

@@ -1,17 +1,25 @@
 """Where the scratch buffers of a rank lie in one piece of memory, and where a slice lies in its buffer.
 
 Plain buffers hold elements. An encoded buffer holds what a codec makes of elements, whose size only the codec
-knows: each slice of it that the rank uses gets a place of its own, as large as the codec can need. So slices of an
-encoded buffer must be equal or disjoint: half an encoded block means nothing.
+knows: each block of it that the rank encodes or decodes gets a place of its own, as large as the codec can need. So
+blocks must be equal or disjoint: half an encoded block means nothing. Places follow one another as blocks do, so that
+one message can carry several.
+
+In a program that counts batches (`strategies.batches`) a position is a batch, and a block consists of the payloads of
+all pieces in its batches, one after the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Instruction, Program, Slice
+from penstock.program import DATA, Instruction, Op, Program, Slice
+from penstock.strategies.batches import Batches, Piece
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two slices share one and every element type is aligned
+PAYLOAD_ALIGNMENT = 16  # bytes: what a codec may rely on
+_CODES = (Op.ENCODE, Op.DECODE, Op.MERGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,52 +36,117 @@ class Layout:
     """The places of one rank's slices."""
 
     itemsize: int  # bytes per element
+    max_nbytes: Callable[[int], int] | None = None  # how many bytes so many elements can need encoded
+    batches: Batches | None = None  # what positions stand for; elements where there are none
     nbytes: int = 0  # of the scratch memory
     plain: dict[str, int] = field(default_factory=dict)  # buffer -> its first byte
-    encoded: dict[Slice, Place] = field(default_factory=dict)
+    encoded: dict[str, dict[int, int]] = field(default_factory=dict)  # buffer -> edge of a block -> byte
+    _edges: tuple[int, ...] = ()  # element at which each batch begins, where batches lie in order
 
     def place(self, slice_: Slice) -> Place:
         """Return where a slice lies."""
-        if slice_ in self.encoded:
-            return self.encoded[slice_]
+        if slice_.buffer in self.encoded:
+            edges = self.encoded[slice_.buffer]
+            return Place(False, edges[slice_.start], edges[slice_.stop])
         base = 0 if slice_.buffer == DATA else self.plain[slice_.buffer]
-        start, stop = base + slice_.start * self.itemsize, base + slice_.stop * self.itemsize
+        start, stop = (base + self.element(position) * self.itemsize for position in (slice_.start, slice_.stop))
         return Place(slice_.buffer == DATA, start, stop)
+
+    def element(self, position: int) -> int:
+        """Return the element at which a position of a plain buffer begins."""
+        return position if self.batches is None else self._batch_edges()[position]
+
+    def pieces(self, slice_: Slice) -> list[Piece]:
+        """Return what is encoded by itself within a block: (start, stop) of `data`."""
+        if self.batches is None:
+            return [(slice_.start, slice_.stop)]
+        return [piece for batch in self.batches.pieces[slice_.start : slice_.stop] for piece in batch]
+
+    def payload_nbytes(self, piece: Piece) -> int:
+        """Return the bytes that the payload of a piece can take."""
+        assert self.max_nbytes is not None
+        return self.max_nbytes(piece[1] - piece[0])
+
+    def block_nbytes(self, slice_: Slice) -> int:
+        """Return the bytes that a block takes, padding included."""
+        return sum(_aligned(self.payload_nbytes(piece), PAYLOAD_ALIGNMENT) for piece in self.pieces(slice_))
 
     def reserve(self, nbytes: int) -> int:
         """Return the first byte of a new aligned place for `nbytes`."""
         start = self.nbytes
-        self.nbytes += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self.nbytes += _aligned(nbytes, ALIGNMENT)
         return start
 
+    def _batch_edges(self) -> tuple[int, ...]:
+        assert self.batches is not None
+        if not self._edges:
+            in_order = [piece for batch in self.batches.pieces for piece in batch]
+            if any(one[1] != other[0] for one, other in pairwise(in_order)):
+                raise StrategyError(
+                    "dense data in a compressed program must lie in order; use one partition per tensor"
+                )
+            self._edges = tuple(accumulate(self.batches.sizes, initial=0))
+        return self._edges
 
-def lay_out(program: Program, rank: int, itemsize: int, encoded_nbytes: Callable[[int], int] | None = None) -> Layout:
-    """Place the scratch that `rank` uses; `encoded_nbytes` is how many bytes so many elements can need encoded."""
-    layout = Layout(itemsize)
-    for slice_ in _used(program.ranks[rank]):
+
+def lay_out(
+    program: Program,
+    rank: int,
+    itemsize: int,
+    max_nbytes: Callable[[int], int] | None = None,
+    batches: Batches | None = None,
+) -> Layout:
+    """Place the scratch that `rank` uses; `max_nbytes` is how many bytes so many elements can need encoded."""
+    layout = Layout(itemsize, max_nbytes, batches)
+    instructions = program.ranks[rank]
+    for slice_ in _used(instructions):
         buffer = program.buffer(slice_.buffer)
         if not 0 <= slice_.start <= slice_.stop <= buffer.numel:
             raise StrategyError(
                 f"{program.strategy}: rank {rank} uses {slice_}; the buffer has {buffer.numel} elements"
             )
-        if buffer.encoded:
-            _place_encoded(layout, slice_, program.strategy, encoded_nbytes)
-        elif slice_.buffer != DATA and slice_.buffer not in layout.plain:
-            layout.plain[slice_.buffer] = layout.reserve(buffer.numel * itemsize)
+        if buffer.encoded and slice_.buffer not in layout.encoded:
+            if max_nbytes is None:
+                raise StrategyError(
+                    f"{program.strategy}: buffer {slice_.buffer!r} is encoded; pass the codec that encodes it"
+                )
+            blocks = _blocks(instructions, slice_.buffer, program.strategy, batches is not None)
+            layout.encoded[slice_.buffer] = _place_blocks(layout, blocks)
+        elif not buffer.encoded and slice_.buffer != DATA and slice_.buffer not in layout.plain:
+            layout.plain[slice_.buffer] = layout.reserve(layout.element(buffer.numel) * itemsize)
     return layout
 
 
-def _place_encoded(layout: Layout, slice_: Slice, strategy: str, encoded_nbytes: Callable[[int], int] | None) -> None:
-    if slice_ in layout.encoded:
-        return
-    if encoded_nbytes is None:
-        raise StrategyError(f"{strategy}: buffer {slice_.buffer!r} is encoded; pass the codec that encodes it")
-    for other in layout.encoded:
-        if other.overlaps(slice_):
-            raise StrategyError(f"{strategy}: encoded {slice_} overlaps {other}; they must be equal or disjoint")
-    nbytes = encoded_nbytes(slice_.numel)
-    start = layout.reserve(nbytes)
-    layout.encoded[slice_] = Place(False, start, start + nbytes)
+def _blocks(instructions: Sequence[Instruction], buffer: str, strategy: str, batched: bool) -> list[Slice]:
+    """Return the blocks of an encoded buffer in order: what is coded as a whole, or else passed on as a whole."""
+    coded = {one for step in instructions if step.op in _CODES for one in (step.write, step.read) if one is not None}
+    found = {one for one in coded if one.buffer == buffer}
+    carried = {one for one in _used(instructions) if one.buffer == buffer} - found
+    if batched:  # a block may consist of several batches, and be sent in several parts
+        positions = {position for one in found | carried for position in range(one.start, one.stop)}
+        return [Slice(buffer, position, position + 1) for position in sorted(positions)]
+    found |= {one for one in carried if not any(one.overlaps(other) for other in found)}
+    blocks = sorted(found, key=lambda one: (one.start, -one.stop))
+    for one, other in pairwise(blocks):
+        if one.overlaps(other):
+            raise StrategyError(f"{strategy}: encoded {other} overlaps {one}; they must be equal or disjoint")
+    return blocks
+
+
+def _place_blocks(layout: Layout, blocks: Sequence[Slice]) -> dict[int, int]:
+    """Return the byte of each edge of a block; blocks follow one another without gaps."""
+    nbytes = sum(layout.block_nbytes(block) for block in blocks)
+    byte = layout.reserve(nbytes)
+    edges: dict[int, int] = {}
+    for block in blocks:
+        edges[block.start] = byte
+        byte += layout.block_nbytes(block)
+        edges[block.stop] = byte
+    return edges
+
+
+def _aligned(nbytes: int, alignment: int) -> int:
+    return -(-nbytes // alignment) * alignment
 
 
 def _used(instructions: Sequence[Instruction]) -> Iterator[Slice]:

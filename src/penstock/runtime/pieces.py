@@ -43,6 +43,13 @@ def cut(instructions: Sequence[Instruction], actions: Sequence[Action], least_nu
     return Pieces(bounds, _grouped(first, number), _grouped(last, number))
 
 
+def whole(numel: int, actions: Sequence[Action]) -> Pieces:
+    """Take all data as one piece, where a program counts batches and not elements."""
+    if not actions or not numel:
+        return Pieces((), {}, {})
+    return Pieces(((0, numel),), {0: (0,)}, {len(actions) - 1: (0,)})
+
+
 def _edges(instructions: Sequence[Instruction], least_numel: int) -> list[int]:
     """Return where pieces begin, and where the last ends; edges too close to the one before are left out."""
     slices = [s for one in instructions for s in (one.read, one.write) if s is not None and s.buffer == DATA]

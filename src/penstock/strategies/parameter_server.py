@@ -41,12 +41,12 @@ class _Message:
 def all_reduce(world_size: int, numel: int, options: Options) -> Program:
     """Sum each partition on its aggregator and send the sum back; a partition is never cut further."""
     builder = ProgramBuilder(NAME, Collective.ALL_REDUCE, world_size, numel)
-    aggregators = _aggregators(world_size, options.servers)
-    parts = [Slice(DATA, start, stop) for start, stop in split(numel, options.partitions or len(aggregators))]
+    owners = aggregators(world_size, options.servers)
+    parts = [Slice(DATA, start, stop) for start, stop in split(numel, options.partitions or len(owners))]
     largest = max(part.numel for part in parts)
     coming: list[list[_Message]] = [[] for _ in range(world_size)]
     going: list[list[_Message]] = [[] for _ in range(world_size)]
-    for message in sorted(_messages(world_size, parts, aggregators), key=lambda one: one.when):
+    for message in sorted(_messages(world_size, parts, owners), key=lambda one: one.when):
         coming[message.target].append(message)
         going[message.source].append(message)
     if world_size > 1:
@@ -57,18 +57,19 @@ def all_reduce(world_size: int, numel: int, options: Options) -> Program:
     return builder.build()
 
 
-def _aggregators(world_size: int, servers: int | None) -> range:
+def aggregators(world_size: int, servers: int | None) -> range:
+    """Return the ranks that aggregate."""
     if servers is not None and servers > world_size:
         raise StrategyError(f"{NAME}: {servers} servers of {world_size} ranks; wanted at most {world_size}")
     return range(world_size - (servers or world_size), world_size)
 
 
-def _messages(world_size: int, parts: list[Slice], aggregators: range) -> Iterator[_Message]:
+def _messages(world_size: int, parts: list[Slice], owners: range) -> Iterator[_Message]:
     """Yield every push and pull; in a wave each aggregator has one partition, and it is pulled after the next push."""
     for index, part in enumerate(parts):
         if not part.numel:
             continue
-        wave, owner = index // len(aggregators), aggregators[index % len(aggregators)]
+        wave, owner = index // len(owners), owners[index % len(owners)]
         for step in range(1, world_size):
             yield _Message((2 * wave, step), (owner - step) % world_size, owner, part, push=True)
             yield _Message((2 * wave + 3, step), owner, (owner + step) % world_size, part, push=False)

@@ -1,0 +1,134 @@
+"""Compressed all-reduces over the memory engine: same bits everywhere, and nothing lost."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.codecs.registry import codec_names, make_codec
+from penstock.codecs.wire import WireCodec
+from penstock.errors import MismatchError, StrategyError
+from penstock.runtime import Communicator
+from penstock.runtime.transport.memory import Fabric, MemoryTransport
+from penstock.strategies.compressed import CHUNKS
+from runtime.programs import Halves
+from runtime.threads import outcomes, run_ranks
+
+TIMEOUT_SECONDS = 20.0
+EXACT = ("topk(density=0.25)", "dgc(density=0.25)", "graddrop(density=0.25)")  # send some values as they are
+
+
+def dyadic(world_size: int, numel: int, seed: int = 0) -> list[np.ndarray]:
+    """Return small multiples of 1/8: their sums are exact in float32, in any order."""
+    rng = np.random.default_rng((seed, world_size, numel))
+    return [(rng.integers(-64, 65, numel) / 8).astype(np.float32) for _ in range(world_size)]
+
+
+@cache
+def wire(name: str, seed: int = 0) -> WireCodec:
+    """Return a codec; loading its kernels takes longer than using them here."""
+    return WireCodec(make_codec(name, seed=seed))
+
+
+def reduce_all(codec, tensors, residuals, steps=1, **options):
+    """All-reduce copies of `tensors` `steps` times; return what every rank holds after each step."""
+    applied = []
+
+    def rank(transport: MemoryTransport) -> list[np.ndarray]:
+        communicator = Communicator(transport, TIMEOUT_SECONDS)
+        own = codec(transport.rank) if callable(codec) else codec
+        kept = residuals[transport.rank] if residuals is not None else None
+        results = []
+        for _ in range(steps):
+            data = tensors[transport.rank].copy()
+            communicator.all_reduce(data, codec=own, residual=kept, **options)
+            results.append(data)
+        return results
+
+    for held in zip(*run_ranks(len(tensors), rank), strict=True):
+        assert len({one.tobytes() for one in held}) == 1, "ranks hold different bits"
+        applied.append(held[0])
+    return applied
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server"])
+@pytest.mark.parametrize("name", codec_names())
+def test_every_codec_of_the_language_conserves_the_sum(name: str, strategy: str) -> None:
+    tensors = dyadic(3, 5000)
+    residuals = [np.zeros(5000, np.float32) for _ in tensors]
+    steps = 3
+    applied = reduce_all(lambda rank: wire(name, rank), tensors, residuals, steps, strategy=strategy)
+    total = steps * np.sum(tensors, axis=0, dtype=np.float64)
+    found = np.sum(applied, axis=0, dtype=np.float64) + np.sum(residuals, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(found, total, atol=2e-3)
+
+
+@pytest.mark.parametrize("strategy", CHUNKS)
+@settings(deadline=None, max_examples=8)
+@given(st.sampled_from(EXACT), st.integers(1, 7), st.integers(0, 9000), st.data())
+def test_nothing_is_lost_in_exact_arithmetic(strategy: str, name: str, world_size: int, numel: int, data) -> None:
+    parts = sorted({0, numel, *data.draw(st.lists(st.integers(0, numel), max_size=4))})
+    parts = parts if numel else [0, 0]
+    tensors = dyadic(world_size, numel)
+    residuals = dyadic(world_size, numel, seed=1)
+    before = np.sum(residuals, axis=0, dtype=np.float64)
+    applied = reduce_all(wire(name), tensors, residuals, 2, strategy=strategy, parts=parts, block_numel=2000)
+    total = before + 2 * np.sum(tensors, axis=0, dtype=np.float64)
+    np.testing.assert_array_equal(np.sum(applied + residuals, axis=0, dtype=np.float64), total)
+
+
+@pytest.mark.parametrize("options", [{"servers": 1}, {"servers": 2, "partitions": 7}, {"partitions": 9}])
+def test_dedicated_and_many_aggregators_conserve_the_sum(options: dict[str, int]) -> None:
+    tensors, residuals = dyadic(5, 12345), dyadic(5, 12345, seed=2)
+    total = np.sum(tensors + residuals, axis=0, dtype=np.float64)
+    applied = reduce_all(wire("topk(density=0.1)"), tensors, residuals, strategy="parameter_server", **options)
+    np.testing.assert_array_equal(np.sum(applied + residuals, axis=0, dtype=np.float64), total)
+
+
+def test_without_a_residual_what_is_not_sent_is_gone() -> None:
+    tensors = [np.full(4, 1.0 + 2.0**-20, np.float32) for _ in range(2)]
+    assert reduce_all(Halves(), tensors, None)[0].tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_tensor_that_is_not_contiguous_is_reduced_in_place(dtype: type) -> None:
+    wide = [np.full((40, 2), 3, dtype) for _ in range(2)]
+    run_ranks(
+        2,
+        lambda t: Communicator(t, TIMEOUT_SECONDS).all_reduce(wide[t.rank][:, 0], codec=wire("fp16")),
+    )
+    for one in wide:
+        assert one[:, 0].tolist() == [6.0] * 40
+        assert one[:, 1].tolist() == [3.0] * 40
+
+
+def test_an_element_type_that_no_codec_takes_is_refused_before_data_move() -> None:
+    with pytest.raises(StrategyError, match="ring: elements of float64 with halves; wanted float32 or float16 or"):
+        Communicator(Fabric(1).transport(0)).all_reduce(np.ones(4), codec=Halves())
+
+
+def test_a_residual_that_does_not_fit_is_refused() -> None:
+    communicator = Communicator(Fabric(1).transport(0))
+    with pytest.raises(StrategyError, match="a residual of 3 elements of float32; wanted 4 of float32"):
+        communicator.all_reduce(np.ones(4, np.float32), codec=Halves(), residual=np.zeros(3, np.float32))
+    with pytest.raises(StrategyError, match="a residual of 4 elements of float64; wanted 4 of float32"):
+        communicator.all_reduce(np.ones(4, np.float32), codec=Halves(), residual=np.zeros(4))
+    with pytest.raises(StrategyError, match="a residual without a codec"):
+        communicator.all_reduce(np.ones(4, np.float32), residual=np.zeros(4, np.float32))
+
+
+@pytest.mark.parametrize("parts", [[0, 3], [1, 4], [0, 3, 2, 4], [0]])
+def test_parts_that_do_not_cover_the_tensor_are_refused(parts: list[int]) -> None:
+    with pytest.raises(StrategyError, match="parts"):
+        Communicator(Fabric(1).transport(0)).all_reduce(np.ones(4, np.float32), codec=Halves(), parts=parts)
+
+
+def test_ranks_with_different_codecs_are_told() -> None:
+    names = ["onebit", "fp16"]
+    found = outcomes(
+        2,
+        lambda t: Communicator(t, TIMEOUT_SECONDS).all_reduce(np.ones(4, np.float32), codec=wire(names[t.rank])),
+    )
+    assert all(isinstance(one, MismatchError) and "codec is 'fp16()' on rank 1" in str(one) for one in found)
