@@ -32,7 +32,7 @@ ALLOWED = {
     "strategies": VALUES,
     "verify": VALUES | {"strategies"},
     "traces": VALUES,
-    "reproduce": VALUES | {"cost", "planners", "simulator", "strategies", "verify", "traces"},
+    "reproduce": VALUES | {"cost", "planners", "simulator", "strategies", "verify", "traces", "compll"},
     "compll": VALUES,
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},

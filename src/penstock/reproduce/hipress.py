@@ -1,56 +1,21 @@
-"""HiPress (Bai et al.): Table 3, Table 7 and the volume that one bit saves.
+"""HiPress (Bai et al.): Tables 3, 5 and 7, the volume that one bit saves, and the steps of Fig. 11."""
 
-Table 7 is computed with the constants the authors' planner shipped with (milliseconds and float32 elements there); the
-constants behind the published table are not known, so cells differ.
-"""
+from importlib import resources
 
-from dataclasses import dataclass
-
-from penstock.cost.codecs import CASYNC, CodecCurves, CountFunction, Curve, SyncCounts, sync_seconds
+from penstock.compll import syntax
+from penstock.cost.codecs import CASYNC, SyncCounts
 from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers, not_built
+from penstock.reproduce.hipress_table_7 import table_7
 
-_MS_PER_ELEMENT = 1e-3 / 4  # -> seconds per byte
-_MIB = 2**20
-
-
-def _curve(per_element_ms: float, startup_ms: float, floor_ms: float) -> Curve:
-    return Curve(per_element_ms * _MS_PER_ELEMENT, startup_ms * 1e-3, floor_ms * 1e-3)
-
-
-SEND = _curve(8.5005e-07, 0.20337, 0.09766)
-RATIO = 0.0625  # the planner's compression rate: 2 bits for a float32, not onebit's 1
-ONEBIT = CodecCurves(
-    RATIO, _curve(1.4133e-08, 0.058938, 0.05408), _curve(RATIO * 6.2041e-09, 0.13956, 0.07287)
-)  # the planner's decode is of the payload's elements, ours of the gradient's
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A cell of Table 7: compress or not, and the number of partitions."""
-
-    strategy: str
-    nodes: int
-    mib: int
-    compress: bool
-    partitions: int
-
-
-TABLE_7 = (
-    Cell("casync_ps_colocated", 4, 4, True, 2), Cell("casync_ps_colocated", 16, 4, True, 1),
-    Cell("casync_ring", 4, 4, True, 1), Cell("casync_ring", 16, 4, False, 16),
-    Cell("casync_ps_colocated", 4, 16, True, 4), Cell("casync_ps_colocated", 16, 16, True, 6),
-    Cell("casync_ring", 4, 16, True, 4), Cell("casync_ring", 16, 16, True, 5),
-    Cell("casync_ps_colocated", 4, 392, True, 12), Cell("casync_ps_colocated", 16, 392, True, 16),
-    Cell("casync_ring", 4, 392, True, 4), Cell("casync_ring", 16, 392, True, 16),
-)  # fmt: skip
+TABLE_5 = {"onebit": (21, 9), "tbq": (13, 18), "terngrad": (23, 7), "dgc": (29, 15), "graddrop": (29, 21)}
 
 
 def claims() -> list[Claim]:
-    """Return every claim that the cost model can settle."""
+    """Return every claim that the cost model and the shipped compressors can settle."""
     saving = 1 - 1 / 32  # one bit for a float32
     volume = compare_numbers("section 2.4: volume that onebit saves (%)", 96.9, 100 * saving, "computed", 0.001)
     steps = not_built("Fig. 11: each of pipelining, bulk and selective compression makes it faster", "yes")
-    return [volume, *_table_3(), *(_table_7(cell) for cell in TABLE_7), steps]
+    return [volume, *_table_3(), *(_table_5(name) for name in TABLE_5), *table_7(), steps]
 
 
 def _table_3() -> list[Claim]:
@@ -68,19 +33,20 @@ def _table_3() -> list[Claim]:
     ]
 
 
-def _table_7(cell: Cell) -> Claim:
-    compress, partitions = best_choice(CASYNC[cell.strategy], cell.nodes, cell.mib * _MIB)
-    name = "PS" if "ps" in cell.strategy else "Ring"
-    return compare_exactly(
-        f"Table 7, {cell.mib} MB, {name}, {cell.nodes} nodes: compress, partitions",
-        (cell.compress, cell.partitions),
-        (compress, partitions),
-        "computed",
-        "the shipped constants are not those of the paper's platform",
-    )
+def _table_5(name: str) -> Claim:
+    """Count our lines as the paper counts its own: those of encode and decode, and those of the functions they use."""
+    published, ours = TABLE_5[name], lines_of(name)
+    short = ours[0] <= published[0] and ours[1] <= published[1]
+    verdict = "matches: no more lines" if short else "differs: more lines"
+    return Claim(f"Table 5, {name}: lines of logic, of functions", str(published), str(ours), "counted", verdict)
 
 
-def best_choice(counts: CountFunction, nodes: int, nbytes: int) -> tuple[bool, int]:
-    """Return whether to compress and into how many partitions, by Eq. 1 and 2, over K = 1..N."""
-    choices = [(compress, k) for compress in (False, True) for k in range(1, nodes + 1)]
-    return min(choices, key=lambda c: sync_seconds(counts, nodes, c[1], nbytes, SEND, ONEBIT if c[0] else None))
+def lines_of(name: str) -> tuple[int, int]:
+    """Return how many lines a shipped compressor has in encode and decode, and in other functions; comments left out."""
+    text = (resources.files("penstock.compll") / "algorithms" / f"{name}.cll").read_text()
+    lines, logic, other = text.splitlines(), 0, 0
+    for function in syntax.parse(text).functions:
+        body = lines[function.at.line - 1 : function.end.line]
+        count = sum(bool(line.split("//")[0].strip()) for line in body)
+        logic, other = (logic + count, other) if function.name in ("encode", "decode") else (logic, other + count)
+    return logic, other
