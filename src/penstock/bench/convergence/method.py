@@ -1,0 +1,72 @@
+"""The methods that are compared, and how each turns workers' gradients into one update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from penstock.bench.convergence import quantised, sparse
+from penstock.bench.convergence.quantised import Parts, Quantise
+from penstock.bench.convergence.sparse import Exchanged
+from penstock.errors import PenstockError
+
+WARMUP = (0.25, 0.0725, 0.015, 0.004)  # density in the first epochs (gTop-k, section IV)
+SPARSE = {"topk": sparse.topk, "gtopk": sparse.gtopk, "gtopk-published": sparse.gtopk_published}
+QUANTISED = ("onebit", "terngrad")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What is exchanged, and what happens to the rest."""
+
+    kind: str  # dense, topk, gtopk, gtopk-published, onebit, terngrad or dgc
+    density: float = 1.0
+    feedback: bool = True  # False: what is not sent is lost (TernGrad's rounding is right on average)
+
+    @property
+    def name(self) -> str:
+        """A short name for tables and pictures."""
+        density = f" {self.density:g}" if self.density < 1 else ""
+        return f"{self.kind}{density}{'' if self.feedback else ', no feedback'}"
+
+    def densities(self, epochs: int) -> list[float]:
+        """Return the density of every epoch."""
+        if self.density >= 1:
+            return [1.0] * epochs
+        return [max(self.density, step) for step in WARMUP[:epochs]] + [self.density] * (epochs - len(WARMUP))
+
+
+def parse_method(text: str) -> Method:
+    """Return the method written as KIND, KIND:DENSITY or KIND:nofeedback."""
+    kind, _, rest = text.partition(":")
+    if kind not in ("dense", "dgc", *SPARSE, *QUANTISED):
+        raise PenstockError(f"no method {kind!r}; wanted dense, dgc, {', '.join((*SPARSE, *QUANTISED))}")
+    if rest == "nofeedback":
+        return Method(kind, feedback=False)
+    return Method(kind, float(rest) if rest else 1.0)
+
+
+def exchange(
+    method: Method,
+    wanted: torch.Tensor,
+    density: float,
+    parts: Parts,
+    sizes: Sequence[int],
+    generator: torch.Generator | None = None,
+) -> Exchanged:
+    """Return the sum all workers apply and what each keeps; `wanted` has a row per worker."""
+    if method.kind == "dense" or (method.kind in SPARSE and density >= 1):
+        return wanted.sum(0), torch.zeros_like(wanted)
+    if method.kind in SPARSE:
+        return SPARSE[method.kind](wanted, max(1, round(density * wanted.shape[1])))
+    applied, residuals = quantised.exchange(wanted, _quantise(method, density, sizes, generator), parts)
+    return applied, residuals if method.feedback else torch.zeros_like(residuals)
+
+
+def _quantise(method: Method, density: float, sizes: Sequence[int], generator: torch.Generator | None) -> Quantise:
+    if method.kind == "onebit":
+        return quantised.onebit
+    if method.kind == "terngrad":
+        return partial(quantised.terngrad, generator=generator)
+    return partial(quantised.largest, density=density, sizes=sizes)

@@ -1,0 +1,72 @@
+"""Every method, number of workers and seed on one task, many runs at a time."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import torch
+
+from penstock.bench.convergence.method import Method
+from penstock.bench.convergence.tasks import Task
+from penstock.bench.convergence.training import Run, step_by_step, train
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What to run on a task."""
+
+    methods: tuple[Method, ...]
+    workers: tuple[int, ...]
+    seeds: tuple[int, ...]
+    epochs: int
+    judged: int  # how often the held-out metric is taken
+
+    def runs(self) -> list[tuple[Method, int, int]]:
+        """Return (method, workers, seed), the most interesting first: a study may be cut short."""
+        return [(method, p, seed) for seed in self.seeds for p in self.workers for method in self.methods]
+
+
+def run_study(task: Task, study: Study, device: str, at_once: int, done: Callable[[dict[str, Any]], None]) -> None:
+    """Do all runs, `at_once` at a time; `done` gets each row as it is finished."""
+    lock = threading.RLock()
+    every = max(1, study.epochs // study.judged)
+
+    def one(method: Method, workers: int, seed: int) -> None:
+        stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            with lock:
+                run = Run(task, method, workers, seed, device, study.epochs)
+            curve = train(run, _stepper(device, lock), lock, every)
+        done({"task": task.name, "method": method.name, "workers": workers, "seed": seed, "metric_name": task.metric,
+              "epochs": study.epochs, "judged_every": every, "losses": curve.losses, "metrics": curve.metrics,
+              "final": curve.metrics[-1]})  # fmt: skip
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for result in [pool.submit(one, *each) for each in study.runs()]:
+            result.result()
+
+
+def _stepper(device: str, lock: threading.RLock) -> Any:
+    if device != "cuda":
+        return step_by_step
+    from penstock.bench.convergence.graphs import graphed
+
+    return graphed(lock)
+
+
+def against_dense(rows: Sequence[dict[str, Any]], better: str) -> list[dict[str, Any]]:
+    """Return for each method and number of workers the mean final metric, and how much worse than dense, relative."""
+    finals: dict[tuple[int, str], list[float]] = {}
+    for row in rows:
+        finals.setdefault((row["workers"], row["method"]), []).append(row["final"])
+    found = []
+    for (workers, method), values in finals.items():
+        dense = mean(finals.get((workers, "dense"), values))
+        worse = 1 - mean(values) / dense if better == "higher" else mean(values) / dense - 1
+        found.append({"workers": workers, "method": method, "final": mean(values), "seeds": len(values),
+                      "spread": max(values) - min(values), "worse_than_dense": worse})  # fmt: skip
+    return found
