@@ -29,7 +29,7 @@ def main() -> int:
     task = make_task(options.task, Path(options.data), device)
     methods = tuple(parse_method(text) for text in options.methods.split())
     workers, seeds = (tuple(int(text) for text in each.split(",")) for each in (options.workers, options.seeds))
-    study = Study(methods, workers, seeds, options.epochs or task.epochs, options.judged)
+    study = Study(methods, workers, seeds, options.epochs or task.epochs, options.judged, options.seconds)
     rows: list[dict[str, Any]] = []
     begun, total = time.monotonic(), len(study.runs())
 
@@ -58,6 +58,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", default="4,8")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--epochs", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--judged", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=12)
     return parser.parse_args()

@@ -19,10 +19,6 @@ def dyadic(workers, numel, seed):
     return torch.randint(-512, 513, (workers, numel), generator=generator).float() / 64
 
 
-def parts_of(sizes):
-    return Parts(torch.repeat_interleave(torch.tensor(sizes)), torch.tensor(sizes))
-
-
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 40), st.data())
 def test_gtopk_loses_nothing_and_applies_at_most_k(workers, numel, data):
     k = data.draw(st.integers(1, numel))
@@ -66,7 +62,7 @@ def decoded(name, values):
 @pytest.mark.parametrize("sizes", [[5], [1, 7, 64], [33, 2, 9, 1]])
 def test_onebit_is_what_the_codec_decodes_tensor_by_tensor(sizes):
     values = dyadic(3, sum(sizes), 1)
-    ours = quantised.onebit(values, parts_of(sizes))
+    ours = quantised.onebit(values, Parts.of(sizes))
     for row, found in zip(values, ours, strict=True):
         for piece, back in zip(row.split(sizes), found.split(sizes), strict=True):
             np.testing.assert_allclose(back.numpy(), decoded("onebit", piece.numpy().copy()), rtol=1e-6)
@@ -75,7 +71,7 @@ def test_onebit_is_what_the_codec_decodes_tensor_by_tensor(sizes):
 @pytest.mark.parametrize("sizes", [[400], [100, 300]])
 def test_the_largest_of_each_tensor_are_what_topk_keeps(sizes):
     values = torch.randn((2, sum(sizes)), generator=torch.Generator().manual_seed(3))
-    ours = quantised.largest(values, parts_of(sizes), 0.01, sizes)
+    ours = quantised.largest(values, Parts.of(sizes), 0.01)
     for row, found in zip(values, ours, strict=True):
         for piece, back in zip(row.split(sizes), found.split(sizes), strict=True):
             np.testing.assert_array_equal(back.numpy(), decoded("topk(density=0.01)", piece.numpy().copy()))
@@ -84,7 +80,7 @@ def test_the_largest_of_each_tensor_are_what_topk_keeps(sizes):
 def test_terngrad_takes_levels_between_the_extremes_and_is_right_on_average():
     values = torch.linspace(-1, 1, 101).repeat(4000, 1)
     generator = torch.Generator().manual_seed(5)
-    rounded = quantised.terngrad(values, parts_of([101]), generator)
+    rounded = quantised.terngrad(values, Parts.of([101]), generator)
     levels = torch.tensor([-1, -1 / 3, 1 / 3, 1])
     assert float((rounded[..., None] - levels).abs().min(-1).values.max()) < 1e-6
     assert float((rounded.mean(0) - values[0]).abs().max()) < 0.03
@@ -92,13 +88,13 @@ def test_terngrad_takes_levels_between_the_extremes_and_is_right_on_average():
 
 def test_equal_values_survive_terngrad():
     values = torch.full((2, 8), 3.0)
-    assert torch.equal(quantised.terngrad(values, parts_of([8])), values)
+    assert torch.equal(quantised.terngrad(values, Parts.of([8])), values)
 
 
 @given(st.sampled_from([1, 2, 3, 5]), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 99))
 def test_servers_apply_and_keep_everything(workers, sizes, seed):
     wanted = dyadic(workers, sum(sizes), seed)
-    applied, residuals = quantised.exchange(wanted, quantised.onebit, parts_of(sizes))
+    applied, residuals = quantised.exchange(wanted, quantised.onebit, Parts.of(sizes))
     torch.testing.assert_close(applied + residuals.sum(0), wanted.sum(0), rtol=1e-5, atol=1e-4)
 
 

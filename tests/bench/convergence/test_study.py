@@ -8,20 +8,19 @@ from penstock.bench.convergence.method import Method
 from penstock.bench.convergence.study import Study, against_dense, run_study
 from penstock.bench.convergence.tasks import Task
 from penstock.bench.convergence.training import MOMENTUM, Run
+from penstock.zoo.resnet import resnet20
 
 
-def line_task():
+def line_task(together=True):
     """Return the task of fitting a line to 32 points on it."""
     inputs = torch.linspace(-1, 1, 32)[:, None]
     targets = 3 * inputs + 1
 
-    def loss(model, chosen, noise):
-        return (model(inputs[chosen]) - targets[chosen]).square().mean()
-
     return Task(
-        "line", "error", "lower", lambda: nn.Linear(1, 1), 32, loss,
+        "line", "error", "lower", lambda: nn.Linear(1, 1), 32,
+        lambda chosen, noise: (inputs[chosen], targets[chosen]), nn.functional.mse_loss,
         lambda model: float((model(inputs) - targets).square().mean()),
-        global_batch=8, epochs=30, learning_rate=0.1, weight_decay=0.0, clip=0.0,
+        together=together, global_batch=8, epochs=30, learning_rate=0.1, weight_decay=0.0, clip=0.0,
     )  # fmt: skip
 
 
@@ -35,8 +34,9 @@ def test_every_method_fits_the_line(kind):
     assert len(rows[0]["metrics"]) == 3
 
 
-def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches():
-    task = line_task()
+@pytest.mark.parametrize("together", [True, False])
+def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches(together):
+    task = line_task(together)
     run = Run(task, Method("dense"), 2, seed=4, device="cpu", epochs=2)
     torch.manual_seed(4)
     model = task.model()
@@ -44,9 +44,11 @@ def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches():
     for step in range(8):
         optimizer.param_groups[0]["lr"] = float(run.rates[step])
         optimizer.zero_grad()
-        sum(task.loss(model, run.chosen[step, worker], None) / 2 for worker in range(2)).backward()
+        batches = [task.batch(run.chosen[step, worker], None) for worker in range(2)]
+        sum(task.criterion(model(inputs), wanted) / 2 for inputs, wanted in batches).backward()
         optimizer.step()
-        run.step()
+        run.compute()
+        run.update()
     for ours, theirs in zip(run.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -55,3 +57,19 @@ def test_worse_than_dense_knows_which_way_is_better():
     rows = [{"workers": 4, "method": name, "final": final} for name, final in (("dense", 0.8), ("gtopk", 0.76))]
     assert against_dense(rows, "higher")[1]["worse_than_dense"] == pytest.approx(0.05)
     assert against_dense(rows, "lower")[1]["worse_than_dense"] == pytest.approx(-0.05)
+
+
+def test_passes_run_together_give_every_worker_its_own_gradient():
+    images = torch.randn((8, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(8)
+    runs = []
+    for together in (True, False):
+        task = Task(
+            "few", "loss", "lower", resnet20().build, 8, lambda chosen, noise: (images[chosen], labels[chosen]),
+            nn.functional.cross_entropy, lambda model: 0.0, together=together,
+            global_batch=8, epochs=1, learning_rate=0.1, weight_decay=0.0, clip=0.0,
+        )  # fmt: skip
+        runs.append(Run(task, Method("dense"), 2, seed=1, device="cpu", epochs=1))
+        runs[-1].compute()
+    torch.testing.assert_close(runs[0].gradients, runs[1].gradients, rtol=1e-3, atol=1e-5)
+    assert not torch.equal(runs[0].gradients[0], runs[0].gradients[1])

@@ -1,6 +1,5 @@
 """The methods that are compared, and how each turns workers' gradients into one update."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,7 +51,6 @@ def exchange(
     wanted: torch.Tensor,
     density: float,
     parts: Parts,
-    sizes: Sequence[int],
     generator: torch.Generator | None = None,
 ) -> Exchanged:
     """Return the sum all workers apply and what each keeps; `wanted` has a row per worker."""
@@ -60,13 +58,13 @@ def exchange(
         return wanted.sum(0), torch.zeros_like(wanted)
     if method.kind in SPARSE:
         return SPARSE[method.kind](wanted, max(1, round(density * wanted.shape[1])))
-    applied, residuals = quantised.exchange(wanted, _quantise(method, density, sizes, generator), parts)
+    applied, residuals = quantised.exchange(wanted, _quantise(method, density, generator), parts)
     return applied, residuals if method.feedback else torch.zeros_like(residuals)
 
 
-def _quantise(method: Method, density: float, sizes: Sequence[int], generator: torch.Generator | None) -> Quantise:
+def _quantise(method: Method, density: float, generator: torch.Generator | None) -> Quantise:
     if method.kind == "onebit":
         return quantised.onebit
     if method.kind == "terngrad":
         return partial(quantised.terngrad, generator=generator)
-    return partial(quantised.largest, density=density, sizes=sizes)
+    return partial(quantised.largest, density=density)

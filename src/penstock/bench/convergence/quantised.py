@@ -16,18 +16,26 @@ from penstock.bench.convergence.sparse import Exchanged, select
 class Parts:
     """Where tensors lie in a flat gradient."""
 
+    sizes: tuple[int, ...]
     index: torch.Tensor  # of each element: its tensor
-    numel: torch.Tensor  # of each tensor
+    numel: torch.Tensor  # the sizes, on the device
 
-    def total(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each tensor in each row."""
-        zeros = values.new_zeros((len(values), len(self.numel)))
-        return zeros.index_add_(1, self.index, values)
+    @classmethod
+    def of(cls, sizes: Sequence[int], device: str = "cpu") -> "Parts":
+        """Return the places of tensors of these sizes, one after the other."""
+        numel = torch.tensor(sizes)
+        return cls(tuple(sizes), torch.repeat_interleave(numel).to(device), numel.to(device))
 
-    def extreme(self, values: torch.Tensor, how: str) -> torch.Tensor:
-        """Return the smallest ("amin") or largest ("amax") value of each tensor in each row."""
-        zeros = values.new_zeros((len(values), len(self.numel)))
-        return zeros.scatter_reduce_(1, self.index.expand_as(values), values, how, include_self=False)
+    def each(self, values: torch.Tensor, reduce: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Reduce each tensor in each row.
+
+        One small kernel per tensor: adding all elements to a few places at once would make them queue.
+        """
+        return torch.stack([reduce(piece) for piece in torch.split(values, list(self.sizes), dim=1)], dim=1)
+
+
+def _sum(values: torch.Tensor) -> torch.Tensor:
+    return values.sum(1)
 
 
 Quantise = Callable[[torch.Tensor, Parts], torch.Tensor]  # what the other side decodes
@@ -36,9 +44,9 @@ Quantise = Callable[[torch.Tensor, Parts], torch.Tensor]  # what the other side 
 def onebit(values: torch.Tensor, parts: Parts) -> torch.Tensor:
     """Return the mean of the values of the same sign (1-bit SGD)."""
     up = (values >= 0).float()
-    count = parts.total(up)
-    high = parts.total(values.clamp(min=0)) / count.clamp(min=1)
-    low = parts.total(values.clamp(max=0)) / (parts.numel - count).clamp(min=1)
+    count = parts.each(up, _sum)
+    high = parts.each(values.clamp(min=0), _sum) / count.clamp(min=1)
+    low = parts.each(values.clamp(max=0), _sum) / (parts.numel - count).clamp(min=1)
     return torch.where(up.bool(), high[:, parts.index], low[:, parts.index])
 
 
@@ -46,7 +54,7 @@ def terngrad(
     values: torch.Tensor, parts: Parts, generator: torch.Generator | None = None, bitwidth: int = 2
 ) -> torch.Tensor:
     """Round at random to one of 2^bitwidth levels between a tensor's smallest and largest value."""
-    low, high = parts.extreme(values, "amin"), parts.extreme(values, "amax")
+    low, high = parts.each(values, lambda piece: piece.amin(1)), parts.each(values, lambda piece: piece.amax(1))
     gap = ((high - low) / ((1 << bitwidth) - 1))[:, parts.index]
     low = low[:, parts.index]
     level = ((values - low) / gap + torch.rand(values.shape, device=values.device, generator=generator)).floor()
@@ -66,7 +74,7 @@ def exchange(wanted: torch.Tensor, quantise: Quantise, parts: Parts) -> Exchange
     return applied[0], torch.where(served, total - applied, wanted - sent)
 
 
-def largest(values: torch.Tensor, parts: Parts, density: float, sizes: Sequence[int]) -> torch.Tensor:
+def largest(values: torch.Tensor, parts: Parts, density: float) -> torch.Tensor:
     """Keep the largest entries of every tensor, as dgc does; its sampled threshold may keep fewer, never more."""
-    pieces = torch.split(values, list(sizes), dim=1)
+    pieces = torch.split(values, list(parts.sizes), dim=1)
     return torch.cat([select(piece, math.ceil(piece.shape[1] * density)) for piece in pieces], dim=1)

@@ -1,6 +1,8 @@
 """Every method, number of workers and seed on one task, many runs at a time."""
 
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,9 +12,10 @@ from typing import Any
 
 import torch
 
+from penstock.bench.convergence.graphs import Graphed
 from penstock.bench.convergence.method import Method
 from penstock.bench.convergence.tasks import Task
-from penstock.bench.convergence.training import Run, step_by_step, train
+from penstock.bench.convergence.training import Graph, Run, train
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Study:
     seeds: tuple[int, ...]
     epochs: int
     judged: int  # how often the held-out metric is taken
+    seconds: float = math.inf  # after which no further run begins
 
     def runs(self) -> list[tuple[Method, int, int]]:
         """Return (method, workers, seed), the most interesting first: a study may be cut short."""
@@ -34,13 +38,16 @@ def run_study(task: Task, study: Study, device: str, at_once: int, done: Callabl
     """Do all runs, `at_once` at a time; `done` gets each row as it is finished."""
     lock = threading.RLock()
     every = max(1, study.epochs // study.judged)
+    end = time.monotonic() + study.seconds
 
     def one(method: Method, workers: int, seed: int) -> None:
+        if time.monotonic() > end:
+            return
         stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream) if stream else nullcontext():
             with lock:
                 run = Run(task, method, workers, seed, device, study.epochs)
-            curve = train(run, _stepper(device, lock), lock, every)
+            curve = train(run, _graph(run, lock), lock, every)
         done({"task": task.name, "method": method.name, "workers": workers, "seed": seed, "metric_name": task.metric,
               "epochs": study.epochs, "judged_every": every, "losses": curve.losses, "metrics": curve.metrics,
               "final": curve.metrics[-1]})  # fmt: skip
@@ -50,12 +57,11 @@ def run_study(task: Task, study: Study, device: str, at_once: int, done: Callabl
             result.result()
 
 
-def _stepper(device: str, lock: threading.RLock) -> Any:
-    if device != "cuda":
-        return step_by_step
-    from penstock.bench.convergence.graphs import graphed
-
-    return graphed(lock)
+def _graph(run: Run, lock: threading.RLock) -> Graph:
+    """Return what makes graphs where there is a GPU, and leaves work as it is elsewhere."""
+    if run.device != "cuda":
+        return lambda work: work
+    return lambda work: Graphed(work, run.rounding, lock)
 
 
 def against_dense(rows: Sequence[dict[str, Any]], better: str) -> list[dict[str, Any]]:

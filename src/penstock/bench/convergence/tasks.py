@@ -31,8 +31,10 @@ class Task:
     better: str  # "higher" or "lower"
     model: Callable[[], nn.Module]
     examples: int  # that one epoch draws from
-    loss: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]  # (model, example numbers, noise in [0, 1))
+    batch: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # (numbers, noise) -> in, wanted
+    criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (outputs, wanted) -> loss
     evaluate: Callable[[nn.Module], float]
+    together: bool  # all workers' passes as one, each convolution with a group per worker
     global_batch: int
     epochs: int
     learning_rate: float
@@ -48,7 +50,7 @@ def make_task(name: str, data: Path, device: str) -> Task:
 
 
 def _resnet20(data: Path, device: str) -> Task:
-    return _cifar("resnet20", resnet20().build, data, device, epochs=60, learning_rate=0.1)
+    return _cifar("resnet20", resnet20().build, data, device, epochs=40, learning_rate=0.1)
 
 
 def _vgg16(data: Path, device: str) -> Task:
@@ -71,15 +73,15 @@ def _cifar(
     held_images, held_labels = _batch(data / "cifar10" / "test_batch", device)
     padded = functional.pad(images, (_PAD,) * 4)
 
-    def loss(network: nn.Module, chosen: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(network(_shifted(padded[chosen], noise)), labels[chosen])
+    def batch(chosen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _shifted(padded[chosen], noise), labels[chosen]
 
     def accuracy(network: nn.Module) -> float:
         found = [network(part).argmax(1) for part in torch.split(held_images, 2000)]
         return float((torch.cat(found) == held_labels).float().mean())
 
     return Task(
-        name, "accuracy", "higher", model, len(labels), loss, accuracy,
+        name, "accuracy", "higher", model, len(labels), batch, functional.cross_entropy, accuracy, together=True,
         global_batch=128, epochs=epochs, learning_rate=learning_rate, weight_decay=5e-4, clip=0.0,
     )  # fmt: skip
 
@@ -129,18 +131,17 @@ def _lstm(data: Path, device: str) -> Task:
 
     examples, judged = windows(train), windows(held)
 
-    def entropy(network: nn.Module, part: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(network(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+    def entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
     def perplexity(network: nn.Module) -> float:
-        parts = torch.split(judged, 100)
-        total = sum(entropy(network, part) * len(part) for part in parts)
+        total = sum(entropy(network(part[:, :-1]), part[:, 1:]) * len(part) for part in torch.split(judged, 100))
         return float(torch.as_tensor(total / len(judged)).exp())
 
     return Task(
         "lstm", "perplexity", "lower", lambda: SmallLSTM(len(words)), len(examples),
-        lambda network, chosen, noise: entropy(network, examples[chosen]), perplexity,
-        global_batch=40, epochs=6, learning_rate=1.0, weight_decay=0.0, clip=0.25,
+        lambda chosen, noise: (examples[chosen, :-1], examples[chosen, 1:]), entropy, perplexity, together=False,
+        global_batch=40, epochs=6, learning_rate=2.0, weight_decay=0.0, clip=0.5,
     )  # fmt: skip
 
 
