@@ -102,6 +102,7 @@ def test_density_warms_up_and_then_stays():
     assert Method("gtopk", 0.005).densities(6) == [0.25, 0.0725, 0.015, 0.005, 0.005, 0.005]
     assert Method("gtopk", 0.001).densities(2) == [0.25, 0.0725]
     assert Method("dense").densities(2) == [1.0, 1.0]
+    assert Method("onebit").densities(6) == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0]
 
 
 def test_methods_are_written_as_kind_and_density():

@@ -20,20 +20,24 @@ class Method:
     """What is exchanged, and what happens to the rest."""
 
     kind: str  # dense, topk, gtopk, gtopk-published, onebit, terngrad or dgc
-    density: float = 1.0
+    density: float = 0.0  # of what is sent; quantising methods send every element and have none
     feedback: bool = True  # False: what is not sent is lost (TernGrad's rounding is right on average)
 
     @property
     def name(self) -> str:
         """A short name for tables and pictures."""
-        density = f" {self.density:g}" if self.density < 1 else ""
+        density = f" {self.density:g}" if self.density else ""
         return f"{self.kind}{density}{'' if self.feedback else ', no feedback'}"
 
     def densities(self, epochs: int) -> list[float]:
-        """Return the density of every epoch."""
-        if self.density >= 1:
+        """Return the density of every epoch; 1 is dense.
+
+        Sparse methods begin with the paper's warm-up, quantising ones dense for as long (Seide et al. begin so too).
+        """
+        if self.kind == "dense":
             return [1.0] * epochs
-        return [max(self.density, step) for step in WARMUP[:epochs]] + [self.density] * (epochs - len(WARMUP))
+        first = [1.0] * len(WARMUP) if self.kind in QUANTISED else [max(self.density, step) for step in WARMUP]
+        return first[:epochs] + [self.density] * (epochs - len(WARMUP))
 
 
 def parse_method(text: str) -> Method:
@@ -43,7 +47,7 @@ def parse_method(text: str) -> Method:
         raise PenstockError(f"no method {kind!r}; wanted dense, dgc, {', '.join((*SPARSE, *QUANTISED))}")
     if rest == "nofeedback":
         return Method(kind, feedback=False)
-    return Method(kind, float(rest) if rest else 1.0)
+    return Method(kind, float(rest or 0))
 
 
 def exchange(
@@ -54,7 +58,7 @@ def exchange(
     generator: torch.Generator | None = None,
 ) -> Exchanged:
     """Return the sum all workers apply and what each keeps; `wanted` has a row per worker."""
-    if method.kind == "dense" or (method.kind in SPARSE and density >= 1):
+    if density >= 1:
         return wanted.sum(0), torch.zeros_like(wanted)
     if method.kind in SPARSE:
         return SPARSE[method.kind](wanted, max(1, round(density * wanted.shape[1])))

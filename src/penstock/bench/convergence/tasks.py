@@ -50,7 +50,7 @@ def make_task(name: str, data: Path, device: str) -> Task:
 
 
 def _resnet20(data: Path, device: str) -> Task:
-    return _cifar("resnet20", resnet20().build, data, device, epochs=40, learning_rate=0.1)
+    return _cifar("resnet20", resnet20().build, data, device, epochs=40, learning_rate=0.05)
 
 
 def _vgg16(data: Path, device: str) -> Task:
