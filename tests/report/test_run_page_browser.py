@@ -120,6 +120,17 @@ def test_loss_curves_go_through_the_steps(open_page, report):
     assert page.locator("#metric-by-step circle").count() == 3 * 6
 
 
+def test_axes_have_numbers_in_order(open_page):
+    page = open_page()
+    texts = "all => all.map(one => one.textContent)"
+    for chart in ("loss-by-step", "loss-by-seconds", "metric-by-step", "metric-by-seconds", "whatif-chart"):
+        for anchor, least in (("end", 3), ("middle", 3)):
+            ticks = page.eval_on_selector_all(f"#{chart} text.tick[text-anchor={anchor}]", texts)
+            numbers = [float(tick.split()[0]) for tick in ticks]
+            assert len(numbers) >= least
+            assert numbers == sorted(numbers)
+
+
 def test_bars_are_as_long_as_their_seconds(open_page, report):
     page = open_page()
     bars = page.eval_on_selector_all(

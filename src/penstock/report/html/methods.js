@@ -11,17 +11,18 @@ function dashOf(index) {
   return DASHES[index % DASHES.length];
 }
 
+// The stroke of the index-th curve, to stand beside its name.
+function stroke(index) {
+  const line = { x1: 0, x2: 28, y1: 5, y2: 5, class: "curve", stroke: colourOf(index), "stroke-dasharray": dashOf(index) };
+  return svg("svg", { class: "stroke", width: 28, height: 10, "aria-hidden": "true" }, svg("line", line));
+}
+
 function legend(names) {
-  const entries = names.map((name, index) =>
-    html("li", {},
-      svg("svg", { width: 28, height: 10, "aria-hidden": "true" },
-        svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, class: "curve", stroke: colourOf(index), "stroke-dasharray": dashOf(index) })),
-      name));
-  return html("ul", { class: "legend" }, entries);
+  return html("ul", { class: "legend" }, names.map((name, index) => html("li", {}, stroke(index), name)));
 }
 
 function verdict(method) {
-  if (method.is_baseline) return "compared with";
+  if (method.is_baseline) return "what the others are compared with";
   return method.loses.length ? method.loses.join("; ") : "";
 }
 

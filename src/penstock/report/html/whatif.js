@@ -1,6 +1,7 @@
 // What if there were more workers, a faster network, another codec? The same arithmetic as `penstock simulate`.
 
 const COMPARED = ["wfbp", "threshold", "greedy", "exact"];
+const TITLES = { wfbp: "wfbp: every tensor alone", threshold: "threshold: as stock DDP", greedy: "greedy: as published", exact: "exact: the optimum" };
 const CHART_WORKERS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
 
 // The network at these slider positions; lines measured on the real one hold only where it is left as it was measured.
@@ -13,7 +14,7 @@ function networkAt(network, alphaStop, rateStop) {
 
 // What is compared: the planners on the dense way, and with a codec the optimum over the compressed way and over both.
 function whatIfLines(strategy, codec) {
-  const dense = COMPARED.map((planner) => ({ title: planner, planner, routes: [strategy] }));
+  const dense = COMPARED.map((planner) => ({ title: TITLES[planner], planner, routes: [strategy] }));
   if (!codec) return dense;
   const packed = `${COMPRESSED[strategy] ? strategy : "ring"}+${codec}`;
   return [...dense,
@@ -113,15 +114,22 @@ class WhatIf {
   // What the runs really reached, at their own number of workers; faint where the sliders left the measured network.
   measuredDots(chart) {
     const here = this.latency.fitted && this.rate.fitted;
-    return this.subject.measured.map(({ name, workers, efficiency }) =>
-      svg("circle", { class: here ? "measured-dot" : "measured-dot faint", cx: chart.x(workers), cy: chart.y(efficiency), r: 4.5 },
-        svg("title", {}, `${name}, measured: ${formatPercent(efficiency)}`)));
+    const kind = here ? "measured-dot" : "measured-dot faint";
+    let lowest = -Infinity; // labels of dots that lie close together are moved apart
+    return [...this.subject.measured].sort((a, b) => b.efficiency - a.efficiency).flatMap(({ name, workers, efficiency }) => {
+      const at = { x: chart.x(workers), y: chart.y(efficiency) };
+      lowest = Math.max(at.y, lowest + 13);
+      return [
+        svg("circle", { class: kind, cx: at.x, cy: at.y, r: 4.5 }),
+        svg("text", { class: kind, x: at.x + 9, y: lowest, dy: "0.32em" }, `${name}, measured: ${formatPercent(efficiency)}`),
+      ];
+    });
   }
 }
 
 function whatIfTable(lines, rows) {
   const known = (show) => ({ row }) => (row ? show(row) : "–");
-  const swatch = ({ index, line }) => html("span", {}, html("span", { class: "swatch", style: `background:${colourOf(index)}` }), line.title);
+  const swatch = ({ index, line }) => html("span", {}, stroke(index), line.title);
   const columns = [
     { title: "plan", cell: swatch },
     { title: "messages", cell: known((row) => String(row.messages)), numeric: true },
