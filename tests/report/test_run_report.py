@@ -156,6 +156,14 @@ def test_what_if_starts_from_the_fitted_network(runs):
     assert [point["name"] for point in model["measured"]] == ["stock DDP", "exact plan", "onebit"]
 
 
+def test_a_run_s_codec_cost_becomes_curves_of_the_dense_bytes(runs):
+    (model,) = report_document(runs)["what_if"]["models"]
+    curves, cost = model["network"]["codecs"]["onebit"], runs[2].record.codec_cost
+    assert curves["encode"]["seconds_per_byte"] == cost.encode.seconds_per_byte
+    assert curves["decode"]["seconds_per_byte"] == cost.decode.seconds_per_byte / 32
+    assert curves["decode"]["startup_seconds"] == cost.decode.startup_seconds
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(PenstockError, match=r"no run\.json below .*; wanted the folder that `penstock train --save`"):
         find_runs(tmp_path)

@@ -1,6 +1,7 @@
 """What the page computes is what `penstock simulate` computes, to 1e-9, on a grid of everything its sliders can say."""
 
 import itertools
+import json
 from urllib.parse import unquote
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from browser import chromium
 from penstock.cost.collectives import ALL_REDUCE
 from penstock.cost.ways import way_for
-from penstock.network import Network, load_network, network_document
+from penstock.curves import CodecCurves, Curve
+from penstock.fields import parse_json
+from penstock.network import LinearCost, Network, load_network, network_document, network_from_fields
 from penstock.planners import PLANNERS
 from penstock.report.write_report import write_report
 from penstock.simulator.iteration import predict
@@ -67,6 +70,40 @@ def test_the_page_agrees_with_simulate_on_every_all_reduce(page, dtype):
 
 def test_lines_that_were_measured_hold_where_they_were_measured(page):
     compare(page, sample_trace(), NETWORK, ("ring", "halving_doubling"))
+
+
+ROUTES = ("ring+c", "ring+c/5", "parameter_server+c", "parameter_server+c/9", "binary_tree+c/3", "ring+measured")
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2e-4])
+def test_codecs_are_costed_and_planned_alike(page, alpha):
+    curves = CodecCurves(1 / 32, Curve(3e-10, 4e-5, 6e-5), Curve(2e-10, 2e-5), fixed_nbytes=16.0)
+    line = {"ring+measured": LinearCost(9e-3, 4e-10)}
+    network = Network(4, alpha, 8.5e-9, 2e-10, all_reduce=line, codecs={"c": curves, "measured": curves})
+    trace = load_shipped("resnet50")
+    cases = [("exact", list(routes), p) for p in WORLDS for r in ROUTES for routes in ([r], ["ring", r])]
+    found = page.evaluate(ROWS, [trace_document(trace), network_document(network), cases])
+    for mine, (_, routes, p) in zip(found, cases, strict=True):
+        ways = [way_for(network, route, p).one_stage() for route in routes]
+        plan = predict(trace, PLANNERS["exact"], ways, p)
+        assert agree(mine["iteration_seconds"], plan.iteration_seconds, 0.0), (routes, p)
+        assert mine["messages"] == len(plan.buckets)
+        assert mine["compressed"] == sum(bucket.codec is not None for bucket in plan.buckets)
+
+
+def test_a_codec_adds_its_curves_to_the_picture(page):
+    page.locator("#whatif-codec").select_option(label="onebit")
+    assert page.locator("#whatif-chart path.curve").count() == 6
+    shown = page.evaluate("WHAT_IF.rowsAt(WHAT_IF.workers.value)")
+    model = page.evaluate("WHAT_IF.subject")
+    network = parse_json(json.dumps(model["network"]), "page", "penstock-network/1", network_from_fields)
+    for routes, row in ((["ring+onebit"], shown[4]), (["ring", "ring+onebit"], shown[5])):
+        ways = [way_for(network, route, NETWORK.workers) for route in routes]
+        plan = predict(sample_trace(), PLANNERS["exact"], ways, NETWORK.workers)
+        assert agree(row["iteration_seconds"], plan.iteration_seconds, 0.0)
+    assert "--all-reduce ring+onebit" in page.text_content("#whatif-command")
+    page.locator("#whatif-codec").select_option(label="none")
+    assert page.locator("#whatif-chart path.curve").count() == 4
 
 
 def test_several_ways_at_once_are_planned_alike(page):

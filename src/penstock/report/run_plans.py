@@ -25,10 +25,11 @@ def plan_view(run: FoundRun) -> dict[str, Any] | None:
 
 
 def codec_ratios(record: RunRecord) -> dict[str, float]:
-    """Return compressed bytes over dense bytes of each codec that the run's costs name."""
-    if record.codec is None or record.codec_cost is None:
-        return {}
-    return {record.codec: record.codec_cost.ratio}
+    """Return compressed bytes over dense bytes of each codec that the run measured."""
+    known = {} if record.network is None else {name: curves.ratio for name, curves in record.network.codecs.items()}
+    if record.codec is not None and record.codec_cost is not None:
+        known[record.codec] = record.codec_cost.ratio
+    return known
 
 
 def _about(plan: Plan, trace: Trace) -> str:

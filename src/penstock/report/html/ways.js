@@ -15,25 +15,28 @@ function compressedCost(network, codec, count, pieces, batches) {
   return { a: startup, b: share * perByte, each: share * calls };
 }
 
+// Where the partitions are not chosen, a ring and parameter servers cut into one piece per rank, a tree not at all.
 function compressedRing(network, codec, p, partitions) {
-  const count = { sends: 2 * (p - 1), encodes: p, decodes: p };
-  return compressedCost(network, codec, count, partitions * p, partitions);
+  const pieces = partitions === 1 ? p : partitions;
+  return compressedCost(network, codec, { sends: 2 * (p - 1), encodes: p, decodes: p }, pieces, Math.ceil(pieces / p));
 }
 
 function compressedParameterServer(network, codec, p, partitions) {
-  const count = { sends: 2 * (p - 1), encodes: Math.min(partitions, p), decodes: p };
-  return compressedCost(network, codec, count, partitions, Math.ceil(partitions / p));
+  const pieces = partitions === 1 ? p : partitions;
+  const count = { sends: 2 * (p - 1), encodes: Math.min(pieces, p), decodes: p };
+  return compressedCost(network, codec, count, pieces, Math.ceil(pieces / p));
 }
 
-function compressedRecursiveDoubling(network, codec, p, partitions) {
-  const rounds = ceilLog2(p) + (p === 2 ** floorLog2(p) ? 0 : 1);
-  return compressedCost(network, codec, { sends: rounds, encodes: rounds, decodes: rounds }, partitions, partitions);
+function compressedBinaryTree(network, codec, p, partitions) {
+  const levels = ceilLog2(p);
+  const count = { sends: 2 * levels, encodes: levels + 1, decodes: levels + 1 };
+  return compressedCost(network, codec, count, partitions, partitions);
 }
 
 const COMPRESSED = {
   ring: compressedRing,
   parameter_server: compressedParameterServer,
-  recursive_doubling: compressedRecursiveDoubling,
+  binary_tree: compressedBinaryTree,
 };
 
 function parseRoute(text) {

@@ -12,11 +12,16 @@ function networkAt(network, alphaStop, rateStop) {
   return { ...rest, alpha_seconds: alphaStop.value, beta_seconds_per_byte: beta, source: "a what-if of the report" };
 }
 
+// The same all-reduce through a codec, or a ring where there is no closed form of that.
+function packedRoute(strategy, codec) {
+  return `${COMPRESSED[strategy] ? strategy : "ring"}+${codec}`;
+}
+
 // What is compared: the planners on the dense way, and with a codec the optimum over the compressed way and over both.
 function whatIfLines(strategy, codec) {
   const dense = COMPARED.map((planner) => ({ title: TITLES[planner], planner, routes: [strategy] }));
   if (!codec) return dense;
-  const packed = `${COMPRESSED[strategy] ? strategy : "ring"}+${codec}`;
+  const packed = packedRoute(strategy, codec);
   return [...dense,
     { title: `exact, all by ${codec}`, planner: "exact", routes: [packed] },
     { title: `exact, ${codec} where it pays`, planner: "exact", routes: [strategy, packed] }];
@@ -92,8 +97,13 @@ class WhatIf {
   // The same question on the command line, with the files that it needs.
   command() {
     const link = (name, document) => html("a", { download: name, href: `data:application/json,${encodeURIComponent(JSON.stringify(document))}` }, name);
-    return ["penstock simulate ", link("trace.json", this.subject.trace), " --network ", link("network.json", this.network),
-      ` --workers ${this.workers.value} --all-reduce ${this.strategy} --planners ${COMPARED.join(",")}`];
+    const files = () => [link("trace.json", this.subject.trace), " --network ", link("network.json", this.network)];
+    const workers = ` --workers ${this.workers.value}`;
+    const line = (verb, routes, rest) => html("div", {}, `penstock ${verb} `, files(), `${workers} --all-reduce ${routes}${rest}`);
+    const dense = line("simulate", this.strategy, ` --planners ${COMPARED.join(",")}`);
+    if (!this.codec) return [dense];
+    const packed = packedRoute(this.strategy, this.codec);
+    return [dense, line("simulate", packed, " --planners exact"), line("plan", `${this.strategy},${packed}`, " --planner exact")];
   }
 
   chart(width) {
