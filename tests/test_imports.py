@@ -36,7 +36,7 @@ ALLOWED = {
     "compll": VALUES,
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},
-    "cluster": VALUES | {"runtime", "cost", "simulator"},
+    "cluster": VALUES | {"runtime", "cost", "simulator", "codecs"},
     "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs"},
     "zoo": VALUES | {"traces", "torch"},
 }

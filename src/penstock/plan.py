@@ -36,7 +36,7 @@ class Route:
     partitions: int = 1  # pieces that each tensor is cut into before it is compressed; 1: as the strategy cuts it
 
     @property
-    def options(self) -> dict[str, int]:
+    def options(self) -> dict[str, Any]:
         """The strategy's options that it stands for."""
         return {"partitions": self.partitions} if self.partitions > 1 else {}
 

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from penstock.cluster.replay import Replay
+from penstock.cluster.replay import Gradients, Replay
 from penstock.cluster.replay_study import replay_plans
 from penstock.cost.ways import way_for
+from penstock.curves import CodecCurves, Curve
 from penstock.errors import PlanError
 from penstock.network import LinearCost, Network
 from penstock.planners import PLANNERS
@@ -69,6 +72,35 @@ def test_rows_set_measured_beside_simulated():
         assert len(measured.lane("network")) == 1
 
 
+def test_compressed_buckets_are_compressed_for_real_and_all_ranks_end_with_the_same_bits():
+    """Every tensor of a bucket decodes to two values, the means of its own signs, whatever bucket it is in."""
+    curves = CodecCurves(1 / 32, Curve(1e-10, 1e-6), Curve(1e-10, 1e-6))
+    network = replace(NETWORK, codecs={"onebit": curves})
+    dense, packed = way_for(network, "ring"), way_for(network, "parameter_server+onebit/2")
+    plans = {
+        "wfbp": predict(TRACE, PLANNERS["wfbp"], [way_for(network, "ring+onebit")], 2),
+        "joint": predict(TRACE, PLANNERS["joint"], [packed], 2),
+        "dense": predict(TRACE, PLANNERS["single"], [dense], 2),
+    }
+
+    def work(transport):
+        communicator, gradients = Communicator(transport, timeout_seconds=20), Gradients(TRACE)
+        values = []
+        for each in plans.values():
+            replay = Replay(TRACE, each, communicator, gradients)
+            replay.run()
+            replay.close()
+            values.append(gradients.values.copy())
+        return values, replay_plans(TRACE, plans, network, communicator, iterations=1)[0]
+
+    (first, rows), (second, _) = run_ranks(2, work)
+    for mine, theirs in zip(first, second, strict=True):
+        assert np.array_equal(mine, theirs)
+    assert all(len(np.unique(first[0][i : i + 1000])) == 2 for i in range(0, 40_000, 1000))
+    assert [row.messages for row in rows] == [40, len(plans["joint"].buckets), 1]
+    assert all(row.measured_seconds >= TRACE.compute_seconds for row in rows)
+
+
 def test_all_ranks_agree_on_what_was_measured():
     def work(transport):
         communicator = Communicator(transport, timeout_seconds=20)
@@ -95,5 +127,5 @@ def test_sixteen_bit_traces_send_half_the_bytes():
         return replay
 
     (replay,) = run_ranks(1, work)
-    assert sum(buffer.nbytes for buffer in replay._buffers) == sum(half.nbytes)
-    assert all(np.isfinite(buffer).all() for buffer in replay._buffers)
+    assert replay.gradients.values.nbytes == sum(half.nbytes)
+    assert np.isfinite(replay.gradients.values).all()

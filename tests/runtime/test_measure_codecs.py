@@ -53,3 +53,11 @@ def test_all_ranks_return_the_same_curves_with_the_network():
 def test_unknown_codecs_are_named():
     with pytest.raises(CodecError, match="codec 'onebyte'; wanted one of"):
         measure_codecs(["onebyte"])
+
+
+def test_compressed_all_reduces_have_lines_too():
+    routes = ["native", "ring+onebit", "parameter_server+onebit/4"]
+    first, second = run_ranks(2, lambda one: measure_network(one, seconds=1.0, strategies=routes).network)
+    assert first == second
+    assert list(first.all_reduce) == routes
+    assert all(line.b_seconds_per_byte > 0 for line in first.all_reduce.values())

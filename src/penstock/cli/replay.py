@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, TraceArgument
+from penstock.cli.options import JsonOption, TraceArgument, parse_counts, split_list
 
 if TYPE_CHECKING:
     from penstock.cluster.replay_study import ReplayRow
@@ -18,7 +18,10 @@ def replay(
     trace: TraceArgument,
     plan: Annotated[str, typer.Option(metavar="FILE", help="replay this penstock-plan/1 file")] = "",
     planner: Annotated[str, typer.Option(help="or plan here, with these planners, for the measured network")] = "exact",
-    strategy: Annotated[str, typer.Option(help="all-reduce of every bucket, when planning here")] = "native",
+    strategy: Annotated[str, typer.Option(help="all-reduces to choose from, when planning here")] = "native",
+    codecs: Annotated[str, typer.Option(help="compressors to choose from; joint and selective choose")] = "",
+    compressed: Annotated[str, typer.Option(help="all-reduces that carry what is compressed")] = "ring",
+    partitions: Annotated[str, typer.Option(help="numbers of pieces to choose from, with codecs")] = "1",
     network: Annotated[str, typer.Option(help="a network file or name; default: measured first")] = "",
     iterations: Annotated[int, typer.Option(help="iterations of each plan, after one to warm up", min=1)] = 10,
     hosts: Annotated[int, typer.Option(help="start this many emulated hosts instead of joining workers", min=0)] = 0,
@@ -40,8 +43,14 @@ def replay(
         from penstock.runtime.communicator import Communicator
         from penstock.runtime.measure import measure_network
 
-        links = find_network(network) if network else measure_network(transport, strategies=[strategy]).network
-        plans = _plans(subject, links, plan, planner, strategy)
+        routes = _routes(strategy, codecs, compressed, partitions)
+        seconds = max(4.0, len(routes) * 2.0)
+        links = (
+            find_network(network)
+            if network
+            else measure_network(transport, seconds=seconds, strategies=routes, codecs=split_list(codecs)).network
+        )
+        plans = _plans(subject, links, plan, planner, routes)
         progress = _Progress(len(plans) * (iterations + 1), transport.rank == 0 and not json)
         communicator = Communicator(transport, timeout_seconds=60.0)
         with progress:
@@ -75,8 +84,21 @@ def _run_on_emulated_hosts(hosts: int, rate: str, engine: str) -> int:
     return outcome.exit_code
 
 
-def _plans(trace: "Trace", network: "Network", plan: str, planners: str, strategy: str) -> "dict[str, Plan]":
-    from penstock.cost.ways import way_for
+def _routes(strategy: str, codecs: str, compressed: str, partitions: str) -> list[str]:
+    """Return the routes to measure and plan with, dense ones first."""
+    from penstock.plan import Route
+
+    packed = [
+        str(Route(name, codec, k))
+        for name in split_list(compressed)
+        for codec in split_list(codecs)
+        for k in parse_counts(partitions, "--partitions")
+    ]
+    return [*split_list(strategy), *packed]
+
+
+def _plans(trace: "Trace", network: "Network", plan: str, planners: str, routes: list[str]) -> "dict[str, Plan]":
+    from penstock.cost.ways import comparable, way_for
     from penstock.plan import load_plan
     from penstock.planners import find_planner
     from penstock.simulator.iteration import predict
@@ -85,7 +107,7 @@ def _plans(trace: "Trace", network: "Network", plan: str, planners: str, strateg
         given = load_plan(plan)
         given.check_against(trace)
         return {given.planner: given}
-    ways = [way_for(network, strategy)]
+    ways = comparable([way_for(network, route) for route in routes])
     return {name: predict(trace, find_planner(name), ways, network.workers) for name in planners.split(",")}
 
 

@@ -2,15 +2,22 @@
 
 Waiting costs no processor time, so 8 or 16 ranks fit on two cores, and a GPU's step can be studied on machines without
 one. Deadlines are absolute, counted from the start of the iteration: lateness of one tensor does not delay the next.
+
+Compressed buckets are compressed for real, tensor by tensor, with error feedback: that does cost processor time, and
+all ranks of this machine share its cores.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
+from penstock.codecs.registry import make_codec
+from penstock.codecs.wire import WireCodec
 from penstock.plan import Bucket, Plan
 from penstock.runtime.communicator import Communicator
 from penstock.timeline import COMPUTE, Span, Timeline
@@ -23,6 +30,7 @@ _DTYPES = {
     "float16": np.float16,
     "bfloat16": np.float16,
 }  # 2 bytes are 2 bytes
+_NOISE = 1 << 20  # elements; gradients repeat after so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +46,55 @@ class Replayed:
         return self.timeline.iteration_seconds
 
 
+class Gradients:
+    """The memory of one rank's gradients, and of what codecs have not sent; plans of the same trace share it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        numel = sum(tensor.numel for tensor in trace.tensors)
+        self.values = np.zeros(numel, _DTYPES[trace.dtype])
+        self._residual: NDArray[np.float32] | None = None
+        self._codecs: dict[str, WireCodec] = {}
+
+    def begin(self, compressed: bool) -> None:
+        """Make ready for an iteration: a codec takes its time from the values, and sums of sums would overflow."""
+        if compressed and self._residual is None:
+            self._residual = np.zeros(self.values.size, np.float32)
+        if compressed:
+            block = np.random.default_rng(0).standard_normal(_NOISE, np.float32).astype(self.values.dtype)
+            for start in range(0, self.values.size, _NOISE):
+                part = self.values[start : start + _NOISE]
+                part[:] = block[: part.size]
+
+    def reduce(self, bucket: Bucket, first: int, bounds: Sequence[int], communicator: Communicator) -> None:
+        """Sum a bucket over all ranks; it begins at element `first`, and its tensors end at `bounds` from there."""
+        values = self.values[first : first + bounds[-1]]
+        if bucket.codec is None:
+            communicator.all_reduce(values, strategy=bucket.strategy, **bucket.route.options)
+            return
+        assert self._residual is not None
+        residual = self._residual[first : first + bounds[-1]]
+        codec = self._codec(bucket.codec)
+        communicator.all_reduce(values, bucket.strategy, codec, residual, tuple(bounds), **bucket.route.options)
+
+    def _codec(self, spec: str) -> WireCodec:
+        if spec not in self._codecs:
+            self._codecs[spec] = WireCodec(make_codec(spec))
+        return self._codecs[spec]
+
+
 class Replay:
     """Replays iterations of one plan; buffers and the communication thread are made once."""
 
-    def __init__(self, trace: Trace, plan: Plan, communicator: Communicator) -> None:
+    def __init__(
+        self, trace: Trace, plan: Plan, communicator: Communicator, gradients: Gradients | None = None
+    ) -> None:
         plan.check_against(trace)
         self._trace, self._plan, self._communicator = trace, plan, communicator
+        self.gradients = gradients or Gradients(trace)
+        self._compressed = any(bucket.codec is not None for bucket in plan.buckets)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-replay")
-        dtype = np.dtype(_DTYPES[trace.dtype])
-        self._buffers = [np.zeros(bucket.nbytes // dtype.itemsize, dtype) for bucket in plan.buckets]
+        self._places = list(_places(trace, plan))
         index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
         self._bucket_after = {index_of[bucket.tensors[-1]]: number for number, bucket in enumerate(plan.buckets)}
 
@@ -54,6 +102,7 @@ class Replay:
         """Replay one iteration; every rank must start it at about the same time."""
         spans: list[Span] = []
         sent: list[Future[Span]] = []
+        self.gradients.begin(self._compressed)
         start = time.perf_counter()
         _wait_until(start + self._trace.forward_seconds)
         spans.append(Span("forward", COMPUTE, 0.0, time.perf_counter() - start, self._communicator.transport.rank))
@@ -73,12 +122,23 @@ class Replay:
         self._thread.shutdown()
 
     def _send(self, number: int, start: float) -> "Future[Span]":
-        return self._thread.submit(self._reduce, self._plan.buckets[number], self._buffers[number], start)
+        return self._thread.submit(self._reduce, number, start)
 
-    def _reduce(self, bucket: Bucket, values: "np.ndarray[tuple[int], np.dtype[np.floating]]", start: float) -> Span:
+    def _reduce(self, number: int, start: float) -> Span:
+        bucket = self._plan.buckets[number]
         begin = time.perf_counter() - start
-        self._communicator.all_reduce(values, strategy=bucket.strategy)
+        self.gradients.reduce(bucket, *self._places[number], self._communicator)
         return Span(bucket.name, "network", begin, time.perf_counter() - start, self._communicator.transport.rank)
+
+
+def _places(trace: Trace, plan: Plan) -> Iterator[tuple[int, list[int]]]:
+    """Yield where each bucket begins, and where in it each tensor begins and the last one ends, in elements."""
+    numel = {tensor.name: tensor.numel for tensor in trace.tensors}
+    first = 0
+    for bucket in plan.buckets:
+        bounds = list(accumulate((numel[name] for name in bucket.tensors), initial=0))
+        yield first, bounds
+        first += bounds[-1]
 
 
 def _wait_until(deadline: float) -> None:

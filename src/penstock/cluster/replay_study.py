@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cluster.replay import Replay, Replayed
-from penstock.cost.ways import way_for
+from penstock.cluster.replay import Gradients, Replay, Replayed
+from penstock.cost.ways import comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.program import Collective
@@ -51,7 +51,8 @@ def replay_plans(
 
     Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted.
     """
-    replays = {name: Replay(trace, plan, communicator) for name, plan in plans.items()}
+    gradients = Gradients(trace)
+    replays = {name: Replay(trace, plan, communicator, gradients) for name, plan in plans.items()}
     runs: dict[str, list[Replayed]] = {name: [] for name in plans}
     slowest: dict[str, list[float]] = {name: [] for name in plans}
     try:
@@ -76,8 +77,8 @@ def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], s
 
 
 def _simulate(trace: Trace, plan: Plan, network: Network) -> Timeline:
-    ways = [way_for(network, strategy) for strategy in dict.fromkeys(bucket.strategy for bucket in plan.buckets)]
-    return simulate_iteration(trace, plan.buckets, ways, overlap=plan.overlap)
+    ways = [way_for(network, route) for route in dict.fromkeys(bucket.route for bucket in plan.buckets)]
+    return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
 
 
 def _largest(communicator: Communicator, value: float) -> float:

@@ -42,7 +42,7 @@ def _table_5(name: str) -> Claim:
 
 
 def lines_of(name: str) -> tuple[int, int]:
-    """Return how many lines a shipped compressor has in encode and decode, and in other functions; comments left out."""
+    """Return how many lines of a shipped compressor are encode and decode, and other functions; comments left out."""
     text = (resources.files("penstock.compll") / "algorithms" / f"{name}.cll").read_text()
     lines, logic, other = text.splitlines(), 0, 0
     for function in syntax.parse(text).functions:

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.cost.fit import Fit, fit_line
 from penstock.network import Network
+from penstock.plan import parse_route
 from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure_codecs import measure_codecs
@@ -47,8 +48,9 @@ def measure_network(
 ) -> Measurement:
     """Measure within about `seconds`; every rank must call this at the same time.
 
-    `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours. `codecs` are
-    compressors whose curves are measured too, in a quarter of the time again for each.
+    `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours, dense or
+    through a codec (`ring+onebit`). `codecs` are compressors whose curves are measured too, in a quarter of the time
+    again for each.
     """
     world_size = transport.world_size
     curves = measure_codecs(codecs, transport, seconds / 4)
@@ -61,7 +63,7 @@ def measure_network(
     fits = {"merge": merge, "link": link}
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
     for strategy in strategies:
-        one_round = _native_round if strategy == NATIVE else partial(_strategy_round, communicator, strategy)
+        one_round = _native_round if strategy == NATIVE else _route_round(communicator, strategy)
         points = _agreed_points(transport, one_round, seconds / 2 / len(strategies))
         fits[strategy] = fit_line(points, f"all-reduce times by {strategy}")
     network = Network(
@@ -84,7 +86,7 @@ def _agreed_points(transport: Transport, one_round: Round, seconds: float) -> li
     points: list[tuple[float, float]] = []
     left = seconds
     for size in SIZES:
-        first, second = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        first, second = _noise(size), np.zeros(size, np.uint8)
         pilot = _agreed_seconds(transport, one_round, first, second, _PILOTS)
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
         points.append((float(size), _agreed_seconds(transport, one_round, first, second, rounds)))
@@ -92,6 +94,11 @@ def _agreed_points(transport: Transport, one_round: Round, seconds: float) -> li
         if size >= _SURELY and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
             break
     return points
+
+
+def _noise(nbytes: int) -> Bytes:
+    """Return small Gaussian values: what a codec does may depend on them, and sums of sums must not overflow."""
+    return np.random.default_rng(nbytes).normal(0.0, 1e-12, nbytes // 4).astype(np.float32).view(np.uint8)
 
 
 def _agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second: Bytes, rounds: int) -> float:
@@ -122,8 +129,21 @@ def _native_round(transport: Transport, values: Bytes, _: Bytes) -> None:
     transport.native(Collective.ALL_REDUCE, values.view(np.float32), "float32", 0, WAIT_SECONDS)
 
 
-def _strategy_round(communicator: Communicator, strategy: str, _: Transport, values: Bytes, __: Bytes) -> None:
-    communicator.all_reduce(values.view(np.float32), strategy=strategy)
+def _route_round(communicator: Communicator, text: str) -> Round:
+    """Return what carries out one all-reduce by a route such as `ring` or `ring+onebit/4`."""
+    route = parse_route(text)
+    if route.codec is None:
+        return lambda _, values, __: communicator.all_reduce(values.view(np.float32), strategy=route.strategy)
+    from penstock.codecs.registry import make_codec
+    from penstock.codecs.wire import WireCodec
+
+    codec = WireCodec(make_codec(route.codec))
+
+    def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
+        gradient, kept = values.view(np.float32), residual.view(np.float32)
+        communicator.all_reduce(gradient, route.strategy, codec, kept, **route.options)
+
+    return compressed
 
 
 def _merge_round(kernel: Merge, _: Transport, out: Bytes, other: Bytes) -> None:
