@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import penstock.compll
-from penstock.compll import syntax
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.frontend import compile_file
 from penstock.compll.parameters import bind_arguments
+from penstock.compll.parser import parse
 from penstock.errors import NonFiniteError
 
 ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"
@@ -37,7 +37,7 @@ def test_no_more_lines_than_the_paper_counts(name):
     path = ALGORITHMS / f"{name}.cll"
     lines = path.read_text().splitlines()
     logic = udf = 0
-    for function in syntax.parse(path.read_text()).functions:
+    for function in parse(path.read_text()).functions:
         body = lines[function.at.line - 1 : function.end.line]
         counted = sum(bool(line.split("//")[0].strip()) for line in body)
         logic, udf = (logic + counted, udf) if function.name in ("encode", "decode") else (logic, udf + counted)

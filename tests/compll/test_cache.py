@@ -7,7 +7,7 @@ from pathlib import Path
 import penstock.compll
 from penstock.compll.cache import load_program
 from penstock.compll.frontend import compile_file
-from penstock.compll.ir import dump
+from penstock.compll.show import dump
 
 TERNGRAD = Path(penstock.compll.__file__).parent / "algorithms" / "terngrad.cll"
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.compll.frontend import compile_source
-from penstock.compll.ir import NUMEL, dump
+from penstock.compll.ir import NUMEL
+from penstock.compll.show import dump
 from penstock.compll.types import FLOAT, SCALARS, UINT8, Vector
 
 # The paper's Figure 5 to the letter, except `tail` (erratum 8: the values that only fill the last byte), and the

@@ -81,8 +81,8 @@ def parse_params(texts: list[str]) -> dict[str, int | float]:
 
 def _reference(program: "Program") -> str:
     from penstock.compll.fuse import schedule_decode, schedule_encode
-    from penstock.compll.ir import dump
     from penstock.compll.schedule import show_schedule
+    from penstock.compll.show import dump
 
     plans = {
         "encode": schedule_encode(program),

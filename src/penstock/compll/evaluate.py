@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from penstock.compll import arithmetic, syntax, vectors
+from penstock.compll.extract import extract
 from penstock.compll.functions import Function
-from penstock.compll.ir import Expr, Field, Layout, Let, Read, is_static
+from penstock.compll.inline import choose, condition_of, inline, retype, stored
+from penstock.compll.ir import Expr, Field, Layout, Let, is_static
 from penstock.compll.operators import Operator
 from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, Value, VectorRef, Writer, size_of
 from penstock.compll.types import FLOAT, INT32, SCALARS, Scalar, Type, Vector
@@ -110,7 +112,7 @@ class Evaluator:
                 return arithmetic.binary(node.operator, self.scalar(node.left, scope), self.scalar(node.right, scope))
             case syntax.Choose():
                 condition = arithmetic.truth(self.scalar(node.condition, scope))
-                return _choose(condition, self.scalar(node.yes, scope), self.scalar(node.no, scope))
+                return choose(condition, self.scalar(node.yes, scope), self.scalar(node.no, scope))
             case syntax.Cast():
                 return self._cast(node, scope)
             case syntax.Call():
@@ -168,7 +170,7 @@ class Evaluator:
 
     def _call(self, node: syntax.Call, scope: Scope, want: Type | None, hint: str) -> Value:
         if node.function == "extract":
-            return self.extract(node, scope, want, hint)
+            return extract(self, node, scope, want, hint)
         if node.function in vectors.OPERATIONS:
             return vectors.OPERATIONS[node.function](self, node, scope, hint)
         if node.function in self.unit.operators:
@@ -193,7 +195,7 @@ class Evaluator:
             text = f"{name} takes {wanted} argument{'s' * (wanted != 1)} and is given {len(arguments)}"
             raise self.error(node, text, "hand over as many as it declares")
         if name in self.unit.functions:
-            return self.inline(node, self.unit.functions[name], arguments)
+            return inline(self, node, self.unit.functions[name], arguments)
         return self._builtin(self.unit.builtins[name], arguments)
 
     def _builtin(self, function: Function, arguments: Sequence[Expr]) -> Expr:
@@ -206,94 +208,6 @@ class Evaluator:
         if function.bounds and not result.is_float:
             low, high = function.bounds(*((argument.low, argument.high) for argument in brought))
         return Expr("call", result, brought, function.name, low, high)
-
-    def inline(self, node: syntax.Node, function: syntax.Function, arguments: Sequence[Expr]) -> Expr:
-        """Return the body of one of the program's functions with its arguments put in."""
-        if function.name in self.inlining:
-            raise self.error(node, f"{function.name} calls itself", "there is no recursion; write it with operators")
-        if function.result is None:
-            raise self.error(node, f"{function.name} returns nothing", "give it a type and a return")
-        scope = Scope()
-        for declared, argument in zip(function.arguments, arguments, strict=True):
-            scope.slots[declared.name] = self._bind(node, declared, argument)
-        result = self.type(function.result)
-        if isinstance(result, Vector):
-            raise self.error(function.result, "a function returns one element, not a vector", "drop the *")
-        self.inlining.append(function.name)
-        value = self._run(function.body, scope, result)
-        self.inlining.pop()
-        if value is None:
-            raise self.unit.source.error(
-                function.end, f"{function.name} can end without a return", "return a value on every path"
-            )
-        return value
-
-    def _bind(self, node: syntax.Node, declared: syntax.Argument, argument: Expr) -> Slot:
-        if isinstance(declared.type, str):
-            raise self.error(declared, "a function of elements takes no params", "write Block.parameter inside it")
-        target = self.type(declared.type)
-        if isinstance(target, Vector):
-            raise self.error(declared, "a function of elements takes no vectors", "make the vector a global")
-        try:
-            return Slot(target, arithmetic.convert(argument, target))
-        except arithmetic.OperandError as error:
-            problem, advice = error.args
-            raise self.error(node, f"argument {declared.name!r}: {problem}", advice) from None
-
-    def _run(self, statements: Sequence[syntax.Statement], scope: Scope, result: Scalar) -> Expr | None:
-        """Return what a function's statements return; None where they run past the end."""
-        for number, statement in enumerate(statements):
-            match statement:
-                case syntax.Return():
-                    return self._stored(statement.value, self.scalar(statement.value, scope), result)
-                case syntax.Declare() | syntax.Assign():
-                    self._assign_local(statement, scope)
-                case syntax.Branch():
-                    condition = self._condition(statement, scope)
-                    rest = statements[number + 1 :]
-                    if _returns(statement.yes) or _returns(statement.no):
-                        yes = self._run((*statement.yes, *rest), scope.copy(), result)
-                        no = self._run((*statement.no, *rest), scope.copy(), result)
-                        return None if yes is None or no is None else _retype(_choose(condition, yes, no), result)
-                    self._merge(condition, statement, scope, result)
-        return None
-
-    def _condition(self, statement: syntax.Branch, scope: Scope) -> Expr:
-        try:
-            return arithmetic.truth(self.scalar(statement.condition, scope))
-        except arithmetic.OperandError as error:
-            raise self.error(statement.condition, *error.args) from None
-
-    def _merge(self, condition: Expr, statement: syntax.Branch, scope: Scope, result: Scalar) -> None:
-        yes, no = scope.copy(), scope.copy()
-        self._run(statement.yes, yes, result)
-        self._run(statement.no, no, result)
-        for name, slot in scope.slots.items():
-            a, b = yes.slots[name].value, no.slots[name].value
-            if a is not b and isinstance(a, Expr) and isinstance(b, Expr):
-                slot.value = _retype(_choose(condition, a, b), a.type)
-
-    def _assign_local(self, statement: syntax.Declare | syntax.Assign, scope: Scope) -> None:
-        if isinstance(statement, syntax.Declare):
-            declared = self.type(statement.type)
-            if isinstance(declared, Vector):
-                raise self.error(statement, "a function of elements holds no vectors", "declare a scalar")
-            scope.slots[statement.name] = Slot(declared, None)
-        slot = scope.slots.get(statement.name)
-        if slot is None and self.globals.find(statement.name):
-            raise self.error(statement, f"{statement.name!r} is a global", "assign globals in encode or decode only")
-        if slot is None:
-            raise self.unknown(statement, statement.name, scope.names(), "name")
-        if statement.value is not None:
-            assert isinstance(slot.type, Scalar)
-            value = self._stored(statement.value, self.scalar(statement.value, scope), slot.type)
-            slot.value = arithmetic.named(value, statement.name)
-
-    def _stored(self, node: syntax.Expression, value: Expr, target: Scalar) -> Expr:
-        try:
-            return arithmetic.convert(value, target)
-        except arithmetic.OperandError as error:
-            raise self.error(node, *error.args) from None
 
     # The body of encode and decode
 
@@ -309,7 +223,7 @@ class Evaluator:
                     self._assign(statement, scope)
 
     def _branch(self, statement: syntax.Branch, scope: Scope) -> None:
-        condition = self._condition(statement, scope)
+        condition = condition_of(self, statement, scope)
         outer = self.globals
         before, packed = len(self.writer.statements), self.packed
         branches = []
@@ -323,7 +237,7 @@ class Evaluator:
         for name, slot in (outer.flat() | scope.flat()).items():
             a, b = branches[0][name].value, branches[1][name].value
             if a is not b and isinstance(a, Expr) and isinstance(b, Expr):
-                slot.value = self._let(name, _retype(_choose(condition, a, b), a.type))
+                slot.value = self._let(name, retype(choose(condition, a, b), a.type))
             elif a is not b:
                 raise self.error(statement, f"{name!r} is assigned in one branch only", "give it a value before the if")
 
@@ -342,7 +256,7 @@ class Evaluator:
         self, statement: syntax.Declare | syntax.Assign, node: syntax.Expression, slot: Slot, value: Value
     ) -> Value:
         if isinstance(slot.type, Scalar) and isinstance(value, Expr):
-            return self._let(statement.name, self._stored(node, value, slot.type))
+            return self._let(statement.name, stored(self, node, value, slot.type))
         if isinstance(slot.type, Vector) and isinstance(value, VectorRef):
             if slot.type.element == value.element:
                 return value
@@ -361,58 +275,6 @@ class Evaluator:
         made = self.writer.statements[-1]
         return Expr("name", expr.type, value=made.name, low=expr.low, high=expr.high)
 
-    # Reading what encode wrote
-
-    def extract(self, node: syntax.Call, scope: Scope, want: Type | None, hint: str) -> Value:
-        """Return the next field of the compressed bytes; its type must be what concat put there."""
-        if node.template:
-            want = SCALARS[node.template]
-        if self.layout is None:
-            raise self.error(node, "extract reads compressed bytes, which only decode has", "move it to decode")
-        if len(node.arguments) != 1 or not isinstance(self.value(node.arguments[0], scope), Compressed):
-            raise self.error(node, "extract takes the compressed bytes", "write extract(compressed)")
-        if want is None:
-            raise self.error(node, "extract needs to know the type", "assign it to a variable, or extract<uint8>(...)")
-        fields = self.layout.fields
-        while self.read < len(fields) and fields[self.read].counts:
-            self.read += 1
-        if self.read == len(fields):
-            raise self.error(
-                node, "everything that concat wrote is read already", "remove this extract, or concat more"
-            )
-        number, self.read = self.read, self.read + 1
-        return self._field(node, number, fields[number], want, hint)
-
-    def _field(self, node: syntax.Call, number: int, written: Field, want: Type, hint: str) -> Value:
-        if written.type != want:
-            problem = f"extract reads {want.name} where concat wrote {written.name!r}, a {written.type.name}"
-            raise self.error(node, problem, "read what concat wrote, in its order")
-        if isinstance(want, Vector):
-            assert written.length is not None
-            name = self.writer.fresh(hint or written.name)
-            self.writer.statements.append(Read(name, number, want.element, written.length))
-            return VectorRef(name, want.element, written.length, want.element.low, want.element.high)
-        if number in self.expected:
-            return self.expected[number]
-        return Expr("field", want, value=number, low=want.low, high=want.high)
-
 
 def _not(condition: Expr) -> Expr:
     return Expr("not", condition.type, (condition,))
-
-
-def _choose(condition: Expr, yes: Expr, no: Expr) -> Expr:
-    return yes if yes is no else arithmetic.select(condition, yes, no)
-
-
-def _retype(expr: Expr, target: Scalar) -> Expr:
-    """Return a chosen value as the type both branches had before they were widened."""
-    return expr if expr.type == target else arithmetic.convert(expr, target)
-
-
-def _returns(statements: Sequence[syntax.Statement]) -> bool:
-    return any(
-        isinstance(statement, syntax.Return)
-        or (isinstance(statement, syntax.Branch) and (_returns(statement.yes) or _returns(statement.no)))
-        for statement in statements
-    )

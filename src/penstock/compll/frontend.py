@@ -6,9 +6,11 @@ from pathlib import Path
 from penstock.compll import syntax
 from penstock.compll.evaluate import Evaluator, Unit
 from penstock.compll.functions import FUNCTIONS, Function
+from penstock.compll.inline import inline
 from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Decode, Encode, Expr, Layout, Program, is_static
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.parameters import parameter_expr, specialise
+from penstock.compll.parser import parse
 from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, VectorRef
 from penstock.compll.types import FLOAT, UINT8, Scalar, Vector
 
@@ -31,7 +33,7 @@ def compile_source(
 
     Parameters not in `params` take their default. What is wrong raises a `CompileError` that points at it.
     """
-    tree = syntax.parse(text, path)
+    tree = parse(text, path)
     _check_names(tree, functions, operators)
     parameters = specialise(tree, params or {})
     blocks = {
@@ -82,7 +84,7 @@ def _check_alone(unit: Unit, tree: syntax.Tree, function: syntax.Function) -> No
         kind = FLOAT if isinstance(declared.type, str) else ev.type(declared.type)
         scalar = kind.element if isinstance(kind, Vector) else kind
         arguments.append(Expr("param", scalar, value=declared.name, low=scalar.low, high=scalar.high))
-    ev.inline(function, function, arguments)
+    inline(ev, function, function, arguments)
 
 
 def _procedure(

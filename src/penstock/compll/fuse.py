@@ -16,7 +16,7 @@ Example: terngrad's encode takes two passes, the second needing what the first f
     pass over gradient: field 4 = pack Q
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.compll.feedback import element, inlined_decode, rename, renamed
@@ -46,12 +46,15 @@ from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Output, Pack, Pa
 from penstock.compll.types import FLOAT
 
 
-def schedule_encode(program: Program, feedback: bool = False) -> Schedule:
-    """Return encode as passes; with `feedback`, the residual is added first and what was not sent is left in it."""
+def schedule_encode(program: Program, feedback: bool = False, latest: str = GRADIENT) -> Schedule:
+    """Return encode as passes; with `feedback`, the residual is added first and what was not sent is left in it.
+
+    `latest` is what this step's gradient is called without feedback: where nothing is added, the gradient itself.
+    """
     encode = program.encode
     planner = _Planner()
     if not feedback:
-        names = {LATEST: GRADIENT}  # without a residual they are the same
+        names = {LATEST: latest}
         planner.add_all(renamed(statement, names, {}) for statement in encode.statements)
         return planner.encode(program, encode.fields, GRADIENT)
     total = Expr("add", FLOAT, (element(GRADIENT), element(RESIDUAL)), name=TOTAL)
@@ -76,21 +79,24 @@ def schedule_encode(program: Program, feedback: bool = False) -> Schedule:
     return planner.encode(program, fields, TOTAL, kept=decoded[-1].name)
 
 
-def schedule_decode(program: Program) -> Schedule:
-    """Return decode as passes; the result goes to an `Emit` or a `Scatter`, which may also add."""
-    planner = _Planner()
+def schedule_decode(program: Program, unpacks: bool = True) -> Schedule:
+    """Return decode as passes; the result goes to an `Emit` or a `Scatter`, which may also add.
+
+    `unpacks` says that a field read out of order is unpacked to memory first; a GPU reads it where it is.
+    """
+    planner = _Planner(unpacks=unpacks)
     return planner.decode(program.decode)
 
 
-def _whole(statements: Iterable[Statement]) -> set[str]:
+def _whole(statements: Sequence[Statement], unpacks: bool = True) -> set[str]:
     """Return the vectors that somebody reads out of order, so that they must be in memory."""
-    found: set[str] = set()
+    applied: set[str] = set()
+    indexed: set[str] = set()
     for statement in statements:
-        if isinstance(statement, Apply):
-            found |= set(statement.vectors)
-        for expr in expressions(statement):
-            found |= {node.value for node in walk(expr) if node.op == "at"}
-    return found
+        applied |= set(statement.vectors) if isinstance(statement, Apply) else set()
+        indexed |= {node.value for expr in expressions(statement) for node in walk(expr) if node.op == "at"}
+    packed = {statement.name for statement in statements if isinstance(statement, Read)}
+    return applied | (indexed if unpacks else indexed - packed)
 
 
 @dataclass(slots=True)
@@ -104,12 +110,13 @@ class _Planner:
     applies: list[tuple[int, Apply]] = field(default_factory=list)
     outputs: dict[tuple[int, Length], list[Output]] = field(default_factory=dict)
     keep_first: bool = False  # leave the total in the residual's memory at once
+    unpacks: bool = True  # fields of the payload that are read out of order are kept in memory
     last: int = 0
 
     def add_all(self, statements: Iterable[Statement]) -> None:
         """Place statements; each finds what it needs already placed."""
         self.statements += list(statements)
-        whole = _whole(self.statements)
+        whole = _whole(self.statements, self.unpacks)
         for statement in self.statements:
             if not isinstance(statement, Let | Reduce):
                 self.vectors[statement.name] = statement
@@ -128,7 +135,7 @@ class _Planner:
                 self._output(level, statement.over, statement)
                 self.ready[statement.name] = level + 1
             case Apply():
-                level = max([level, *(self._memory(name) for name in statement.vectors)])
+                level = max([level, *(0 if name in INPUTS else self.ready[name] for name in statement.vectors)])
                 self.applies.append((level, statement))
                 self.ready[statement.name] = level + 1
             case Map() | Read():
@@ -164,7 +171,9 @@ class _Planner:
         return 0 if vector is None or isinstance(vector, Read) else self.ready[name]
 
     def _memory(self, name: str) -> int:
-        return 0 if name in INPUTS else self.ready[name]
+        return (
+            0 if name in INPUTS or (isinstance(self.vectors.get(name), Read) and not self.unpacks) else self.ready[name]
+        )
 
     def encode(
         self, program: Program, fields: tuple[Expr | str, ...], checked: str, kept: str | None = None

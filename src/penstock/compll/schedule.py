@@ -16,9 +16,9 @@ from penstock.compll.ir import (
     Map,
     Reduce,
     VectorStatement,
-    show,
 )
 from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.show import show
 from penstock.compll.types import Scalar
 
 TOTAL = "total"  # gradient + residual

@@ -109,4 +109,24 @@ void decode(uint8* compressed, float* gradient) {
     gradient = map(bits, scan(bits, sum), pick);
 }
 """,
+    "folds": """
+param P { uint8 modulus = 97; }
+int32 both(int32 a, int32 b) { return (a * b) % P.modulus; }
+float furthest(float a, float b) { return abs(b) > abs(a) || (abs(b) == abs(a) && b > a) ? b : a; }
+int32 level(float x) { return ((bits(x) >> 8) & 63) + 1; }
+float far;
+uint1 isUp(float x) { return x >= 0; }
+float back(uint1 up) { return up ? far : -far; }
+void encode(float* gradient, uint8* compressed, P params) {
+    int32 product = reduce(map(gradient, level), both);
+    far = reduce(gradient, furthest);
+    compressed = concat(product, far, map(gradient, isUp));
+}
+void decode(uint8* compressed, float* gradient, P params) {
+    int32 product = extract(compressed);
+    far = extract(compressed);
+    uint1* up = extract(compressed);
+    gradient = map(up, back);
+}
+""",
 }

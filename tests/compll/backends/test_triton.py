@@ -178,7 +178,7 @@ def test_an_index_or_a_count_out_of_range_writes_nothing_outside(at, value, mess
         kernels.check()
 
 
-@pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), "drop", "groups"])
+@pytest.mark.parametrize("name", [*(path.stem for path in SHIPPED), "drop", "groups", "folds"])
 def test_generated_source_is_the_golden_one(name, request):
     path, text = GOLDEN / f"{name}.triton.txt", Kernels(compile_named(name)).text
     if request.config.getoption("--update-golden", default=False):

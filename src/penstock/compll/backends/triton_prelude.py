@@ -140,6 +140,12 @@ def as_float(bits):
 
 
 @triton.jit
+def is_finite(value):
+    """Say whether a float32 is neither NaN nor infinite."""
+    return (as_bits(value) & 0x7FFFFFFF) < NOT_FINITE
+
+
+@triton.jit
 def to_uint(value, HIGH: tl.constexpr):
     """Return a float cut towards zero and held in 0..HIGH; NaN is 0."""
     held = tl.where(value > 0.0, value, 0.0)
