@@ -2,7 +2,7 @@
 
 from importlib import resources
 
-from penstock.compll import syntax
+from penstock.compll.parser import parse
 from penstock.cost.codecs import CASYNC, SyncCounts
 from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers, not_built
 from penstock.reproduce.hipress_table_7 import table_7
@@ -45,7 +45,7 @@ def lines_of(name: str) -> tuple[int, int]:
     """Return how many lines of a shipped compressor are encode and decode, and other functions; comments left out."""
     text = (resources.files("penstock.compll") / "algorithms" / f"{name}.cll").read_text()
     lines, logic, other = text.splitlines(), 0, 0
-    for function in syntax.parse(text).functions:
+    for function in parse(text).functions:
         body = lines[function.at.line - 1 : function.end.line]
         count = sum(bool(line.split("//")[0].strip()) for line in body)
         logic, other = (logic + count, other) if function.name in ("encode", "decode") else (logic, other + count)
