@@ -6,14 +6,14 @@ from penstock.errors import FormatError
 from penstock.fields import parse_json
 from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
 from penstock.program_document import FORMAT, load_program, program_document, program_from_fields, save_program
-from penstock.strategies import STRATEGIES, Options, build
+from penstock.strategies import SPARSE, STRATEGIES, Options, build
 
 
 def read(document: dict[str, object]) -> Program:
     return parse_json(json.dumps(document), "it.json", FORMAT, program_from_fields)
 
 
-@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+@pytest.mark.parametrize(("operation", "name"), [*STRATEGIES, *SPARSE])
 def test_a_program_comes_back_as_it_was(operation, name):
     program = build(operation, name, 5, 23, Options(block_numel=2, root=0))
     assert read(program_document(program)) == program

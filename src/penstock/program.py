@@ -81,11 +81,13 @@ class Instruction:
     read: Slice | None = None
     peer: int | None = None  # the other rank of a send or recv
     after: tuple[int, ...] = ()  # indices of earlier instructions of this rank that must be finished
+    keeps: bool = True  # of a merge of encoded blocks: this rank's residual gets what falls out; else another rank's
 
     def __str__(self) -> str:
         arrow = {Op.SEND: f"{self.read} -> {self.peer}", Op.RECV: f"{self.write} <- {self.peer}"}
         sign = "+=" if self.op is Op.MERGE else "="
         body = arrow.get(self.op) or (f"{self.write} {sign} {self.read}" if self.read else f"{self.write}")
+        body += "" if self.keeps else ", kept elsewhere"
         return f"{self.op.value:6} {body}" + (f" {self.after}" if self.after else "")
 
 
@@ -185,9 +187,9 @@ class ProgramBuilder:
         self.send(source, target, read, in_turn=in_turn)
         self.recv(target, source, write)
 
-    def merge(self, rank: int, write: Slice, read: Slice) -> None:
-        """Add `read` to `write`."""
-        self._compute(rank, Op.MERGE, write, read)
+    def merge(self, rank: int, write: Slice, read: Slice, *, keeps: bool = True) -> None:
+        """Add `read` to `write`; of ranks that merge the same encoded blocks, exactly one `keeps` what falls out."""
+        self._compute(rank, Op.MERGE, write, read, keeps)
 
     def copy(self, rank: int, write: Slice, read: Slice) -> None:
         """Copy `read` to `write`."""
@@ -219,7 +221,7 @@ class ProgramBuilder:
                 assert one.op is not Op.NATIVE or len(ranks) == self.world_size, "a native call takes all ranks"
                 write, read = (s and Slice(renamed[s.buffer], s.start, s.stop) for s in (one.write, one.read))
                 peer = None if one.peer is None else ranks[one.peer]
-                self._add(rank, one.op, write, read, peer, [base + earlier for earlier in one.after])
+                self._add(rank, one.op, write, read, peer, [base + earlier for earlier in one.after], one.keeps)
 
     def issued(self, rank: int) -> int:
         """Return how many instructions a rank has so far: the index of its next."""
@@ -231,10 +233,10 @@ class ProgramBuilder:
         scratch = tuple(buffer for name, buffer in self._buffers.items() if name != DATA)
         return Program(self.strategy, self.collective, self.world_size, self.numel, ranks, scratch, self.root)
 
-    def _compute(self, rank: int, op: Op, write: Slice, read: Slice) -> None:
+    def _compute(self, rank: int, op: Op, write: Slice, read: Slice, keeps: bool = True) -> None:
         self._check_fit(write, read)
         if read.numel:
-            self._add(rank, op, write, read, None)
+            self._add(rank, op, write, read, None, keeps=keeps)
 
     def _check_fit(self, write: Slice, read: Slice) -> None:
         if read.numel != write.numel:
@@ -248,6 +250,7 @@ class ProgramBuilder:
         read: Slice | None,
         peer: int | None,
         also_after: Iterable[int] = (),
+        keeps: bool = True,
     ) -> None:
         index = len(self._ranks[rank])
         after = set(also_after)
@@ -255,4 +258,4 @@ class ProgramBuilder:
             after |= self._accesses[rank].read(read.buffer, read.start, read.stop, index)
         if write is not None:
             after |= self._accesses[rank].write(write.buffer, write.start, write.stop, index)
-        self._ranks[rank].append(Instruction(op, write, read, peer, tuple(sorted(after - {index}))))
+        self._ranks[rank].append(Instruction(op, write, read, peer, tuple(sorted(after - {index})), keeps))

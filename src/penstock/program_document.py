@@ -63,7 +63,8 @@ def _instruction_document(instruction: Instruction) -> dict[str, Any]:
     document |= {key: str(touched) for key, touched in slices.items() if touched is not None}
     if instruction.peer is not None:
         document["peer"] = instruction.peer
-    return {**document, "after": list(instruction.after)} if instruction.after else document
+    document |= {"after": list(instruction.after)} if instruction.after else {}
+    return document if instruction.keeps else {**document, "keeps": False}
 
 
 def _instructions(rank: Fields) -> tuple[Instruction, ...]:
@@ -72,13 +73,14 @@ def _instructions(rank: Fields) -> tuple[Instruction, ...]:
 
 
 def _instruction(fields: Fields) -> Instruction:
-    fields.reject_unknown(("op", "write", "read", "peer", "after"))
+    fields.reject_unknown(("op", "write", "read", "peer", "after", "keeps"))
     return Instruction(
         Op(fields.choice("op", tuple(one.value for one in Op))),
         _slice(fields, "write"),
         _slice(fields, "read"),
         fields.integer("peer", 0, None),
         fields.integer_list("after", 0, []),
+        fields.flag("keeps", True),
     )
 
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.errors import StrategyError
 from penstock.program_document import load_program, save_program
-from penstock.strategies import STRATEGIES, build
+from penstock.strategies import SPARSE, STRATEGIES, build
 
 
 def run(*arguments: str) -> str:
@@ -44,7 +44,7 @@ def test_the_list_names_every_strategy():
     output = run("--list")
     assert all(name in output for _, name in STRATEGIES)
     found = json.loads(run("--list", "--json"))
-    assert {(operation, name) for operation, known in found.items() for name in known} == set(STRATEGIES)
+    assert {(operation, name) for operation, known in found.items() for name in known} == {*STRATEGIES, *SPARSE}
 
 
 def test_every_choice_reaches_the_strategy():

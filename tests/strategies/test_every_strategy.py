@@ -4,13 +4,14 @@ import pytest
 
 from penstock.errors import StrategyError
 from penstock.program import Collective
-from penstock.strategies import STRATEGIES, Options, build, names
+from penstock.strategies import SPARSE, STRATEGIES, Options, build, names
 from penstock.verify import require_proof
 
 ROOTED = ("broadcast", "reduce")
+EVERY = [*STRATEGIES, *SPARSE]
 
 
-@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+@pytest.mark.parametrize(("operation", "name"), EVERY)
 def test_it_is_proved_for_all_world_sizes_to_33(operation: str, name: str) -> None:
     for world_size in range(1, 34):
         roots = {0, world_size // 2, world_size - 1} if operation in ROOTED else {0}
@@ -20,14 +21,14 @@ def test_it_is_proved_for_all_world_sizes_to_33(operation: str, name: str) -> No
                 assert require_proof(program).proved
 
 
-@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+@pytest.mark.parametrize(("operation", "name"), EVERY)
 def test_the_program_says_what_it_is(operation: str, name: str) -> None:
     program = build(operation, name, 5, 12)
     assert (program.strategy, program.collective) == (name, Collective(operation))
     assert (program.world_size, program.numel, len(program.ranks)) == (5, 12, 5)
 
 
-@pytest.mark.parametrize(("operation", "name"), STRATEGIES)
+@pytest.mark.parametrize(("operation", "name"), EVERY)
 def test_one_rank_and_no_elements_send_nothing(operation: str, name: str) -> None:
     for program in (build(operation, name, 1, 7), build(operation, name, 4, 0)):
         assert all(one.peer is None for rank in program.ranks for one in rank)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mutations import duplicate, find
 from penstock.cli.main import app
 from penstock.program import Op
-from penstock.strategies import STRATEGIES, build
+from penstock.strategies import SPARSE, STRATEGIES, build
 from penstock.verify import require_proof, verify
 from penstock.verify.summary import summarise
 
@@ -22,7 +22,7 @@ COMMANDS = re.findall(r"^penstock (.*)$", PAGE, flags=re.MULTILINE)
 
 
 def test_the_table_has_every_strategy():
-    assert [row[:2] for row in ROWS] == [key for key in STRATEGIES if key[1] != "native"]
+    assert [row[:2] for row in ROWS] == [key for key in STRATEGIES if key[1] != "native"] + list(SPARSE)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[:2]))

@@ -152,9 +152,9 @@ def test_an_encoded_message_into_a_dense_buffer_is_a_mix_up():
     assert Kind.ENCODING in only_kinds(broken)
 
 
-def test_a_merge_into_an_encoded_buffer_is_a_mix_up():
+def test_a_merge_of_dense_data_into_an_encoded_buffer_is_a_mix_up():
     index = find(CODED, 0, Op.MERGE)
-    broken = change(CODED, 0, index, write=Slice("own", 0, 4))
+    broken = change(CODED, 0, index, write=Slice("own", 0, 4), read=Slice(DATA, 0, 4))
     assert only_kinds(broken) == {Kind.ENCODING}
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from mutations import change, drop, duplicate, shifted, swap_operands, with_rank
 from oracle import meets_its_contract
 from penstock.program import Op, Program, Slice
-from penstock.strategies import STRATEGIES, Options, build
+from penstock.strategies import SPARSE, STRATEGIES, Options, build
 from penstock.verify import verify
 
-POINT_TO_POINT = [key for key in STRATEGIES if key[1] != "native"]
+POINT_TO_POINT = [key for key in (*STRATEGIES, *SPARSE) if key[1] != "native"]
 SEEDS = range(12)
 
 

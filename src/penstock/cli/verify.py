@@ -73,9 +73,10 @@ def _plain(name: str) -> str:
 def _list(as_json: bool) -> None:
     from penstock.cli.output import print_json, print_table
     from penstock.program import Collective
-    from penstock.strategies import names
+    from penstock.strategies import SPARSE, STRATEGIES
 
-    by_operation = {one.value: list(names(one)) for one in Collective}
+    keys = [*STRATEGIES, *SPARSE]
+    by_operation = {one.value: [name for known, name in keys if known == one.value] for one in Collective}
     if as_json:
         print_json(by_operation)
         return

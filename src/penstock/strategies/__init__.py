@@ -13,6 +13,7 @@ from penstock.strategies import (
     bidirectional_exchange,
     binary_tree,
     double_tree,
+    gtopk,
     halving_doubling,
     hierarchical,
     linear_pipeline,
@@ -21,10 +22,11 @@ from penstock.strategies import (
     recursive_doubling,
     ring,
     spanning_tree,
+    topk_allgather,
 )
 from penstock.strategies.options import Options
 
-__all__ = ["STRATEGIES", "Options", "Strategy", "build", "names"]
+__all__ = ["SPARSE", "STRATEGIES", "Options", "Strategy", "build", "names"]
 
 Strategy = Callable[[int, int, Options], Program]  # (world_size, numel, options)
 
@@ -36,14 +38,16 @@ def build(
     chosen = operation.value if isinstance(operation, Collective) else operation.replace("-", "_")
     if chosen not in {known for known, _ in STRATEGIES}:
         raise StrategyError(f"no operation {operation!r}; known: {', '.join(one.value for one in Collective)}")
-    strategy = STRATEGIES.get((chosen, name.replace("-", "_")))
+    key = (chosen, name.replace("-", "_"))
+    strategy = STRATEGIES.get(key) or SPARSE.get(key)
     if strategy is None:
-        raise StrategyError(f"no strategy {name!r} for {chosen}; known: {', '.join(names(chosen))}")
+        known = (*names(chosen), *(known for operation, known in SPARSE if operation == chosen))
+        raise StrategyError(f"no strategy {name!r} for {chosen}; known: {', '.join(known)}")
     return strategy(world_size, numel, options or Options())
 
 
 def names(operation: str | Collective) -> tuple[str, ...]:
-    """Return the names of the strategies for `operation`."""
+    """Return the names of the strategies for `operation` that need no codec."""
     chosen = operation.value if isinstance(operation, Collective) else operation.replace("-", "_")
     return tuple(name for known, name in STRATEGIES if known == chosen)
 
@@ -74,4 +78,9 @@ STRATEGIES: Mapping[tuple[str, str], Strategy] = {
     ("all_gather", "ring"): ring.all_gather,
     ("all_gather", "bidirectional_exchange"): bidirectional_exchange.all_gather,
     ("all_gather", "native"): native.all_gather,
+}
+SPARSE: Mapping[tuple[str, str], Strategy] = {  # of a sparse codec's blocks
+    ("all_reduce", "topk_allgather"): topk_allgather.all_reduce,
+    ("all_reduce", "gtopk"): gtopk.all_reduce,
+    ("all_reduce", "gtopk_doubling"): gtopk.all_reduce_doubling,
 }

@@ -21,6 +21,16 @@ class Loss:
     contributors: int  # bit set of what was lost
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A merge of encoded blocks, which leaves out what does not fit."""
+
+    rank: int
+    index: int
+    step: int
+    keeps: bool  # in this rank's residual
+
+
 class Arithmetic:
     """Applies instructions to the memories of all ranks and collects findings."""
 
@@ -28,6 +38,7 @@ class Arithmetic:
         self.program, self.expressions, self.memories = program, expressions, memories
         self.findings: list[Finding] = []
         self.losses: list[Loss] = []
+        self.cuts: dict[int, list[Cut]] = {}  # expression of a merged block: the merges that made it
 
     def compute(self, rank: int, index: int, step: int) -> None:
         """Carry out a merge, copy, encode or decode."""
@@ -41,7 +52,9 @@ class Arithmetic:
         elif self.program.buffer(read.buffer).encoded and not self.program.buffer(write.buffer).encoded:
             pieces = [(start, stop, value and value._replace(unit=None)) for start, stop, value in pieces]
         arrived = place(pieces, read, write, index)
-        if instruction.op is Op.MERGE:
+        if instruction.op is Op.MERGE and self.program.buffer(write.buffer).encoded:
+            self._merge_blocks(rank, index, write, arrived, step)
+        elif instruction.op is Op.MERGE:
             self._merge(rank, index, write, arrived, step)
         else:
             self.store(rank, index, write, arrived, step)
@@ -95,6 +108,21 @@ class Arithmetic:
                 elif value is not None:
                     merged = self._sum(rank, index, low, old, value, step)
                     self.memories[rank].write(write, [(low, high, merged)])
+
+    def _merge_blocks(self, rank: int, index: int, write: Slice, arrived: Sequence[Piece], step: int) -> None:
+        """Add one codec output to another: one unit again, whose every element depends on all of both."""
+        held = self.read(rank, index, write, step)
+        if any(value is None for _, _, value in (*held, *arrived)):
+            return
+        self._merge(rank, index, write, arrived, step)  # checks what is added to what
+        sums = [(start, stop, value) for start, stop, value in self.memories[rank].read(write) if value is not None]
+        content = tuple((stop - start, value.expression, start + value.shift) for start, stop, value in sums)
+        for start, stop, value in sums:
+            unit = Unit(content, write.numel, start - write.start)
+            expression = self.expressions.merged(value.expression, unit)
+            keeps = self.program.ranks[rank][index].keeps
+            self.cuts.setdefault(expression, []).append(Cut(rank, index, step, keeps))
+            self.memories[rank].write(write, [(start, stop, Value(expression, value.shift, index, unit))])
 
     def _sum(self, rank: int, index: int, position: int, old: Value, new: Value, step: int) -> Value:
         if old.shift != new.shift:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from penstock.program import DATA, Collective, Program, Slice, split
 from penstock.verify.arithmetic import Loss
-from penstock.verify.findings import Finding, Kind
+from penstock.verify.findings import Finding, Kind, blame
 from penstock.verify.machine import Run
 from penstock.verify.memory import Value
 
@@ -15,6 +15,8 @@ def check_contract(program: Program, run: Run) -> list[Finding]:
     for rank in range(program.world_size):
         for finding in _check_rank(program, run, rank):
             found.setdefault((rank, finding.kind), finding)
+    for finding in _check_kept(program, run):
+        found.setdefault((finding.rank, finding.kind), finding)
     return list(found.values())
 
 
@@ -40,6 +42,25 @@ def _check_rank(program: Program, run: Run, rank: int) -> Iterator[Finding]:
             if value is not None:
                 yield from _check_value(run, rank, low, high, value, wanted)
                 yield from _check_same(program, run, rank, low, high, value)
+
+
+def _check_kept(program: Program, run: Run) -> Iterator[Finding]:
+    """Check what merges of encoded blocks leave out: kept once if the block is part of a result, and else not at all.
+
+    Several ranks may merge the same blocks and leave out the same values. Nothing of the sum is lost, and nothing
+    comes twice, if exactly one of them keeps these.
+    """
+    results = (v for rank in run.memories for _, _, v in rank.read(Slice(DATA, 0, program.numel)) if v is not None)
+    used = run.arithmetic.expressions.within(value.expression for value in results)
+    for expression, cuts in run.arithmetic.cuts.items():
+        keepers = [cut for cut in cuts if cut.keeps]
+        where = ", ".join(f"rank {cut.rank} in step {cut.step}" for cut in cuts)
+        if expression in used and not keepers:
+            detail = f"drops what does not fit, and nobody keeps it: {where}"
+            yield blame(program, Kind.LOST, cuts[0].rank, cuts[0].index, detail, cuts[0].step)
+        for cut in keepers[1 if expression in used else 0 :]:
+            detail = f"keeps what is kept or applied elsewhere too: {where}"
+            yield blame(program, Kind.KEPT_TWICE, cut.rank, cut.index, detail, cut.step)
 
 
 def _check_value(run: Run, rank: int, low: int, high: int, value: Value, wanted: int) -> Iterator[Finding]:

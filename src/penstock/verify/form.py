@@ -15,7 +15,7 @@ _OPERANDS = {  # op: (writes, reads, has a peer)
     Op.NATIVE: (True, False, False),
 }
 _ENCODED = {  # op: which (write, read) may be encoded
-    Op.MERGE: {(False, False), (False, True)},
+    Op.MERGE: {(False, False), (False, True), (True, True)},
     Op.COPY: {(False, False), (True, True)},
     Op.ENCODE: {(True, False)},
     Op.DECODE: {(False, True)},

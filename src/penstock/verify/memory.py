@@ -18,35 +18,52 @@ class Expressions:
     def __init__(self) -> None:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._masks: list[int] = []
+        self._parts: list[tuple[int, ...]] = []  # the expressions that each is made of
 
     def own(self, rank: int) -> int:
         """Return the expression of a rank's own data."""
-        return self._number(("own", rank), 1 << rank)
+        return self._number(("own", rank), 1 << rank, ())
 
     def add(self, one: int, other: int) -> int:
         """Return the sum of two expressions."""
         low, high = sorted((one, other))
-        return self._number(("add", low, high), self._masks[one] | self._masks[other])
+        return self._number(("add", low, high), self._masks[one] | self._masks[other], (low, high))
 
     def coded(self, one: int, unit: "Unit") -> int:
         """Return what is left of an expression in the output of a codec that saw all of `unit`."""
-        return self._number(("coded", one, unit.pieces, unit.offset), self._masks[one])
+        return self._number(("coded", one, unit.pieces, unit.offset), self._masks[one], (one,))
+
+    def merged(self, one: int, unit: "Unit") -> int:
+        """Return what is left of a sum of encoded blocks in a block of the same size."""
+        return self._number(("merged", one, unit.pieces, unit.offset), self._masks[one], (one,))
 
     def native(self, parts: tuple[int, ...]) -> int:
         """Return the sum as the engine forms it, in an order of its own, but the same on all ranks."""
         mask = 0
         for part in parts:
             mask |= self._masks[part]
-        return self._number(("native", *parts), mask)
+        return self._number(("native", *parts), mask, parts)
 
     def contributors(self, expression: int) -> int:
         """Return the bit set of the ranks whose data is in the expression."""
         return self._masks[expression]
 
-    def _number(self, key: tuple[object, ...], mask: int) -> int:
+    def within(self, expressions: Iterable[int]) -> set[int]:
+        """Return everything that the expressions are made of, themselves included."""
+        found: set[int] = set()
+        waiting = list(expressions)
+        while waiting:
+            one = waiting.pop()
+            if one not in found:
+                found.add(one)
+                waiting += self._parts[one]
+        return found
+
+    def _number(self, key: tuple[object, ...], mask: int, parts: tuple[int, ...]) -> int:
         if key not in self._numbers:
             self._numbers[key] = len(self._masks)
             self._masks.append(mask)
+            self._parts.append(parts)
         return self._numbers[key]
 
 
