@@ -102,7 +102,7 @@ class Binder:
         if instruction.op is Op.MERGE and self._is_encoded(write):
             merge: Compute = codec.merge  # type: ignore[attr-defined]  # `_check_codec` looked
             for piece, out, arrived in zip(pieces, payloads, self._payloads(read, pieces, memories), strict=True):
-                yield merge, (arrived, out, self._residual(piece, memories))
+                yield merge, (arrived, out, self._residual(piece, memories) if instruction.keeps else None)
             return
         for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
             if instruction.op is Op.ENCODE:

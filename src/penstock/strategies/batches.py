@@ -68,6 +68,17 @@ def make_batches(
     return Batches(bounds[-1], tuple(pieces for groups in grouped for pieces in groups))
 
 
+def one_batch(bounds: Sequence[int]) -> Batches:
+    """Put the tensors between consecutive `bounds` into one batch, none of them cut.
+
+    >>> one_batch([0, 3, 3, 10])
+    Batches(numel=10, pieces=(((0, 3), (3, 10)),))
+    """
+    _check_bounds(bounds)
+    pieces = tuple((low, high) for low, high in pairwise(bounds) if low < high)
+    return Batches(bounds[-1], (pieces,) if pieces else ())
+
+
 def piece_count(numel: int, chunks: int, partitions: int | None) -> int:
     """Return into how many pieces a tensor is cut: `partitions`, or one per chunk and more where those are large.
 

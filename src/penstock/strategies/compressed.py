@@ -2,7 +2,8 @@
 
     program, batches = build_compressed("ring", 4, [0, 1_000_000, 1_000_064])
 
-`compress` makes the program of the dense strategy's; here is what each strategy wants its data cut into.
+`compress` makes the program of the dense strategy's; here is what each strategy wants its data cut into. Sparse ones
+cut nothing: every tensor has one block, of its own k largest entries, and all blocks of a bucket travel together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,8 @@ from dataclasses import replace
 
 from penstock.errors import StrategyError
 from penstock.program import Program
-from penstock.strategies import build, parameter_server
-from penstock.strategies.batches import Batches, make_batches
+from penstock.strategies import SPARSE, build, parameter_server
+from penstock.strategies.batches import Batches, make_batches, one_batch
 from penstock.strategies.compress import compress
 from penstock.strategies.fold import largest_power_of_two
 from penstock.strategies.options import Options
@@ -28,8 +29,12 @@ def build_compressed(
     elements travel together.
     """
     options, name = options or Options(), name.replace("-", "_")
+    if ("all_reduce", name) in SPARSE:
+        batches = one_batch(bounds)
+        return build("all_reduce", name, world_size, len(batches.pieces), options), batches
     if name not in CHUNKS:
-        raise StrategyError(f"no compressed strategy {name!r}; known: {', '.join(CHUNKS)}")
+        known = (*CHUNKS, *(sparse for _, sparse in SPARSE))
+        raise StrategyError(f"no compressed strategy {name!r}; known: {', '.join(known)}")
     chunks, waves = CHUNKS[name](world_size, options), name == parameter_server.NAME
     batches = make_batches(bounds, chunks, options.partitions, options.block_numel or BLOCK, waves)
     count = len(batches.pieces)
