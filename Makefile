@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check bench clean
+.PHONY: setup demo test test-all check bench docs clean
 
 setup: $(READY)
 
@@ -32,5 +32,8 @@ test-all: check
 bench: $(READY)
 	$(BIN)/python benchmarks/run_all.py
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv demo site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -28,7 +28,7 @@ def reproduce(
     if paper not in (*PAPERS, "all"):
         raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
     chosen = PAPERS if paper == "all" else (paper,)
-    found = {name: _claims(name, trace, column) for name in chosen}
+    found = {name: claims_of(name, trace, column) for name in chosen}
     if pictures:
         _draw(pictures, trace, column)
     if json:
@@ -41,7 +41,8 @@ def reproduce(
             print("Fig. 10 and 11 need the authors' trace: --trace googlenet_k80_layers.csv")
 
 
-def _claims(paper: str, trace: str, column: str) -> "list[Claim]":
+def claims_of(paper: str, trace: str = "", column: str = "tmpcomm") -> "list[Claim]":
+    """Return the claims of one paper; `trace` is the authors' own, for MG-WFBP."""
     if paper == "mg-wfbp":
         return _mg_wfbp(trace, column)
     module = import_module(f"penstock.reproduce.{paper.replace('-', '_')}")

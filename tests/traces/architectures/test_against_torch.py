@@ -41,7 +41,7 @@ def test_parameters_have_the_names_and_shapes_of_the_torch_module(name):
     assert ours == step(name)[0]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES.keys() - CUDNN_PICKS_THE_ORDER)
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - CUDNN_PICKS_THE_ORDER))
 def test_gradients_become_ready_in_the_order_of_autograd(name):
     ours = [parameter.name for layer in reversed(our_layers(name)) for parameter in layer.parameters]
     assert ours == step(name)[1]
