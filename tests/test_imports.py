@@ -38,6 +38,7 @@ ALLOWED = {
     "runtime": VALUES | {"strategies", "codecs", "cost"},
     "cluster": VALUES | {"runtime", "cost", "simulator", "codecs"},
     "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs"},
+    "doctor": VALUES | {"cluster", "compll", "runtime"},
     "zoo": VALUES | {"traces", "torch"},
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}

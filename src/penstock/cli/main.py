@@ -10,6 +10,7 @@ import typer
 from penstock.cli.bench import bench
 from penstock.cli.cluster import cluster
 from penstock.cli.compile import compile_
+from penstock.cli.doctor import doctor
 from penstock.cli.measure import measure
 from penstock.cli.plan import plan
 from penstock.cli.profile import profile
@@ -33,6 +34,7 @@ app.command()(plan)
 app.command()(simulate)
 app.command()(replay)
 app.command()(verify)
+app.command()(doctor)
 app.command()(report)
 app.command()(reproduce)
 app.command(name="compile")(compile_)

@@ -1,0 +1,77 @@
+"""The smoke test: two workers on this machine add up a vector over each engine and compare it with the sum."""
+
+import socket
+import sys
+from collections.abc import Sequence
+
+from penstock.cluster.launch import run_workers
+from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.sinks import Collected
+from penstock.cluster.tools import run_command
+from penstock.cluster.workers import Worker
+from penstock.doctor.finding import Finding, broken, works
+from penstock.errors import PenstockError
+
+WORKERS = 2
+SMOKE_SECONDS = 90.0
+WORKER = (sys.executable, "-m", "penstock.doctor.smoke_worker")
+PREFIX = "smoke test: "  # of the line in which rank 0 says how it went; launchers print lines of their own
+
+
+def check_smoke(engines: Sequence[str]) -> list[Finding]:
+    """Run the smoke test over every engine in `engines`."""
+    return [smoke(engine) for engine in engines]
+
+
+def smoke(engine: str) -> Finding:
+    """Run the smoke test over one engine."""
+    name = f"{WORKERS} workers over {engine}"
+    heard = Collected()
+    try:
+        workers = gloo_workers() if engine == "gloo" else mpi_workers()
+        outcome = run_workers(workers, heard, grace_seconds=2.0, timeout_seconds=SMOKE_SECONDS)
+    except PenstockError as error:
+        return broken(name, str(error), _REMEDIES[engine])
+    if outcome.exit_code != 0:
+        return broken(name, complaint(heard, outcome.failed_rank or 0), _REMEDIES[engine])
+    return works(name, result(heard.text(0)))
+
+
+def gloo_workers() -> list[Worker]:
+    """Return two workers with what torchrun would put into their environment, on the loopback interface."""
+    meeting = (f"MASTER_PORT={_free_port()}", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo")
+    return [
+        Worker(rank, ("env", f"RANK={rank}", f"WORLD_SIZE={WORKERS}", *meeting, *WORKER, "gloo"))
+        for rank in range(WORKERS)
+    ]
+
+
+def mpi_workers() -> list[Worker]:
+    """Return the mpirun that starts two workers."""
+    mpirun = find_mpirun(run_command)
+    launch = (mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(WORKERS))
+    return [Worker(0, (*launch, *WORKER, "mpi"))]
+
+
+def result(text: str) -> str:
+    """Return what rank 0 says of its result."""
+    return next(line.partition(PREFIX)[2].strip() for line in text.splitlines() if PREFIX in line)
+
+
+def complaint(heard: Collected, rank: int) -> str:
+    """Return the last line on standard error that names an error, or the last one at all."""
+    said = [line.strip() for line in heard.text(rank, "stderr").splitlines() if line.strip()]
+    named = [line for line in said if "Error" in line]
+    return (named or said or ["it said nothing"])[-1]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+_REMEDIES = {
+    "gloo": "does a firewall close loopback? try `torchrun --nproc-per-node 2 -m penstock measure`",
+    "mpi": "try `mpirun -n 2 hostname`; what it says is Open MPI's own trouble",
+}
