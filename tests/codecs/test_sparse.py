@@ -11,6 +11,7 @@ from penstock.codecs.header import NOT_FINITE, PADDED, Header, pack_header, pars
 from penstock.codecs.sparse import NAME, SparseCodec
 from penstock.codecs.sparse_block import INDEX_FORMS, BlockForm, Entries, entry_count, largest_gaps_nbytes
 from penstock.codecs.sparse_kernels import read_gaps, write_gaps
+from penstock.codecs.wire import wire_codec
 from penstock.errors import CodecError, NonFiniteError
 from sparse_oracle import dyadic, keep_largest
 
@@ -321,3 +322,12 @@ def test_blocks_of_another_codec_or_tensor_say_so():
 def test_k_is_the_rounded_share_and_at_least_one():
     assert [entry_count(0.001, numel) for numel in (0, 1, 1499, 1501, 10**6)] == [0, 1, 1, 2, 1000]
     assert entry_count(1.0, 7) == 7
+
+
+def test_a_plan_names_sparse_codecs_like_all_others():
+    assert wire_codec("sparse(density=0.01, value_bits=16)") == SparseCodec(0.01, 16)
+    assert wire_codec("sparse", on_nonfinite="skip") == SparseCodec(0.001, on_nonfinite="skip")
+    assert wire_codec("published(density=0.01)").codec == SparseCodec(0.01)
+    assert wire_codec("onebit").name == "onebit()"
+    with pytest.raises(CodecError, match="no parameter 'bitwidth'; wanted density and value_bits"):
+        wire_codec("sparse(bitwidth=2)")

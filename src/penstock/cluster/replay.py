@@ -16,9 +16,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.codecs.registry import make_codec
-from penstock.codecs.wire import WireCodec
+from penstock.codecs.wire import wire_codec
 from penstock.plan import Bucket, Plan
+from penstock.runtime.codec import Codec
 from penstock.runtime.communicator import Communicator
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
@@ -54,7 +54,7 @@ class Gradients:
         numel = sum(tensor.numel for tensor in trace.tensors)
         self.values = np.zeros(numel, _DTYPES[trace.dtype])
         self._residual: NDArray[np.float32] | None = None
-        self._codecs: dict[str, WireCodec] = {}
+        self._codecs: dict[str, Codec] = {}
 
     def begin(self, compressed: bool) -> None:
         """Make ready for an iteration: a codec takes its time from the values, and sums of sums would overflow."""
@@ -77,9 +77,9 @@ class Gradients:
         codec = self._codec(bucket.codec)
         communicator.all_reduce(values, bucket.strategy, codec, residual, tuple(bounds), **bucket.route.options)
 
-    def _codec(self, spec: str) -> WireCodec:
+    def _codec(self, spec: str) -> Codec:
         if spec not in self._codecs:
-            self._codecs[spec] = WireCodec(make_codec(spec))
+            self._codecs[spec] = wire_codec(spec)
         return self._codecs[spec]
 
 

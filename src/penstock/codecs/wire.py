@@ -3,10 +3,37 @@
 Both sides of a message reserve `max_nbytes`, and the payload is the beginning of it; the header says how much.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.codecs.codec import Codec
+from penstock.codecs.published import PublishedCodec
+from penstock.codecs.registry import make_codec, parse_spec
+from penstock.codecs.sparse import SparseCodec
+from penstock.errors import CodecError
+
+
+def wire_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise") -> "WireCodec | SparseCodec | PublishedCodec":
+    """Return the codec that a plan writes as `spec`, for the executor: any of the language, or a sparse one.
+
+    `sparse(density=0.001)` can also have `value_bits`; `published(density=0.001)` keeps residuals as gTop-k published.
+    """
+    name, parameters = parse_spec(spec)
+    if name not in SPARSE_CODECS:
+        return WireCodec(make_codec(spec, seed, on_nonfinite))
+    unknown = sorted(parameters.keys() - {"density", "value_bits"})
+    if unknown:
+        raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted density and value_bits")
+    given: dict[str, Any] = {"density": _DENSITY, **parameters}
+    return SPARSE_CODECS[name](SparseCodec(**given, on_nonfinite=on_nonfinite))
+
+
+_DENSITY = 0.001  # the paper's
+SPARSE_CODECS: Mapping[str, Callable[[SparseCodec], SparseCodec | PublishedCodec]] = {
+    "sparse": lambda codec: codec,
+    "published": PublishedCodec,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,11 @@ def measure_codecs(
 
     With a transport every rank must call this at the same time, and all return the same curves: the slowest rank's.
     """
-    from penstock.codecs.registry import make_codec
+    from penstock.codecs.registry import make_codec, parse_spec
+    from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 
-    return {spec: _measure(make_codec(spec), transport, seconds, memory or HostMemory()) for spec in specs}
+    codecs = {spec: (wire_codec if parse_spec(spec)[0] in SPARSE_CODECS else make_codec)(spec) for spec in specs}
+    return {spec: _measure(codecs[spec], transport, seconds, memory or HostMemory()) for spec in specs}
 
 
 def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Memory) -> CodecCurves:
