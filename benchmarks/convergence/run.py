@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from penstock.bench.convergence.method import parse_method
-from penstock.bench.convergence.study import Study, against_dense, run_study
+from penstock.bench.convergence.study import Study, run_study
+from penstock.bench.convergence.summary import against_dense
 from penstock.bench.convergence.tasks import make_task
 from penstock.bench.record import make_record, save_record
 
@@ -37,11 +38,12 @@ def main() -> int:
         rows.append(row)
         said = f"{row['method']}, {row['workers']} workers, seed {row['seed']}: {task.metric} {row['final']:.4f}"
         print(f"[{len(rows)}/{total}] {time.monotonic() - begun:.0f} s: {said}", flush=True)
-        save_record(make_record("convergence", rows, device=_device(device), better=task.better), options.out)
+        save_record(make_record("convergence", rows, device=_device(device)), options.out)
 
     run_study(task, study, device, options.at_once, done)
-    for line in against_dense(rows, task.better):
-        print(f"{line['workers']} {line['method']:28} {line['final']:.4f} worse {100 * line['worse_than_dense']:.2f}%")
+    for line in against_dense(rows):
+        worse = f"{100 * line['worse_than_dense']:.2f}% worse" if "worse_than_dense" in line else ""
+        print(f"{line['workers']} workers, {line['method']:24} {line['final']:.4f} {worse}")
     return 0
 
 

@@ -128,6 +128,32 @@ def _draw_against(rows: Rows, name: str, label: str) -> Figure:
     return figure
 
 
+def draw_convergence(rows: Rows) -> Figure:
+    """Draw the held-out metric against epochs, the mean over seeds, a panel per task and number of workers."""
+    places = sorted({(row["task"], row["workers"]) for row in rows})
+    figure = Figure(figsize=(4.6 * len(places), 3.8), layout="constrained")
+    for axis, place in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
+        here = [row for row in rows if (row["task"], row["workers"]) == place]
+        for method in dict.fromkeys(row["method"] for row in here):
+            _draw_mean(axis, method, [row for row in here if row["method"] == method])
+        axis.set_title(f"{place[0]}, {place[1]} workers", loc="left", fontsize=10)
+        axis.set_xlabel("epochs")
+        axis.set_ylabel(f"held-out {here[0]['metric_name']}")
+        if here[0]["better"] == "lower":
+            axis.set_yscale("log")
+        axis.legend(frameon=False, fontsize=7)
+        _tidy(axis)
+    return figure
+
+
+def _draw_mean(axis: Axes, method: str, rows: Rows) -> None:
+    means = [sum(values) / len(values) for values in zip(*(row["metrics"] for row in rows), strict=True)]
+    every, last = rows[0]["judged_every"], rows[0]["epochs"]
+    epochs = [min(every * (index + 1), last) for index in range(len(means))]
+    style = {"color": "black", "linewidth": 2} if method == "dense" else {"linewidth": 1}
+    axis.plot(epochs, means, label=method, marker=".", **style)
+
+
 def _logarithmic(axis: Axes, x: str, y: str) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -149,4 +175,5 @@ PICTURES: dict[str, Callable[[Rows], Figure]] = {
     "collectives": draw_collectives,
     "scaling": draw_scaling,
     "rates": draw_rates,
+    "convergence": draw_convergence,
 }

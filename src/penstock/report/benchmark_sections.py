@@ -1,8 +1,10 @@
 """What the page of benchmarks says about each benchmark: its title, its question, and who competes with whom."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.bench.convergence.summary import against_dense
 from penstock.report.benchmark_tables import Rivalry, Row
 
 
@@ -15,6 +17,7 @@ class Section:
     rivalry: Rivalry | None = None
     hidden: tuple[str, ...] = ()  # fields that stay in the JSON
     shares: tuple[str, ...] = ()  # fields that are shown in percent
+    summarise: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # makes of all rows those that are shown
 
 
 def _penstock(name: str) -> Any:
@@ -118,6 +121,15 @@ SECTIONS: dict[str, Section] = {
             peer=_not_penstock("implementation"),
         ),
         shares=("spread",),
+    ),
+    "convergence": Section(
+        "Convergence",
+        "Does training end where dense training ends? Several workers in one process on one GPU, same optimizer "
+        "(momentum 0.9), schedule and data order for all methods; means over seeds. `between seeds` is "
+        "maximum - minimum. Sparse methods warm up with densities 0.25, 0.0725, 0.015, 0.004, quantising ones begin with four dense "
+        "epochs. CIFAR-10 is its first 10,000 training images only.",
+        shares=("worse_than_dense",),
+        summarise=against_dense,
     ),
     "planners": Section(
         "Planning",

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from penstock.bench.convergence.method import Method
-from penstock.bench.convergence.study import Study, against_dense, run_study
+from penstock.bench.convergence.study import Study, run_study
+from penstock.bench.convergence.summary import against_dense
 from penstock.bench.convergence.tasks import Task
 from penstock.bench.convergence.training import MOMENTUM, Run
 from penstock.zoo.resnet import resnet20
@@ -53,10 +54,13 @@ def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches(together):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_worse_than_dense_knows_which_way_is_better():
-    rows = [{"workers": 4, "method": name, "final": final} for name, final in (("dense", 0.8), ("gtopk", 0.76))]
-    assert against_dense(rows, "higher")[1]["worse_than_dense"] == pytest.approx(0.05)
-    assert against_dense(rows, "lower")[1]["worse_than_dense"] == pytest.approx(-0.05)
+@pytest.mark.parametrize(("better", "worse"), [("higher", 0.05), ("lower", -0.05)])
+def test_worse_than_dense_knows_which_way_is_better(better, worse):
+    same = {"task": "t", "workers": 4, "metric_name": "m", "epochs": 1, "better": better}
+    rows = [same | {"method": name, "final": final} for name, final in (("dense", 0.8), ("gtopk", 0.76))]
+    found = against_dense(rows)
+    assert [line["worse_than_dense"] for line in found] == pytest.approx([0, worse])
+    assert "worse_than_dense" not in against_dense(rows[1:])[0]
 
 
 def test_passes_run_together_give_every_worker_its_own_gradient():

@@ -3,11 +3,10 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 import torch
@@ -49,6 +48,7 @@ def run_study(task: Task, study: Study, device: str, at_once: int, done: Callabl
                 run = Run(task, method, workers, seed, device, study.epochs)
             curve = train(run, _graph(run, lock), lock, every)
         done({"task": task.name, "method": method.name, "workers": workers, "seed": seed, "metric_name": task.metric,
+              "better": task.better,
               "epochs": study.epochs, "judged_every": every, "losses": curve.losses, "metrics": curve.metrics,
               "final": curve.metrics[-1]})  # fmt: skip
 
@@ -62,17 +62,3 @@ def _graph(run: Run, lock: threading.RLock) -> Graph:
     if run.device != "cuda":
         return lambda work: work
     return lambda work: Graphed(work, run.rounding, lock)
-
-
-def against_dense(rows: Sequence[dict[str, Any]], better: str) -> list[dict[str, Any]]:
-    """Return for each method and number of workers the mean final metric, and how much worse than dense, relative."""
-    finals: dict[tuple[int, str], list[float]] = {}
-    for row in rows:
-        finals.setdefault((row["workers"], row["method"]), []).append(row["final"])
-    found = []
-    for (workers, method), values in finals.items():
-        dense = mean(finals.get((workers, "dense"), values))
-        worse = 1 - mean(values) / dense if better == "higher" else mean(values) / dense - 1
-        found.append({"workers": workers, "method": method, "final": mean(values), "seeds": len(values),
-                      "spread": max(values) - min(values), "worse_than_dense": worse})  # fmt: skip
-    return found
