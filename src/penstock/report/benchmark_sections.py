@@ -126,8 +126,8 @@ SECTIONS: dict[str, Section] = {
         "Convergence",
         "Does training end where dense training ends? Several workers in one process on one GPU, same optimizer "
         "(momentum 0.9), schedule and data order for all methods; means over seeds. `between seeds` is "
-        "maximum - minimum. Sparse methods warm up with densities 0.25, 0.0725, 0.015, 0.004, quantising ones begin with four dense "
-        "epochs. CIFAR-10 is its first 10,000 training images only.",
+        "maximum - minimum. Sparse methods warm up with densities 0.25, 0.0725, 0.015, 0.004, "
+        "quantising ones begin with four dense epochs. CIFAR-10 is its first 10,000 training images only.",
         shares=("worse_than_dense",),
         summarise=against_dense,
     ),
