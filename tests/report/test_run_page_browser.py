@@ -131,6 +131,19 @@ def test_axes_have_numbers_in_order(open_page):
             assert numbers == sorted(numbers)
 
 
+def test_curves_of_different_tasks_do_not_share_axes(open_page, tmp_path):
+    folder = save_sample_runs(tmp_path)
+    file = folder / "onebit" / "run.json"
+    run = json.loads(file.read_text()) | {"task": "another", "metric_name": "accuracy"}
+    file.write_text(json.dumps(run))
+    page = open_page(write_report(folder).page)
+    assert page.locator("#loss-by-step path.raw").count() == 1
+    assert page.text_content("#metric-title") == "accuracy (higher is better)"
+    page.locator("#curves-choice select").select_option(index=1)
+    assert page.locator("#loss-by-step path.raw").count() == 2
+    assert page.text_content("#metric-title") == "held-out bits per character (lower is better)"
+
+
 def test_bars_are_as_long_as_their_seconds(open_page, report):
     page = open_page()
     bars = page.eval_on_selector_all(

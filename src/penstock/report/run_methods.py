@@ -15,6 +15,11 @@ def higher_is_better(metric_name: str) -> bool:
     return any(word in metric_name.lower() for word in _HIGHER_IS_BETTER)
 
 
+def metric_title(metric_name: str) -> str:
+    """Return a metric's name and which way is better."""
+    return f"{metric_name} ({'higher' if higher_is_better(metric_name) else 'lower'} is better)"
+
+
 def method_rows(runs: Sequence[FoundRun], compared_with: Mapping[str, FoundRun]) -> list[Row]:
     """Return a row per run."""
     return [_row(run, compared_with[run.group]) for run in runs]

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.report.found_runs import FoundRun, baselines
-from penstock.report.run_methods import higher_is_better, method_rows, summary_lines
+from penstock.report.run_methods import method_rows, metric_title, summary_lines
 from penstock.report.run_plans import plan_view
 from penstock.report.what_if import what_if
 from penstock.run_record import run_document
@@ -45,8 +45,7 @@ def _about(runs: Sequence[FoundRun]) -> str:
 
 
 def _metric_title(runs: Sequence[FoundRun]) -> str:
-    names = list(dict.fromkeys(run.record.metric_name for run in runs))
-    return "; ".join(f"{name} ({'higher' if higher_is_better(name) else 'lower'} is better)" for name in names)
+    return "; ".join(dict.fromkeys(metric_title(run.record.metric_name) for run in runs))
 
 
 def _run(run: FoundRun) -> dict[str, Any]:
@@ -60,6 +59,8 @@ def _run(run: FoundRun) -> dict[str, Any]:
         **kept,
         "name": run.name,
         "file": run.path,
+        "group": run.group,
+        "metric_title": metric_title(run.record.metric_name),
         "steps": thinned(document["steps"], every),
         "steps_every": every,
         "timeline": timeline,

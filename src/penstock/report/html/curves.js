@@ -24,33 +24,41 @@ function metricSeries(runs, axis) {
   return runs.map((run, index) => ({ index, raw: [], points: run.evaluations.map((e) => [e[axis], e.metric]), dots: true }));
 }
 
-function drawCurves(element, series, xAxis, label) {
+function curveChart(width, series, xAxis, label) {
   const all = series.flatMap((one) => [...one.points, ...one.raw]);
-  if (!all.length) return;
+  if (!all.length) return html("p", {}, "Nothing was recorded.");
   const bounds = extent(all.map(([, y]) => y));
   const slack = 0.05 * (bounds[1] - bounds[0] || 1);
   const y = { domain: [bounds[0] - slack, bounds[1] + slack], format: (v) => significant(v) };
   const x = { ...xAxis, domain: [0, extent(all.map(([value]) => value))[1] || 1] };
-  drawWithin(element, (width) => {
-    const chart = frame(width, 260, x, y, label);
-    for (const { raw, index } of series) {
-      chart.plot.append(svg("path", { class: "raw", d: pathThrough(raw, chart.x, chart.y), stroke: colourOf(index) }));
-    }
-    for (const { points, index, dots } of series) {
-      const line = { class: "curve", d: pathThrough(points, chart.x, chart.y), stroke: colourOf(index), "stroke-dasharray": dashOf(index) };
-      chart.plot.append(svg("path", line));
-      if (dots) chart.plot.append(...points.filter(([, v]) => v !== null).map(([px, py]) => svg("circle", { cx: chart.x(px), cy: chart.y(py), r: 2.5, fill: colourOf(index) })));
-    }
-    return chart.root;
-  });
+  const chart = frame(width, 260, x, y, label);
+  const path = (kind, points, index, more) =>
+    svg("path", { class: kind, d: pathThrough(points, chart.x, chart.y), stroke: colourOf(index), ...more });
+  chart.plot.append(...series.map(({ raw, index }) => path("raw", raw, index)));
+  chart.plot.append(...series.map(({ points, index }) => path("curve", points, index, { "stroke-dasharray": dashOf(index) })));
+  for (const { points, index, dots } of series) {
+    const seen = dots ? points.filter(([, value]) => value !== null) : [];
+    chart.plot.append(...seen.map(([px, py]) => svg("circle", { cx: chart.x(px), cy: chart.y(py), r: 2.5, fill: colourOf(index) })));
+  }
+  return chart.root;
 }
 
+const CURVE_AXES = { step: { label: "steps" }, seconds: { label: "seconds of training", format: (v) => `${v} s` } };
+
+// Runs of one group share axes: the losses of different tasks cannot be compared.
 function drawAllCurves(report) {
-  const axes = { step: { label: "steps" }, seconds: { label: "seconds of training", format: (v) => `${v} s` } };
-  byId("curves-legend").replaceChildren(legend(report.runs.map((run) => run.name)));
-  for (const [axis, settings] of Object.entries(axes)) {
-    drawCurves(byId(`loss-by-${axis}`), lossSeries(report.runs, axis), settings, `training loss against ${settings.label}`);
-    drawCurves(byId(`metric-by-${axis}`), metricSeries(report.runs, axis), settings, `${report.metric_title} against ${settings.label}`);
-  }
-  byId("metric-title").textContent = report.metric_title;
+  const groups = [...new Set(report.runs.map((run) => run.group))];
+  let shown = [];
+  const redraws = Object.entries(CURVE_AXES).flatMap(([axis, settings]) => [
+    drawWithin(byId(`loss-by-${axis}`), (width) => curveChart(width, lossSeries(shown, axis), settings, `training loss against ${settings.label}`)),
+    drawWithin(byId(`metric-by-${axis}`), (width) => curveChart(width, metricSeries(shown, axis), settings, `metric against ${settings.label}`)),
+  ]);
+  const show = (index) => {
+    shown = report.runs.filter((run) => run.group === groups[index]);
+    byId("curves-legend").replaceChildren(legend(shown.map((run) => run.name)));
+    byId("metric-title").textContent = shown[0].metric_title;
+    redraws.forEach((redraw) => redraw());
+  };
+  byId("curves-choice").replaceChildren(...[chooser("Runs of", groups, show)].filter(Boolean));
+  show(0);
 }

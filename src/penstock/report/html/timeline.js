@@ -3,7 +3,8 @@
 const LANE_HEIGHT = 18;
 const LANE_GAP = 3;
 const AXIS_HEIGHT = 22;
-const KINDS = { compute: "compute", encode: "encode", decode: "decode", merge: "decode" }; // all else is the wire
+const LANES = ["compute", "encode", "network", "push", "pull", "send", "recv", "native", "decode", "merge", "copy"]; // from the top
+const KINDS = { compute: "compute", encode: "encode", decode: "decode", merge: "decode", copy: "decode" }; // all else is the wire
 
 function kindOf(lane) {
   return KINDS[lane] || "wire";
@@ -17,7 +18,9 @@ function timelineRows(timeline) {
     for (const rank of [...new Set(spans.map((span) => span.rank))].sort((a, b) => a - b)) {
       const mine = spans.filter((span) => span.rank === rank);
       rows.push({ how, rank, heading: `${how}, rank ${rank}` });
-      for (const lane of new Set(mine.map((span) => span.lane))) {
+      const order = (lane) => (LANES.includes(lane) ? LANES.indexOf(lane) : LANES.length);
+      const lanes = [...new Set(mine.map((span) => span.lane))].sort((a, b) => order(a) - order(b));
+      for (const lane of lanes) {
         rows.push({ how, rank, lane, spans: mine.filter((span) => span.lane === lane) });
       }
     }
