@@ -45,6 +45,14 @@ class ClusterError(PenstockError):
     """Emulated hosts were asked for in a way that makes no sense, or this machine cannot provide them."""
 
 
+class TrainError(PenstockError):
+    """A training job was asked for in a way that makes no sense, or its checkpoint cannot be used."""
+
+
+class WorkerError(PenstockError):
+    """A worker of a training job failed; names its rank."""
+
+
 class TransportError(PenstockError):
     """A message did not arrive: a peer died, hangs, or never called."""
 

@@ -18,6 +18,7 @@ from penstock.cli.replay import replay
 from penstock.cli.report import report
 from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
+from penstock.cli.train import train
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(train)
 app.command()(profile)
 app.command()(measure)
 app.command()(plan)

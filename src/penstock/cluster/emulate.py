@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.cluster.clean import clean_dead_runs, kill_inside, remove_run
-from penstock.cluster.launch import Outcome, Sink, run_workers
+from penstock.cluster.launch import Forward, Outcome, Sink, run_workers
 from penstock.cluster.layout import Layout, plan_layout
 from penstock.cluster.links import setup_steps
 from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_mpirun, rank_output, write_agent
@@ -53,11 +53,13 @@ class EmulatedCluster:
         sink: Sink | None = None,
         grace_seconds: float = 5.0,
         timeout_seconds: float | None = None,
+        forward: Forward | None = None,
     ) -> Outcome:
         """Run `command` once per worker with `torchrun`'s environment and wait for all.
 
         Engine `gloo` starts the workers here, as `torchrun` would; `mpi` leaves it to Open MPI's `mpirun`.
-        `sink` takes every line a worker prints; by default they are printed here, with the rank before them.
+        `sink` takes every line a worker prints; by default they are printed here, with the rank before them. `forward`
+        is asked several times a second for a signal that the workers are to get.
         """
         if engine not in ENGINES:
             raise ClusterError(f"engine {shorten(engine)}: wanted one of {', '.join(ENGINES)}")
@@ -66,8 +68,8 @@ class EmulatedCluster:
         to = sink or default_sink(len(self.layout.hosts) * per_host)
         if engine == "gloo":
             workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
-            return run_workers(workers, to, grace_seconds, timeout_seconds)
-        return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds)
+            return run_workers(workers, to, grace_seconds, timeout_seconds, forward=forward)
+        return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds, forward)
 
     def _run_mpi(
         self,
@@ -77,6 +79,7 @@ class EmulatedCluster:
         sink: Sink,
         grace_seconds: float,
         timeout_seconds: float | None,
+        forward: Forward | None,
     ) -> Outcome:
         scratch = Path(tempfile.mkdtemp(prefix="mpi-", dir=self.files))
         write_agent(scratch, self.hosts_file)
@@ -85,7 +88,7 @@ class EmulatedCluster:
         report = partial(first_failure, scratch / FAILURES)
         outcome = Outcome(1, None, 0.0)
         try:
-            outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report)
+            outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report, forward)
         finally:
             if outcome.exit_code != 0:
                 kill_inside(self.layout.namespaces)  # mpirun may have left daemons and ranks on other hosts

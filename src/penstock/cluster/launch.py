@@ -20,8 +20,9 @@ from penstock.errors import ClusterError
 
 Sink = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", a line with its end
 Report = Callable[[], tuple[int, int] | None]  # exit code and rank of a failure that only others saw
+Forward = Callable[[], int | None]  # a signal that all workers are to get now, or None
 TERMINATE_WAIT_SECONDS = 2.0  # between SIGTERM and SIGKILL
-REPORT_SECONDS = 0.2  # between looks at a report
+REPORT_SECONDS = 0.2  # between looks at a report, or at signals to forward
 PR_SET_PDEATHSIG = 1
 
 
@@ -40,14 +41,16 @@ def run_workers(
     grace_seconds: float = 5.0,
     timeout_seconds: float | None = None,
     report: Report | None = None,
+    forward: Forward | None = None,
 ) -> Outcome:
     """Start every worker and wait for all.
 
     When one fails, the others have `grace_seconds` to notice and end by themselves; `report` may tell of failures
-    that are not a worker's exit. After `timeout_seconds` all are ended and `ClusterError` is raised.
+    that are not a worker's exit. After `timeout_seconds` all are ended and `ClusterError` is raised. `forward` is
+    asked several times a second whether the workers should get a signal.
     """
     started = time.monotonic()
-    group = _Group(sink, report)
+    group = _Group(sink, report, forward)
     try:
         for worker in workers:
             group.start(worker)
@@ -63,8 +66,9 @@ def run_workers(
 class _Group:
     """Processes that live and end together."""
 
-    def __init__(self, sink: Sink, report: Report | None) -> None:
-        self.sink, self.report = sink, report
+    def __init__(self, sink: Sink, report: Report | None, forward: Forward | None = None) -> None:
+        self.sink, self.report, self.forward = sink, report, forward
+        self.watchful = report is not None or forward is not None
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.failure: tuple[int, int] | None = None  # exit code and rank of the first that failed
         self.selector = selectors.DefaultSelector()
@@ -94,7 +98,9 @@ class _Group:
             if remaining == 0.0:
                 return
             had_failed = self.failure is not None
-            self.pump(remaining if self.report is None else min(remaining or REPORT_SECONDS, REPORT_SECONDS))
+            self.pump(min(remaining or REPORT_SECONDS, REPORT_SECONDS) if self.watchful else remaining)
+            if self.forward is not None and (number := self.forward()) is not None:
+                self.send(number)
             if self.report is not None and self.failure is None:
                 self.failure = self.report()
             if self.failure is not None and not had_failed:
@@ -109,6 +115,12 @@ class _Group:
                     self.selector.unregister(key.fileobj)
             else:
                 self.collect(key.fd, key.data)
+
+    def send(self, number: int) -> None:
+        """Send a signal to every worker that still runs."""
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
     def collect(self, descriptor: int, rank: int) -> None:
         """Take note of an exit."""

@@ -1,0 +1,53 @@
+"""`penstock train`: the main job. Starts local workers, or joins those that torchrun, mpirun or Slurm started."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption
+
+
+def train(
+    task: Annotated[str, typer.Option(help="chars, digits or FILE.py:function; default chars")] = "",
+    workers: Annotated[int, typer.Option(help="local workers to start; default 4")] = 0,
+    steps: Annotated[int, typer.Option(help="iterations in all; default 100")] = 0,
+    epochs: Annotated[float, typer.Option(help="or passes over the training data", min=0.0)] = 0.0,
+    batch: Annotated[int, typer.Option(help="samples per worker and iteration; default the task's own")] = 0,
+    seed: Annotated[int, typer.Option(help="of weights and data; default 1", min=0)] = 0,
+    codec: Annotated[str, typer.Option(help="compresses gradients: onebit, terngrad, ...; default none")] = "",
+    density: Annotated[float, typer.Option(help="of a sparse codec: the part that is sent", min=0.0)] = 0.0,
+    planner: Annotated[str, typer.Option(help="exact, wfbp, ..., or stock: torch's own DDP; default exact")] = "",
+    strategy: Annotated[str, typer.Option(help="all-reduce of every bucket; default auto: the planner's choice")] = "",
+    network: Annotated[str, typer.Option(metavar="FILE", help="from `penstock measure`; default: measured")] = "",
+    stock: Annotated[bool, typer.Option("--stock", help="the same as --planner stock")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="train with stock DDP first, and print both")] = False,
+    rate: Annotated[str, typer.Option(help="put workers on emulated hosts with NICs of this rate: 1gbit")] = "",
+    engine: Annotated[str, typer.Option(help="what carries messages")] = "gloo",
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[int, typer.Option(help="per worker; default the cores shared out", min=0)] = 0,
+    evaluate_every: Annotated[int, typer.Option(help="steps; default a tenth of all", min=0)] = 0,
+    save: Annotated[str, typer.Option(metavar="DIR", help="keep checkpoints here; Ctrl-C saves too")] = "",
+    save_every: Annotated[int, typer.Option(help="steps; default only at the end", min=0)] = 0,
+    resume: Annotated[str, typer.Option(metavar="DIR", help="go on from the newest checkpoint there")] = "",
+    out: Annotated[str, typer.Option(metavar="DIR", help="write DIR/NAME/run.json for `penstock report`")] = "",
+    name: Annotated[str, typer.Option(help="of the run; default after its method")] = "",
+    tensorboard: Annotated[str, typer.Option(metavar="DIR", help="write TensorBoard events here")] = "",
+    json: JsonOption = False,
+) -> None:
+    """Train a real model on real data with several workers, evaluate it, and say where the time went."""
+    from penstock.cli.train_jobs import check_job, make_job, stock_of, with_epochs
+    from penstock.cli.train_run import Shown, print_runs, run
+
+    given = {
+        "task": task, "workers": workers, "steps": steps, "batch": batch, "seed": seed, "codec": codec,
+        "density": density, "planner": "stock" if stock else planner, "strategy": strategy, "network": network,
+        "device": device, "evaluate_every": evaluate_every, "save": save, "save_every": save_every,
+        "resume": resume, "name": name,
+    }  # fmt: skip
+    job = make_job({option: value for option, value in given.items() if value})
+    check_job(job, rate, engine)
+    if epochs:
+        job = with_epochs(job, epochs)
+    shown = Shown(json, out, tensorboard)
+    records = [run(each, rate, threads, shown) for each in ([stock_of(job), job] if compare else [job])]
+    print_runs([record for record in records if record is not None], json)

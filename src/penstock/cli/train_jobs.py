@@ -1,0 +1,92 @@
+"""From the options of `penstock train` to a job that can work: everything that can be refused is refused here."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.errors import TrainError
+from penstock.network import load_network
+from penstock.train.job import KEPT, STOCK, TASK_NAMES, Job
+from penstock.train.saved import find_checkpoint
+
+
+def make_job(given: Mapping[str, Any]) -> Job:
+    """Return the job; where it resumes another, what was not given is as it was there."""
+    if "resume" not in given:
+        return Job(**given)
+    saved = find_checkpoint(given["resume"])
+    before = asdict(saved.job)
+    for name in KEPT:
+        if name in given and given[name] != before[name]:
+            raise TrainError(
+                f"--{name}: found {given[name]!r}, but the checkpoint was made with {before[name]!r}; "
+                "leave the option out to go on"
+            )
+    job = Job(**before | {"save": given["resume"], "resume": ""} | dict(given) | {"resume": str(saved.path)})
+    if saved.step >= job.steps:
+        raise TrainError(
+            f"{saved.path}: training is at step {saved.step} of {job.steps} already; ask for more with --steps"
+        )
+    return job
+
+
+def check_job(job: Job, rate: str, engine: str) -> None:
+    """Raise unless the job can work here; no worker has been started."""
+    job.check()
+    if engine != "gloo":
+        raise TrainError(f"--engine: found {engine!r}; the wrapper sends through torch.distributed: wanted gloo")
+    _check_task(job.task)
+    _check_codec(job)
+    if job.network:
+        load_network(job.network)
+    if job.device == "cuda" and find_spec("torch") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise TrainError("--device cuda: torch sees no GPU here; choose --device cpu")
+    if rate:
+        _check_rate(job.workers, rate)
+
+
+def _check_task(name: str) -> None:
+    if find_spec("torch") is None:
+        raise TrainError("training needs torch, which is not here; `pip install 'penstock[torch]'`")
+    if name == "digits" and find_spec("sklearn") is None:
+        raise TrainError("task 'digits' needs scikit-learn, which is not here; `pip install 'penstock[digits]'`")
+    if name not in TASK_NAMES:  # a user's file is imported, and its function called, to see that it works
+        from penstock.train.load import find_task
+
+        find_task(name)
+
+
+def _check_codec(job: Job) -> None:
+    if job.codec_spec is not None:
+        from penstock.codecs.registry import make_codec
+
+        make_codec(job.codec_spec)
+
+
+def _check_rate(workers: int, rate: str) -> None:
+    import sys
+
+    from penstock.cluster.rates import parse_rates
+    from penstock.cluster.tools import require_tools
+
+    parse_rates(rate, workers)
+    require_tools(sys.platform, os.geteuid())
+
+
+def with_epochs(job: Job, epochs: float) -> Job:
+    """Return the job with as many steps as so many passes over the training data take."""
+    from penstock.train.load import find_task
+
+    task = find_task(job.task)
+    together = (job.batch or task.batch) * job.workers
+    return replace(job, steps=max(1, round(epochs * task.samples / together)))
+
+
+def stock_of(job: Job) -> Job:
+    """Return the same training with torch's own wrapper."""
+    return replace(job, planner=STOCK, strategy="auto", codec="", density=0.0, save="", resume="", name="")

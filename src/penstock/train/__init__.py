@@ -1,0 +1,1 @@
+"""The main job, `penstock train`: a real model on real data with several workers, from launch to checkpoint."""

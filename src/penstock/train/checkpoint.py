@@ -1,0 +1,94 @@
+"""Checkpoints: a folder per step that is there as a whole or not at all.
+
+    DIR/step-00000100/job.json     what was trained, how far, with which plan
+                      model.pt     weights, buffers, optimizer (the same on all ranks)
+                      rank-3.pt    what rank 3 alone knows: residuals, random generators
+
+All ranks write into a hidden folder; when the last has written, rank 0 renames it. The data position is the step.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import FormatError, TrainError
+from penstock.fields import write_json
+from penstock.plan import Plan, plan_document
+from penstock.train.job import Job
+from penstock.train.saved import FORMAT, Saved, complete_checkpoints
+
+KEPT_CHECKPOINTS = 2
+
+
+def save_checkpoint(
+    folder: str,
+    step: int,
+    seconds: float,
+    job: Job,
+    plan: Plan | None,
+    common: Mapping[str, Any],
+    own: Mapping[str, Any],
+) -> Path:
+    """Write a checkpoint; all ranks call this, rank 0 with what is `common`, each with its `own`."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    target = Path(folder) / f"step-{step:08d}"
+    partial = Path(folder) / f".{target.name}.partial"
+    if rank == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    _write(partial / f"rank-{rank}.pt", own)
+    if rank == 0:
+        _write(partial / "model.pt", common)
+        document = {"format": FORMAT, "step": step, "seconds": seconds, "world_size": world_size, "job": job.document()}
+        write_json(partial / "job.json", document | {"plan": None if plan is None else plan_document(plan)})
+    dist.barrier()
+    if rank == 0:
+        _publish(partial, target, world_size)
+    dist.barrier()
+    return target
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    """Write and wait until the disk has it: a rename must not overtake the data."""
+    try:
+        with open(path, "wb") as file:
+            torch.save(dict(values), file)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise TrainError(f"{path}: {error.strerror}; wanted a folder that every worker can write to") from error
+
+
+def _publish(partial: Path, target: Path, world_size: int) -> None:
+    missing = [rank for rank in range(world_size) if not (partial / f"rank-{rank}.pt").exists()]
+    if missing:
+        raise TrainError(f"{partial.parent}: rank {missing[0]} wrote elsewhere; wanted a folder that all workers share")
+    if target.exists():  # the same step again, as after a resume
+        shutil.rmtree(target)
+    partial.rename(target)
+    for old in complete_checkpoints(target.parent)[:-KEPT_CHECKPOINTS]:
+        shutil.rmtree(old)
+
+
+def load_common(saved: Saved, device: torch.device) -> dict[str, Any]:
+    """Return what `save_checkpoint` was given as `common`."""
+    return _read(saved.path / "model.pt", device)
+
+
+def load_own(saved: Saved, rank: int) -> dict[str, Any]:
+    """Return what rank `rank` of the saved run gave as its own."""
+    return _read(saved.path / f"rank-{rank}.pt", torch.device("cpu"))
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise FormatError(str(path), "file", str(error).splitlines()[0], "a file of a checkpoint") from error
+    return values

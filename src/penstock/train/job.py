@@ -1,0 +1,115 @@
+"""A `Job`: everything that all workers of one training run must know, as plain values that travel as JSON."""
+
+from dataclasses import asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from penstock.errors import TrainError
+from penstock.fields import Fields
+from penstock.planners import find_planner
+from penstock.strategies import names
+
+STOCK = "stock"  # planner of torch's own DistributedDataParallel
+AUTO = "auto"
+DEVICES = ("cpu", "cuda")
+TASK_NAMES = ("chars", "digits")
+# What a checkpoint was made with and a resumed run must keep, or its bits would not be those of an unbroken one.
+KEPT = ("task", "batch", "seed", "codec", "density", "planner", "strategy")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run."""
+
+    task: str = "chars"
+    workers: int = 4
+    steps: int = 100  # in all, from the first start on
+    batch: int = 0  # samples per worker and iteration; 0: the task's own
+    seed: int = 1
+    codec: str = ""  # "": gradients travel as they are
+    density: float = 0.0  # of sparse codecs; 0: theirs
+    planner: str = "exact"
+    strategy: str = AUTO
+    network: str = ""  # a file from `penstock measure`; "": measured
+    device: str = "cpu"
+    evaluate_every: int = 0  # steps; 0: about ten times
+    save: str = ""  # folder of checkpoints
+    save_every: int = 0  # steps; 0: at the end only
+    resume: str = ""  # folder of checkpoints, or one of them
+    name: str = ""  # of the run; "": after its method
+    where: str = "loopback"
+    nic: str = ""  # whose bytes are counted; "": those the wrapper says it sent
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether torch's own wrapper trains."""
+        return self.planner == STOCK
+
+    @property
+    def codec_spec(self) -> str | None:
+        """The codec as the wrapper takes it: `topk(density=0.01)`."""
+        return (f"{self.codec}(density={self.density:g})" if self.density else self.codec) or None
+
+    @property
+    def method(self) -> str:
+        """What a table calls this way of training."""
+        if self.is_stock:
+            return "stock DDP"
+        dense = f"{self.planner} plan" if self.strategy == AUTO else f"{self.planner} plan, {self.strategy}"
+        return f"{self.codec_spec}, {dense}" if self.codec else dense
+
+    def on(self, where: str, nic: str) -> "Job":
+        """Return the job on another network."""
+        return replace(self, where=where, nic=nic)
+
+    def document(self) -> dict[str, Any]:
+        """Return the job as JSON values; what is empty is left out."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
+
+    def check(self) -> None:
+        """Refuse what cannot work before any worker starts; needs no torch."""
+        if self.device not in DEVICES:
+            raise TrainError(f"--device: found {self.device!r}; wanted one of {', '.join(DEVICES)}")
+        if self.workers < 1 or self.steps < 1 or self.batch < 0:
+            raise TrainError(
+                f"{self.workers} workers, {self.steps} steps, batch {self.batch}: wanted at least 1 of each"
+            )
+        self._check_method()
+
+    def _check_method(self) -> None:
+        if self.is_stock:
+            if self.codec:
+                raise TrainError(f"--codec {self.codec} with stock DDP, which has no codecs; leave out one of the two")
+            return
+        find_planner(self.planner)
+        known = (AUTO, *names("all_reduce"))
+        if self.strategy not in known:
+            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}")
+        if self.density and not 0 < self.density <= 1:
+            raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")
+        if self.density and not self.codec:
+            raise TrainError("--density without --codec: dense gradients are sent whole; name a codec")
+
+
+def job_from_fields(fields: Fields) -> Job:
+    """Build a job from the fields of its document."""
+    fields.reject_unknown(tuple(each.name for each in dataclass_fields(Job)))
+    return Job(**{each.name: _read(fields, each.name, each.default) for each in dataclass_fields(Job)})
+
+
+def _read(fields: Fields, name: str, default: Any) -> Any:
+    """Return a field of the type that its default has."""
+    if isinstance(default, str):
+        return fields.optional_text(name) or "" if not default else fields.text(name, default)
+    return fields.integer(name, 0, default) if isinstance(default, int) else fields.amount(name, default)
+
+
+def same_method(job: Job, saved: Job) -> Job:
+    """Return `job` as a continuation of `saved`; refuse where what must stay has changed."""
+    for name in KEPT:
+        if getattr(job, name) != getattr(saved, name):
+            raise TrainError(
+                f"--{name}: found {getattr(job, name)!r}, but the checkpoint was made with {getattr(saved, name)!r}; "
+                "leave the option out to go on"
+            )
+    return replace(job, name=job.name or saved.name)

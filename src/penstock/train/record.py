@@ -1,0 +1,83 @@
+"""Builds the record of a run that is over."""
+
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.run_record import RunRecord
+from penstock.timeline import Span, Timeline
+from penstock.torch.clocks import device_name
+from penstock.train.loop import Loop
+
+_PACKAGES = ("penstock", "numpy", "numba", "torch", "mpi4py", "openmpi")
+
+
+def make_record(loop: Loop, engine: str) -> RunRecord:
+    """Return the record; all ranks call this, since the measured timeline is everybody's."""
+    job, plan = loop.job, loop.wrapped.plan
+    trace, network = loop.wrapped.found
+    sent, dense = loop.meter.per_iteration(loop.step - loop.first)
+    split = loop.history.split(loop.computing_seconds)
+    whole = split.iteration_seconds
+    return RunRecord(
+        name=job.name or job.method,
+        task=loop.task.name,
+        metric_name=loop.task.metric_name,
+        workers=loop.shard.world_size,
+        engine=engine,
+        device=device_name(loop.device),
+        where=job.where,
+        codec=job.codec_spec,
+        planner=None if job.is_stock else job.planner,
+        strategy=None if job.is_stock else job.strategy,
+        machine=machine(),
+        versions=versions(),
+        steps=tuple(loop.history.steps),
+        evaluations=tuple(loop.history.evaluations),
+        iteration_seconds=split.iteration_seconds,
+        compute_seconds=split.compute_seconds,
+        hidden_seconds=split.hidden_seconds,
+        exposed_seconds=split.exposed_seconds,
+        samples_per_second=loop.shard.batch * loop.shard.world_size / whole if whole else None,
+        bytes_per_iteration=sent,
+        dense_bytes_per_iteration=dense,
+        plan=plan,
+        trace=trace,
+        network=network,
+        predicted=plan.timeline if plan is not None and plan.timeline.spans else None,
+        measured=_all_timelines(loop.wrapped.measured_timeline()),
+    )
+
+
+def _all_timelines(own: Timeline | None) -> Timeline | None:
+    """Return the last iteration of all ranks in one timeline; clocks start with each rank's forward pass."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    spans: tuple[Span, ...] = tuple(span for each in found if each is not None for span in each.spans)
+    return Timeline(spans) if spans else None
+
+
+def machine() -> dict[str, str | int | float | bool]:
+    """Describe this machine: processor, cores this process may use, memory, kernel."""
+    return {
+        "cpu": device_name(torch.device("cpu")).rpartition(",")[0],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what matters."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,133 @@
+"""One worker of a training job: joins the others, trains, and tells how it went.
+
+`penstock train` starts it as `python -m penstock.train.worker JOB`; under torchrun, mpirun or Slurm the command line
+calls `work` itself.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import PenstockError, TrainError, TransportError
+from penstock.fields import Fields
+from penstock.run_record import run_document
+from penstock.train.agree import same_weights
+from penstock.train.checkpoint import load_common, load_own
+from penstock.train.events import Event, Tell, tell_launcher, tell_nobody
+from penstock.train.job import Job, job_from_fields
+from penstock.train.load import find_task
+from penstock.train.loop import Loop
+from penstock.train.method import Wrapped
+from penstock.train.randomness import seed_everything, set_random_state
+from penstock.train.record import make_record
+from penstock.train.saved import Saved, find_checkpoint
+from penstock.train.settle import settle
+from penstock.train.stopping import Wish
+from penstock.train.task import Shard, to_device
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "Connection refused")
+
+
+def work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
+    """Train in a process group that exists; return False where somebody stopped it before the end."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    loop = _begin(job, tell if rank == 0 else tell_nobody, device_for(job.device, local_rank), rank, world_size)
+    told = {"steps": job.steps, "explain": loop.wrapped.explain(), "metric_name": loop.task.metric_name}
+    loop.tell(Event("ready", loop.step, told))
+    finished = loop.run(wish)
+    record = make_record(loop, "gloo")
+    digest = same_weights(loop.wrapped.model.module)
+    values = {"record": run_document(record), "weights_sha256": digest}
+    loop.tell(Event("done" if finished else "stopped", loop.step, values))
+    return finished
+
+
+def _begin(job: Job, tell: Tell, device: torch.device, rank: int, world_size: int) -> Loop:
+    """Build everything and bring it to where training starts or goes on."""
+    saved = find_checkpoint(job.resume) if job.resume else None
+    task = find_task(job.task)
+    shard = Shard(rank, world_size, job.batch or task.batch, job.seed)
+    seed_everything(job.seed)
+    module = task.model().to(device)
+    same_world = saved is not None and saved.world_size == world_size
+    wrapped = Wrapped(module, job, device, saved.plan if saved is not None and same_world else None)
+    loop = Loop(job, task, wrapped, task.optimizer(wrapped.model.parameters()), shard, tell)
+    seed_everything(job.seed * 65_537 + rank)
+    loop.computing_seconds = settle(task, wrapped, to_device(next(task.batches(shard, 0)), device), device)
+    if saved is not None:
+        _take_over(loop, saved, same_world)
+    return loop
+
+
+def _take_over(loop: Loop, saved: Saved, same_world: bool) -> None:
+    """Put everything as it was when the checkpoint was written."""
+    common = load_common(saved, loop.device)
+    own = [load_own(saved, rank) for rank in range(saved.world_size)]
+    loop.wrapped.model.module.load_state_dict(common["model"])
+    loop.optimizer.load_state_dict(common["optimizer"])
+    loop.wrapped.load_exchange_states([each["exchange"] for each in own])
+    loop.history.load(common["history"])
+    loop.step = saved.step
+    if same_world:
+        set_random_state(own[loop.shard.rank]["random"])
+
+
+def device_for(name: str, local_rank: int) -> torch.device:
+    """Return this worker's device; workers that are more than the GPUs share them."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise TrainError("--device cuda: torch sees no GPU here; choose --device cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+@contextlib.contextmanager
+def process_group(device: str, local_world_size: int) -> Iterator[None]:
+    """Join the others as the environment says; NCCL carries gradients where each worker has a GPU of its own."""
+    alone_on_gpu = device == "cuda" and local_world_size <= torch.cuda.device_count() and dist.is_nccl_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if alone_on_gpu else "gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Train the job given as JSON on the command line; an error becomes an event, which names what happened."""
+    wish = Wish().listen()
+    job = job_from_fields(Fields(json.loads(sys.argv[1]), "the job"))
+    local_rank, local_world_size = int(sys.argv[2]), int(sys.argv[3])
+    try:
+        with process_group(job.device, local_world_size):
+            work(job, tell_launcher, wish, local_rank)
+    except Exception as error:
+        traceback.print_exc()
+        tell_launcher(Event("failed", 0, {"message": describe(error), "follows": follows_another(error)}))
+        sys.stderr.flush()
+        os._exit(1)  # gloo's own shutdown may wait for ranks that are gone
+
+
+def describe(error: Exception) -> str:
+    """Return an error in one line, with where it was raised unless it is one of ours, which say it themselves."""
+    text = (str(error).strip() or "no message").splitlines()[0]
+    if isinstance(error, PenstockError):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((each for each in reversed(frames) if "site-packages" not in each.filename), frames[-1])
+    return f"{type(error).__name__}: {text} ({os.path.basename(frame.filename)}:{frame.lineno})"
+
+
+def follows_another(error: Exception) -> bool:
+    """Say whether an error looks like the echo of another rank's: a connection that went away."""
+    return isinstance(error, TransportError | dist.DistNetworkError) or any(sign in str(error) for sign in LOST)
+
+
+if __name__ == "__main__":
+    main()
