@@ -6,7 +6,7 @@ import pytest
 import torch_training as training
 from spawn import spawn, spawn_outcomes
 
-PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact"]
+PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact", "selective", "joint"]
 STRATEGIES = ["ring", "recursive_doubling", "linear_pipeline"]
 CASES = {
     **{f"planner {name}": {"ours": {"planner": name, "strategy": "native"}} for name in PLANNERS},
@@ -122,7 +122,10 @@ def test_ranks_with_different_plans_all_say_so():
     [
         ({"planner": "best"}, "no planner called 'best'"),
         ({"strategy": "rong"}, "no all-reduce strategy called 'rong'; wanted one of auto, ring"),
-        ({"codec": "onebit"}, "codec 'onebit': the wrapper does not compress yet"),
+        ({"codec": "twobit"}, "codec 'twobit'; wanted one of 3lc"),
+        ({"codec": "onebit", "strategy": "native"}, "codec 'onebit' with strategy 'native': the engine compresses"),
+        ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'; wanted one of raise, skip"),
+        ({"replan_drift": -1.0}, "replan_drift is -1.0; wanted 0"),
         ({"profile_iterations": 1}, "profile_iterations is 1; wanted at least 2"),
     ],
 )

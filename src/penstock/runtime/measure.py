@@ -60,22 +60,28 @@ def measure_network(
     if world_size == 1:
         return Measurement(Network(1, 0.0, 0.0, gamma, codecs=curves, name=name), {"merge": merge})
     link = fit_line(_agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
-    fits = {"merge": merge, "link": link}
-    communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
-    for strategy in strategies:
-        one_round = _native_round if strategy == NATIVE else _route_round(communicator, strategy)
-        points = _agreed_points(transport, one_round, seconds / 2 / len(strategies))
-        fits[strategy] = fit_line(points, f"all-reduce times by {strategy}")
+    lines = measure_lines(transport, strategies, seconds / 2)
     network = Network(
         workers=world_size,
         alpha_seconds=link.line.a_seconds,
         beta_seconds_per_byte=link.line.b_seconds_per_byte,
         gamma_seconds_per_byte=gamma,
-        all_reduce={strategy: fits[strategy].line for strategy in strategies},
+        all_reduce={strategy: fit.line for strategy, fit in lines.items()},
         codecs=curves,
         name=name,
     )
-    return Measurement(network, fits)
+    return Measurement(network, {"merge": merge, "link": link, **lines})
+
+
+def measure_lines(transport: Transport, strategies: Sequence[str], seconds: float = 2.0) -> dict[str, Fit]:
+    """Measure all-reduces as they run, by name, as `measure_network` does."""
+    communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
+    fits = {}
+    for strategy in strategies:
+        one_round = _native_round if strategy == NATIVE else _route_round(communicator, strategy)
+        points = _agreed_points(transport, one_round, seconds / len(strategies))
+        fits[strategy] = fit_line(points, f"all-reduce times by {strategy}")
+    return fits
 
 
 Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size

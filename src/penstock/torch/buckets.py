@@ -45,8 +45,8 @@ def can_hold_plans(wrapper: TorchDDP) -> str:
     trained = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
     if len({parameter.dtype for parameter in trained}) > 1:
         return "its parameters have several types, and torch applies bucket limits to each type by itself"
-    if any(parameter.device.type != "cpu" for parameter in trained) and wrapper.process_group.name() != "gloo":
-        return "measuring networks between GPUs is not built yet; give network= and strategy='native'"
+    if len({parameter.device for parameter in trained}) > 1:
+        return "its parameters are on several devices, and their gradients are timed by one clock"
     if wrapper.mixed_precision is not None:
         return "torch's mixed_precision option binds its hooks to one reducer"
     if getattr(wrapper, "_delay_all_reduce_params", None):

@@ -3,24 +3,30 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from penstock.torch.drift import Drift
 from penstock.torch.planning import Decision
 
 
 def explain(
-    decision: Decision | None, obstacle: str, profiled: int, wanted: int, measured_seconds: Sequence[float]
+    decision: Decision | None,
+    obstacle: str,
+    profiled: int,
+    wanted: int,
+    measured_seconds: Sequence[float],
+    drift: Drift,
 ) -> str:
     """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured."""
     if obstacle:
         return f"torch's own buckets are kept: {obstacle}"
     if decision is None:
         return f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
-    return "\n".join([*_summary(decision, measured_seconds), *_buckets(decision)])
+    return "\n".join([*_summary(decision, measured_seconds), *_drift(drift), *_buckets(decision)])
 
 
 def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
     plan = decision.plan
-    strategies = ", ".join(sorted({bucket.strategy for bucket in plan.buckets}))
-    yield f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {strategies} on {plan.workers} workers"
+    routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
+    yield f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes} on {plan.workers} workers"
     if decision.trace is not None:
         yield (
             f"predicted iteration {_ms(plan.iteration_seconds)}: {_ms(decision.trace.compute_seconds)} of computation, "
@@ -33,9 +39,21 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
         yield f"other planners would take: {others}"
 
 
+def _drift(drift: Drift) -> Iterator[str]:
+    if not drift.limit:
+        yield "planning again when communication drifts: off"
+        return
+    yield f"planning again when communication drifts by {drift.limit:.0%}: on, {len(drift.history)} times so far"
+    for event in drift.history:
+        yield (
+            f"  iteration {event.iteration}: communication took {_ms(event.measured_seconds)} where "
+            f"{_ms(event.predicted_seconds)} was predicted; plan {event.plan_hash} since then"
+        )
+
+
 def _buckets(decision: Decision) -> Iterator[str]:
     for index, bucket in enumerate(decision.plan.buckets):
-        yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.strategy}: {bucket.name}"
+        yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
 
 
 def _ms(seconds: float) -> str:

@@ -1,21 +1,25 @@
 """A communication hook that hands each bucket to the executor, on one thread and in one order.
 
 torch calls the hook from its backward thread, bucket after bucket, in the same order on every rank. Each bucket goes to
-one communication thread, which reduces it by the strategy of the plan over a process group of its own, so that its
+one communication thread, which averages it by the route of the plan over a process group of its own, so that its
 messages never meet the user's. The future torch waits for is completed by that thread.
 """
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import PlanError
-from penstock.plan import Plan
+from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.planning import NATIVE, check_strategy
+from penstock.torch.checkpoint import State
+from penstock.torch.exchange import Exchange, Memory, Parcel, Scaler
+from penstock.torch.measured import Sent
+from penstock.torch.planning import NATIVE, check_codec, check_strategy
+from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
@@ -25,64 +29,124 @@ TIMEOUT_SECONDS = 300.0  # of one message
 
 
 def comm_hook(
-    strategy: str = "ring", process_group: dist.ProcessGroup | None = None, timeout_seconds: float = TIMEOUT_SECONDS
-) -> tuple[object, Hook]:
+    strategy: str = "ring",
+    codec: str | None = None,
+    *,
+    module: torch.nn.Module | None = None,
+    on_nonfinite: str = "raise",
+    grad_scaler: Scaler | None = None,
+    find_unused_parameters: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> tuple["BucketSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
-    Every rank must call this at the same time, as it makes a process group.
+    Every rank must call this at the same time, as it makes a process group. `codec` compresses every bucket, with
+    error feedback. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`;
+    with `module` the state names parameters as it does, otherwise by the order in which torch brings them. Say
+    `find_unused_parameters` where the wrapper does.
     """
     check_strategy(strategy)
+    check_codec(codec)
     group = process_group or dist.group.WORLD
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
-    return None, BucketSender(group, timeout_seconds, strategy).hook
+    names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
+    memory = Memory(on_nonfinite, grad_scaler)
+    sender = BucketSender(group, timeout_seconds, Route(strategy, codec), memory, names, find_unused_parameters)
+    return sender, sender.hook
 
 
 class BucketSender:
-    """Averages buckets by their planned strategies; buckets the plan does not know go by `otherwise`."""
+    """Averages buckets by their planned routes; buckets the plan does not know go by `otherwise`."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_seconds: float, otherwise: str = NATIVE) -> None:
-        self._engine, self._otherwise = group, otherwise
-        ours = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
-        self._communicator = Communicator(C10dTransport(ours), timeout_seconds=timeout_seconds)
-        self._strategies: dict[frozenset[int], str] = {}
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        timeout_seconds: float,
+        otherwise: Route,
+        memory: Memory,
+        names: dict[int, str],  # of parameters, by id
+        leaves_out: bool = False,  # parameters may have no gradient in some iterations
+    ) -> None:
+        self._engine, self._otherwise, self._names = group, otherwise, names
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        transport = CountingTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
+        communicator = Communicator(transport, timeout_seconds=timeout_seconds)
+        self._exchange = Exchange(communicator, transport, memory, leaves_out)
+        self._engine_traffic = Traffic(0, 0)  # of buckets that the engine averaged by itself
+        self._routes: dict[frozenset[str], Route] = {}
         self._overlap = True
-        self._held: list[tuple[torch.Tensor, str, Future]] = []  # where a plan sends nothing before the end
+        self._held: list[tuple[Parcel, Future]] = []  # where a plan sends nothing before the end
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
+        self.sent: list[Sent] = []  # this iteration's buckets
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
 
-    def follow(self, plan: Plan, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Use the plan's strategies from now on; `parameters` by the names the plan uses."""
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.sent = []
+
+    def follow(self, plan: Plan) -> None:
+        """Use the plan's routes from now on."""
         self._overlap = plan.overlap
-        self._strategies = {
-            frozenset(id(parameters[name]) for name in bucket.tensors): bucket.strategy for bucket in plan.buckets
+        self._routes = {
+            frozenset(bucket.tensors): Route(bucket.strategy, bucket.codec, bucket.partitions)
+            for bucket in plan.buckets
         }
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
         """Average one bucket over all ranks."""
-        values = bucket.buffer()
-        values.div_(dist.get_world_size(self._engine))
-        key = frozenset(id(parameter) for parameter in bucket.parameters())
-        strategy = self._strategies.get(key, self._otherwise)
-        if strategy == NATIVE and self._overlap:
-            work = dist.all_reduce(values, group=self._engine, async_op=True)
-            averaged: Future = work.get_future().then(lambda done: done.value()[0])
-            return averaged
+        parcel = self._parcel(bucket)
+        if parcel.route == Route(NATIVE) and self._overlap:
+            return self._by_engine(parcel.values)
         future: Future = torch.futures.Future()
-        self._held.append((values, strategy, future))
+        self._held.append((parcel, future))
         if self._overlap or bucket.is_last():
             for job in self._held:
-                self._thread.submit(self._reduce, *job)
+                self._thread.submit(self._average, *job)
             self._held = []
         return future
 
-    def _reduce(self, values: torch.Tensor, strategy: str, future: Future) -> None:
-        """Reduce one bucket; runs on the communication thread, and after a failure only passes that on."""
+    def traffic(self) -> Traffic:
+        """Return what this rank has sent so far."""
+        return self._exchange.traffic() + self._engine_traffic
+
+    def bytes_sent(self) -> Traffic:
+        """Return what this rank has sent so far, and what the same gradients take dense."""
+        return self.traffic()
+
+    def exchange_state_dict(self) -> State:
+        """Return what this rank still owes, by parameter; call it between iterations."""
+        return self._exchange.memory.state_dict(self.rank, self.world_size)
+
+    def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
+        """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
+        self._exchange.memory.load_state_dicts(states, self.rank, self.world_size)
+
+    def _parcel(self, bucket: dist.GradBucket) -> Parcel:  # type: ignore[name-defined]
+        parameters = bucket.parameters()
+        names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
+        route = self._routes.get(frozenset(names), self._otherwise)
+        sizes = tuple(parameter.numel() for parameter in parameters)
+        return Parcel(bucket.buffer(), names, sizes, route, is_first=bucket.index() == 0)
+
+    def _by_engine(self, values: torch.Tensor) -> Future:
+        nbytes = ring_nbytes(values.nbytes, self.world_size)
+        self._engine_traffic += Traffic(nbytes, nbytes)
+        values.div_(self.world_size)
+        work = dist.all_reduce(values, group=self._engine, async_op=True)
+        averaged: Future = work.get_future().then(lambda done: done.value()[0])
+        return averaged
+
+    def _average(self, parcel: Parcel, future: Future) -> None:
+        """Average one bucket; runs on the communication thread, and after a failure only passes that on."""
         try:
             if self.failure is not None:
                 raise self.failure
-            self._communicator.all_reduce(values, strategy=strategy)
-            future.set_result(values)
+            start = perf_counter()
+            self._exchange.average(parcel)
+            self.sent.append(Sent(parcel.name, start, perf_counter()))
+            future.set_result(parcel.values)
         except Exception as error:
             self.failure = self.failure or error
             future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here

@@ -1,14 +1,15 @@
 """Decides on a plan and lets all ranks agree on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from penstock.codecs.registry import make_codec
 from penstock.cost.ways import Way, way_for
 from penstock.errors import PenstockError, PlanError
-from penstock.network import Network
-from penstock.plan import Plan
+from penstock.network import LinearCost, Network
+from penstock.plan import Plan, Route
 from penstock.planners import PLANNERS, find_planner
 from penstock.simulator.iteration import predict
 from penstock.strategies import names
@@ -16,7 +17,9 @@ from penstock.trace import Tensor, Trace
 
 NATIVE = "native"  # the engine's own all-reduce, as torch's DDP calls it
 AUTO = "auto"
+DEFAULT = "ring"
 CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
+COMPRESSING = ("ring", "parameter_server")  # the same, with a codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,14 @@ class Decision:
     alternatives: tuple[tuple[str, float], ...] = ()  # (planner, predicted iteration in seconds)
 
 
-def check_options(planner: str, strategy: str) -> None:
+def check_options(planner: str, strategy: str, codec: str | None) -> None:
     """Refuse unknown names before any iteration runs."""
     find_planner(planner)
     if strategy != AUTO:
         check_strategy(strategy, AUTO)
+    if codec is not None and strategy == NATIVE:
+        raise PlanError(f"codec {codec!r} with strategy 'native': the engine compresses nothing; wanted 'auto' or ours")
+    check_codec(codec)
 
 
 def check_strategy(strategy: str, *others: str) -> None:
@@ -43,27 +49,44 @@ def check_strategy(strategy: str, *others: str) -> None:
         raise PlanError(f"no all-reduce strategy called {strategy!r}; wanted one of {', '.join(known)}")
 
 
-def candidates(strategy: str) -> tuple[str, ...]:
-    """Return the strategies to measure and plan with."""
-    return CANDIDATES if strategy == AUTO else (strategy,)
+def check_codec(codec: str | None) -> None:
+    """Refuse a codec that cannot be made."""
+    if codec is not None:
+        make_codec(codec)
 
 
-def decide(trace: Trace, network: Network, planner: str, strategy: str) -> Decision:
+def candidates(strategy: str, codec: str | None = None, engine: str = "gloo") -> tuple[Route, ...]:
+    """Return the routes to measure and plan with; dense ones of ours run on gloo, so NCCL's own beats them anyway."""
+    if strategy != AUTO:
+        return (Route(strategy, codec),)
+    if codec is not None:
+        return tuple(Route(name, codec) for name in COMPRESSING)
+    return tuple(Route(name) for name in (CANDIDATES if engine == "gloo" else (NATIVE,)))
+
+
+def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route]) -> Decision:
     """Plan `trace` on `network` with `planner`, and predict what every planner would give."""
-    ways = _ways(network, strategy)
+    ways = _ways(network, routes)
     plans = {name: predict(trace, each, ways, network.workers) for name, each in PLANNERS.items()}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
     return Decision(plans[planner], trace, network, alternatives)
 
 
-def _ways(network: Network, strategy: str) -> list[Way]:
+def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
     """Return what a bucket may cost; the engine's own way only where it was measured, since it has no closed form."""
-    wanted = [name for name in candidates(strategy) if name != NATIVE or NATIVE in network.all_reduce]
+    wanted = [route for route in routes if route.strategy != NATIVE or NATIVE in network.all_reduce]
     if not wanted:
         raise PlanError(
             f"network {network.name!r} has no measured line for {NATIVE!r}; measure it, or choose a strategy"
         )
-    return [way_for(network, name) for name in wanted]
+    return [_way(network, route) for route in wanted]
+
+
+def _way(network: Network, route: Route) -> Way:
+    """Return what a route costs; one worker sends nothing, by whatever route."""
+    if network.workers == 1:
+        return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
+    return way_for(network, route)
 
 
 def in_registration_order(trace: Trace, parameters: dict[str, int]) -> Trace:

@@ -1,0 +1,259 @@
+"""Leads a wrapper from torch's own buckets to planned ones: profile, measure, plan, hold, and see what came of it."""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import FitError, PlanError
+from penstock.network import Network
+from penstock.plan import Plan, Route
+from penstock.timeline import Timeline
+from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, take_buckets
+from penstock.torch.drift import Drift
+from penstock.torch.exchange import Memory
+from penstock.torch.explain import explain
+from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
+from penstock.torch.measure import engine_of, measure, with_lines
+from penstock.torch.measured import communication_seconds, measured_timeline
+from penstock.torch.planning import (
+    AUTO,
+    DEFAULT,
+    NATIVE,
+    Decision,
+    agree,
+    candidates,
+    check_options,
+    check_same,
+    decide,
+    in_registration_order,
+)
+from penstock.torch.profile import Profiler
+from penstock.torch.traffic import Traffic, ring_nbytes
+from penstock.trace import Trace
+
+WARMUP = 1  # profiled iterations that do not count: memory and connections are new
+KEPT_TIMES = 50  # iterations whose times `explain` reports
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user asked of a wrapper."""
+
+    planner: str
+    strategy: str
+    codec: str | None
+    network: Network | None  # None: measure
+    trace: Trace | None  # None: profile
+    plan: Plan | None  # None: plan
+    measurements: str | None  # folder of measured networks
+    profile_iterations: int
+    replan_drift: float  # 0: never plan again
+
+    def check(self) -> None:
+        """Refuse bad options before any iteration."""
+        check_options(self.planner, self.strategy, self.codec)
+        if self.profile_iterations <= WARMUP:
+            raise PlanError(f"profile_iterations is {self.profile_iterations}; wanted at least {WARMUP + 1}")
+        if not 0 <= self.replan_drift < float("inf"):
+            raise PlanError(f"replan_drift is {self.replan_drift}; wanted 0 (off) or a part such as 0.3")
+
+
+class Conductor:
+    """The planning side of one wrapper."""
+
+    def __init__(self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory) -> None:
+        """`arguments` are those that torch's wrapper was made with, the module excepted."""
+        self.settings, self.memory = settings, memory
+        self.user_hook: Hook | None = None
+        self._wrapper, self._arguments = wrapper, arguments
+        self._decision: Decision | None = None
+        self._profiler: Profiler | None = None
+        self._sender: BucketSender | None = None
+        self._drift = Drift(settings.replan_drift)
+        self._profiled = 0
+        self._started = deque[float](maxlen=KEPT_TIMES + 1)
+        self._traffic = Traffic(0, 0)  # of iterations that torch communicated by itself
+        self._obstacle = ""  # why torch's buckets are kept, or ""
+        if obstacle := can_hold_plans(wrapper):
+            self._keep_buckets(obstacle)
+        self._time_every_iteration()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force."""
+        return self._decision.plan if self._decision else None
+
+    def begin_iteration(self) -> None:
+        """Do what is to be done between two iterations."""
+        if self._sender is not None and self._sender.failure is not None:
+            raise self._sender.failure
+        joining = self._wrapper._join_config.enable  # ranks that ran out of data cannot take part in planning
+        if self._decision is None and not self._obstacle and not joining:
+            self._go_on_planning()
+        elif self._decision is not None and self.settings.replan_drift and not joining:
+            self._watch_drift()
+        self._started.append(perf_counter())
+        if self._sender is None:
+            nbytes = ring_nbytes(self._gradient_nbytes(), dist.get_world_size(self._group))
+            self._traffic += Traffic(nbytes, nbytes)
+        else:
+            self._sender.begin()
+
+    def measured_timeline(self) -> Timeline | None:
+        """Return the last iteration as it was, on this rank."""
+        logger, started = self._wrapper.logger, self._started
+        if logger is None or not started:
+            return None
+        logger.set_runtime_stats_and_log()
+        sent = self._sender.sent if self._sender is not None else ()
+        data = self._wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        return measured_timeline(data, sent, started[-1], dist.get_rank(self._group))
+
+    def explain(self) -> str:
+        """Say what was decided and why."""
+        measured = [after - before for before, after in pairwise(self._started)]
+        wanted = self.settings.profile_iterations
+        return explain(self._decision, self._obstacle, self._profiled, wanted, measured, self._drift)
+
+    def traffic(self) -> Traffic:
+        """Return what this rank has sent so far."""
+        return self._traffic + (self._sender.traffic() if self._sender else Traffic(0, 0))
+
+    def resume(self) -> None:
+        """Hold the plan again, in a wrapper that was copied or unpickled."""
+        if self._decision is not None:
+            self._hold(self._decision.plan)
+        elif self._obstacle:
+            self._keep_buckets(self._obstacle)
+        self._time_every_iteration()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: hooks and the communication thread."""
+        return vars(self) | {"_profiler": None, "_sender": None, "_profiled": 0, "_traffic": self.traffic()}
+
+    # Planning
+
+    def _go_on_planning(self) -> None:
+        if self.settings.plan is not None:
+            check_same(self.settings.plan, self._group)
+            self._adopt(Decision(self.settings.plan))
+        elif self.settings.trace is not None or self._profiled >= self.settings.profile_iterations:
+            self._plan_together(self.settings.network)
+        else:
+            self._profile()
+
+    def _profile(self) -> None:
+        """Count an iteration; rank 0 watches it."""
+        self._profiled += 1
+        if self._profiler is None and self._is_first:
+            self._profiler = Profiler(warmup=WARMUP, counts=lambda: bool(self._wrapper.require_backward_grad_sync))
+            self._profiler.attach(self._wrapper.module)
+
+    def _plan_together(self, network: Network | None) -> None:
+        """Measure on all ranks, plan on rank 0, tell everybody and change the buckets."""
+        if self._profiler is not None:
+            self._profiler.detach()
+        try:
+            network = with_lines(network, self._group, self._routes()) if network else self._measure()
+        except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
+            self._keep_buckets(f"the network could not be measured ({error})")
+            return
+        self._adopt(agree((lambda: self._decide(network)) if self._is_first else None, self._group))
+
+    def _measure(self) -> Network:
+        return measure(self._group, self._routes(), self._device, self.settings.measurements)
+
+    def _decide(self, network: Network) -> Decision:
+        trace = self._trace()
+        if (
+            self._wrapper.find_unused_parameters and not self._wrapper.static_graph
+        ):  # torch never rebuilds these buckets
+            trace = in_registration_order(trace, {name: each.numel() for name, each in self._trained()})
+        return decide(trace, network, self.settings.planner, self._routes())
+
+    def _trace(self) -> Trace:
+        known = self.settings.trace or (self._decision.trace if self._decision else None)
+        if known is None:
+            assert self._profiler is not None
+            known, self._profiler = self._profiler.trace(), None
+        return known
+
+    def _routes(self) -> tuple[Route, ...]:
+        return candidates(self.settings.strategy, self.settings.codec, engine_of(self._group, self._device))
+
+    # What came of it
+
+    def _watch_drift(self) -> None:
+        """Compare the last iteration with the plan; now and then let rank 0 say whether to plan again."""
+        timeline = self.measured_timeline() if self._is_first else None
+        self._drift.note(None if timeline is None else communication_seconds(timeline))
+        if self._drift.is_due and self._rank_0_says(self._drift.drifted):
+            self._plan_together(None)
+            assert self._decision is not None
+            plan = self._decision.plan
+            self._drift.replanned(plan.hash, communication_seconds(plan.timeline))
+
+    def _rank_0_says(self, answer: bool) -> bool:
+        box = [answer]
+        dist.broadcast_object_list(box, group=self._group, group_src=0)
+        return box[0]
+
+    # Holding
+
+    def _adopt(self, decision: Decision) -> None:
+        self._decision = decision
+        self._hold(decision.plan)
+        self._drift.predicted_seconds = communication_seconds(decision.plan.timeline)
+        self._started.clear()
+
+    def _hold(self, plan: Plan) -> None:
+        hook = self.user_hook
+        if hook is None and (not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)):
+            self._sender = self._sender or self._make_sender(Route(NATIVE))
+            self._sender.follow(plan)
+            hook = (None, self._sender.hook)
+        elif self._sender is not None:
+            self._sender.close()
+            self._traffic, self._sender = self.traffic(), None
+        take_buckets(self._wrapper, self._arguments, bucket_limits(plan), hook)
+        self._time_every_iteration()
+
+    def _keep_buckets(self, obstacle: str) -> None:
+        """Keep torch's buckets from now on; a codec that was asked for compresses them as they are."""
+        self._obstacle = obstacle
+        if self.settings.codec is not None:
+            strategy = self.settings.strategy if self.settings.strategy != AUTO else DEFAULT
+            self._sender = self._make_sender(Route(strategy, self.settings.codec))
+            TorchDDP.register_comm_hook(self._wrapper, None, self._sender.hook)
+
+    def _make_sender(self, otherwise: Route) -> BucketSender:
+        names = {id(parameter): name for name, parameter in self._trained()}
+        leaves_out = self._wrapper.find_unused_parameters
+        return BucketSender(self._group, TIMEOUT_SECONDS, otherwise, self.memory, names, leaves_out)
+
+    def _time_every_iteration(self) -> None:
+        self._wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+
+    @property
+    def _group(self) -> dist.ProcessGroup:
+        return self._wrapper.process_group
+
+    @property
+    def _device(self) -> torch.device:
+        return next(parameter.device for _, parameter in self._trained())
+
+    @property
+    def _is_first(self) -> bool:
+        return dist.get_rank(self._group) == 0
+
+    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        named = self._wrapper.module.named_parameters()
+        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+
+    def _gradient_nbytes(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for _, parameter in self._trained())

@@ -1,0 +1,100 @@
+"""Measures an engine that moves GPU memory by itself (NCCL): the same lines as `runtime.measure`, on the device.
+
+Nothing here waits inside what is timed: a round is queued so many times, then the device is waited for once. All ranks
+agree on every time (the slowest rank's counts).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from penstock.cost.fit import fit_line
+from penstock.network import LinearCost, Network
+from penstock.runtime.measure import NATIVE, SIZES
+
+_LEAST, _MOST = 3, 50  # timed rounds per size
+_SHARE = 0.06  # of the budget, for one size
+_LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
+
+Round = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def measure_device_network(group: dist.ProcessGroup, device: torch.device, seconds: float = 4.0) -> Network:
+    """Return the network of a group whose engine works on `device`; every rank must call this at the same time."""
+    workers = dist.get_world_size(group)
+    gamma = _line(group, device, _merge, seconds / 4, "summation").b_seconds_per_byte
+    if workers == 1:
+        return Network(1, 0.0, 0.0, gamma, name="measured")
+    link = _line(group, device, partial(_link, group), seconds / 4, "point-to-point")
+    native = measure_all_reduce(group, device, seconds / 2)
+    return Network(workers, link.a_seconds, link.b_seconds_per_byte, gamma, {NATIVE: native}, name="measured")
+
+
+def measure_all_reduce(group: dist.ProcessGroup, device: torch.device, seconds: float) -> LinearCost:
+    """Return the line of the engine's own all-reduce on `device`."""
+    return _line(group, device, partial(_all_reduce, group), seconds, "all-reduce")
+
+
+def _line(group: dist.ProcessGroup, device: torch.device, one_round: Round, seconds: float, what: str) -> LinearCost:
+    return fit_line(_points(group, device, one_round, seconds), f"{what} times on {device}").line
+
+
+def _points(
+    group: dist.ProcessGroup, device: torch.device, one_round: Round, seconds: float
+) -> list[tuple[float, float]]:
+    points = []
+    left = seconds
+    for size in (*SIZES, *_LARGER):
+        first, second = (torch.zeros(size // 4, device=device) for _ in range(2))
+        pilot = _agreed_seconds(group, one_round, first, second, 1)
+        rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
+        points.append((float(size), _agreed_seconds(group, one_round, first, second, rounds)))
+        left -= rounds * points[-1][1]
+        if left < 4 * _LEAST * points[-1][1]:
+            break
+    return points
+
+
+def _agreed_seconds(
+    group: dist.ProcessGroup, one_round: Round, first: torch.Tensor, second: torch.Tensor, rounds: int
+) -> float:
+    one_round(first, second)
+    _agree(group, first.device, 0.0)
+    start = perf_counter()
+    for _ in range(rounds):
+        one_round(first, second)
+    _wait(first.device)
+    return max(_agree(group, first.device, (perf_counter() - start) / rounds), 1e-9)
+
+
+def _agree(group: dist.ProcessGroup, device: torch.device, seconds: float) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
+    return float(value.item())
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _merge(first: torch.Tensor, second: torch.Tensor) -> None:
+    first.add_(second)
+
+
+def _link(group: dist.ProcessGroup, first: torch.Tensor, second: torch.Tensor) -> None:
+    """Send to the next rank while receiving from the one before, as one batch: NCCL would wait for itself otherwise."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    operations = [
+        dist.P2POp(dist.isend, first, group=group, group_peer=(rank + 1) % world_size),
+        dist.P2POp(dist.irecv, second, group=group, group_peer=(rank - 1) % world_size),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def _all_reduce(group: dist.ProcessGroup, first: torch.Tensor, _: torch.Tensor) -> None:
+    dist.all_reduce(first, group=group)

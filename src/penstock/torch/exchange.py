@@ -1,0 +1,159 @@
+"""Averages one bucket over all ranks by its route, and keeps what a codec did not send for the next time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+import torch
+
+from penstock.codecs.codec import ON_NONFINITE
+from penstock.errors import CodecError, NonFiniteError
+from penstock.plan import Route
+from penstock.runtime.communicator import Communicator
+from penstock.torch.checkpoint import FORMAT, State, state_for
+from penstock.torch.residuals import Floats, Residuals
+from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
+from penstock.torch.watched import Watched, watched_codec
+
+COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)  # other gradients travel dense
+
+
+class Scaler(Protocol):
+    """What is asked of torch's GradScaler."""
+
+    def get_scale(self) -> float:
+        """Return what losses are multiplied by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A bucket on its way: its values, and which parameters' gradients they are, in order."""
+
+    values: torch.Tensor  # flat
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]  # elements of each
+    route: Route
+    is_first: bool = False  # of its iteration
+
+    @property
+    def name(self) -> str:
+        """A short name for pictures, as a plan's bucket has it."""
+        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} .. {self.names[-1]}"
+
+
+class Memory:
+    """What an exchange remembers from one iteration to the next; the model keeps it, not the communication thread."""
+
+    def __init__(self, on_nonfinite: str = "raise", scaler: Scaler | None = None) -> None:
+        """`scaler` is the GradScaler of the training loop, where there is one: residuals follow its scale."""
+        if on_nonfinite not in ON_NONFINITE:
+            raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
+        self.residuals = Residuals()
+        self.skips = on_nonfinite == "skip" or scaler is not None
+        self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
+        self._scaler, self._scale = scaler, 1.0
+        self.iterations = 0  # that compressed something
+
+    def begin(self) -> None:
+        """Begin an iteration: undo what a skipped step sent, and follow the gradient scaler."""
+        if self.skips and self.spoilt:
+            self.residuals.restore()
+        if self._scaler is not None and (scale := self._scaler.get_scale()) != self._scale:
+            self.residuals.multiply(scale / self._scale)
+            self._scale = scale
+        if self.skips:
+            self.residuals.save()
+        self.spoilt = False
+        self.iterations += 1
+
+    def state_dict(self, rank: int, world_size: int) -> State:
+        """Return this rank's state: what a skipped step sent is not part of it."""
+        if self.skips and self.spoilt:
+            self.residuals.restore()
+        kept = {name: torch.from_numpy(values) for name, values in self.residuals.values().items()}
+        counters = {"iterations": self.iterations, "scale": self._scale}
+        return {"format": FORMAT, "rank": rank, "world_size": world_size, "memories": {"residual": kept}, **counters}
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> None:
+        """Take this rank's share of the states of all ranks that there were."""
+        state = state_for(states, rank, world_size)
+        self.residuals.load(state["memories"]["residual"])
+        self.iterations, self._scale, self.spoilt = int(state["iterations"]), float(state["scale"]), False
+
+
+class Exchange:
+    """The ranks of one communicator, exchanging buckets one after the other."""
+
+    def __init__(
+        self, communicator: Communicator, transport: CountingTransport, memory: Memory, leaves_out: bool
+    ) -> None:
+        """`leaves_out`: parameters may lack a gradient in some iterations; torch throws away what comes for them."""
+        self.memory, self._leaves_out = memory, leaves_out
+        self._communicator, self._transport = communicator, transport
+        self._world_size = transport.world_size
+        self._codecs: dict[str, Watched] = {}
+        self._dense_nbytes = 0
+
+    def average(self, parcel: Parcel) -> None:
+        """Replace the values by their average over all ranks."""
+        if parcel.is_first:
+            self.memory.begin()
+        self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
+        if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
+            parcel.values.div_(self._world_size)
+            self._communicator.all_reduce(parcel.values, strategy=parcel.route.strategy)
+        else:
+            self._average_compressed(parcel, self._codec(parcel.route.codec))
+
+    def traffic(self) -> Traffic:
+        """Return what this rank has sent so far."""
+        return Traffic(self._transport.sent_nbytes, self._dense_nbytes)
+
+    def _average_compressed(self, parcel: Parcel, codec: Watched) -> None:
+        """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full."""
+        values = parcel.values if parcel.values.dtype == torch.float32 else parcel.values.float()
+        values.div_(self._world_size)
+        residual = self.memory.residuals.bucket(parcel.names, parcel.sizes)
+        aside = self._set_aside(values, residual, parcel.sizes) if self._leaves_out else []
+        self._communicator.all_reduce(
+            values,
+            strategy=parcel.route.strategy,
+            codec=codec,
+            residual=residual,
+            parts=tuple(accumulate(parcel.sizes, initial=0)),
+            **parcel.route.options,
+        )
+        for start, kept in aside:
+            residual[start : start + kept.size] += kept
+        if codec.saw_nonfinite():
+            self._on_nonfinite(values, parcel)
+        if values is not parcel.values:
+            parcel.values.copy_(values)
+
+    def _set_aside(self, values: torch.Tensor, residual: Floats, sizes: Sequence[int]) -> list[tuple[int, Floats]]:
+        """Take out of the residual what tensors without a gradient owe, so that it is not sent now.
+
+        Returns where each piece belongs. A gradient that is all zeros counts as none: it only waits.
+        """
+        found = []
+        for start, stop in pairwise(accumulate(sizes, initial=0)):
+            if not values[start:stop].any():
+                found.append((start, residual[start:stop].copy()))
+                residual[start:stop] = 0.0
+        return found
+
+    def _on_nonfinite(self, values: torch.Tensor, parcel: Parcel) -> None:
+        self.memory.spoilt = True
+        if not self.memory.skips:
+            parts = zip(parcel.names, torch.split(values, list(parcel.sizes)), strict=True)
+            named = ", ".join(repr(name) for name, part in parts if not torch.isfinite(part).all())
+            raise NonFiniteError(
+                f"the gradient of {named} holds NaN or infinity on some rank; fix the loss, or pass "
+                'on_nonfinite="skip" if a gradient scaler skips such steps'
+            )
+
+    def _codec(self, spec: str) -> Watched:
+        if spec not in self._codecs:
+            self._codecs[spec] = watched_codec(spec, seed=self._transport.rank)
+        return self._codecs[spec]

@@ -1,0 +1,131 @@
+"""Measures the network of a process group as training uses it, once per cluster where a folder keeps the results.
+
+A measurement holds for the hosts, the engine and the number of workers it was made with; that is what its file is
+called by. Rank 0 looks it up and everybody gets what it found.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from penstock.network import Network, load_network, save_network
+from penstock.plan import Route
+from penstock.runtime.measure import NATIVE, measure_lines, measure_network
+from penstock.runtime.transport.c10d import C10dTransport
+from penstock.torch.device_measure import measure_all_reduce, measure_device_network
+
+HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
+__all__ = ["Cluster", "cluster_of", "measure", "measurement_path", "with_lines"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a measurement holds for."""
+
+    hosts: tuple[str, ...]  # of the ranks, in order
+    engine: str  # gloo, nccl, ...
+    device: str  # cpu or cuda
+    workers: int
+
+    @property
+    def digest(self) -> str:
+        """A short name for files."""
+        text = json.dumps([self.hosts, self.engine, self.device, self.workers])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def engine_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the backend that moves memory of `device` in a group, which may have one for each kind of device."""
+    backends = dict(item.split(":", 1) for item in dist.get_backend_config(group).split(","))
+    return backends.get(device.type, dist.get_backend(group))
+
+
+def cluster_of(group: dist.ProcessGroup, device: torch.device) -> Cluster:
+    """Return the cluster of a process group; every rank must call this at the same time."""
+    hosts: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(hosts, platform.node(), group=group)
+    return Cluster(tuple(hosts), engine_of(group, device), device.type, len(hosts))
+
+
+def measurement_path(folder: str | Path, cluster: Cluster) -> Path:
+    """Return where the measurement of a cluster is kept."""
+    return Path(folder) / f"network-{cluster.engine}-{cluster.workers}-{cluster.digest}.json"
+
+
+def measure(
+    group: dist.ProcessGroup,
+    routes: Sequence[Route],
+    device: torch.device,
+    folder: str | Path | None = None,
+    seconds: float = 4.0,
+) -> Network:
+    """Return the group's network with a line for each of `routes`; every rank must call this at the same time.
+
+    With a `folder`, a measurement made there before is taken if it has all lines, and a new one is kept.
+    """
+    if folder is None:
+        return _measure(group, routes, device, seconds)
+    path = measurement_path(folder, cluster_of(group, device))
+    known = _shared(_load(path, routes) if dist.get_rank(group) == 0 else None, group)
+    if known is not None:
+        return known
+    network = _measure(group, routes, device, seconds)
+    if dist.get_rank(group) == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_network(network, path)
+    return network
+
+
+def with_lines(network: Network, group: dist.ProcessGroup, routes: Sequence[Route], seconds: float = 2.0) -> Network:
+    """Return a network that was given, with the lines of compressed routes that it lacks, measured on all ranks."""
+    missing = [route for route in routes if route.codec and str(route) not in network.all_reduce]
+    if not missing or dist.get_world_size(group) == 1:
+        return network
+    fits = measure_lines(C10dTransport(_host_group(group)), [str(route) for route in missing], seconds)
+    return replace(network, all_reduce={**network.all_reduce, **{name: fit.line for name, fit in fits.items()}})
+
+
+def _measure(group: dist.ProcessGroup, routes: Sequence[Route], device: torch.device, seconds: float) -> Network:
+    """Measure the engine on the device it moves memory of, and our routes in host memory, where they run."""
+    if engine_of(group, device) not in HOST_ENGINES:
+        network = measure_device_network(group, device, seconds)
+        ours = [route for route in routes if route != Route(NATIVE)]
+        lines = _measure_host(_host_group(group), ours, seconds).all_reduce if ours else {}
+        return replace(network, all_reduce={**network.all_reduce, **lines})
+    network = _measure_host(group, routes, seconds)
+    if device.type != "cpu" and Route(NATIVE) in routes:
+        lines = {**network.all_reduce, NATIVE: measure_all_reduce(group, device, seconds / 4)}
+        return replace(network, all_reduce=lines)
+    return network
+
+
+def _measure_host(group: dist.ProcessGroup, routes: Sequence[Route], seconds: float) -> Network:
+    names = [str(route) for route in routes]
+    codecs = list(dict.fromkeys(route.codec for route in routes if route.codec))
+    return measure_network(C10dTransport(group), seconds=seconds, strategies=names, codecs=codecs).network
+
+
+def _host_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a group of the same ranks that moves host memory."""
+    if engine_of(group, torch.device("cpu")) in HOST_ENGINES:
+        return group
+    made: dist.ProcessGroup = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
+    return made
+
+
+def _load(path: Path, routes: Sequence[Route]) -> Network | None:
+    """Return what a file has, None where there is none or it lacks a line."""
+    network = load_network(path) if path.exists() else None
+    return network if network and all(str(route) in network.all_reduce for route in routes) else None
+
+
+def _shared(network: Network | None, group: dist.ProcessGroup) -> Network | None:
+    box = [network]
+    dist.broadcast_object_list(box, group=group, group_src=0)
+    return box[0]

@@ -1,0 +1,58 @@
+"""A codec that lets NaN and infinity through to everybody, instead of stopping one rank while the others wait.
+
+A gradient that is not finite is sent as such: its payload decodes to NaN. So every rank sees it at the same bucket and
+can raise, or skip the step, together with the others.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.codecs.registry import make_codec
+from penstock.codecs.wire import WireCodec
+from penstock.errors import NonFiniteError
+from penstock.runtime.codec import Codec
+from penstock.runtime.transport import Array, Bytes
+
+
+def watched_codec(spec: str, seed: int) -> "Watched":
+    """Return the codec that a plan writes as `spec`; `seed` differs between ranks."""
+    return Watched(WireCodec(make_codec(spec, seed)), WireCodec(make_codec(spec, seed, on_nonfinite="skip")))
+
+
+class Watched:
+    """What the executor calls; remembers whether anything that was not finite went through."""
+
+    def __init__(self, codec: Codec, marking: Codec) -> None:
+        """`marking` writes a payload that says "not finite"; it is only asked when `codec` refuses."""
+        self._codec, self._marking = codec, marking
+        self._seen = False
+        self.name, self.max_nbytes = codec.name, codec.max_nbytes
+
+    def encode(self, read: Array, residual: Array | None, out: Bytes) -> int:
+        """Write the payload of `read`; a residual is of no use any more once its gradient was not finite."""
+        try:
+            return self._codec.encode(read, residual, out)
+        except NonFiniteError:
+            self._seen = True
+            return self._marking.encode(read, None, out)
+
+    def decode(self, read: Bytes, out: Array) -> None:
+        """Write the values of a payload."""
+        self._codec.decode(read, out)
+        self._look(out)
+
+    def decode_add(self, read: Bytes, out: Array) -> None:
+        """Add the values of a payload."""
+        self._codec.decode_add(read, out)
+        self._look(out)
+
+    def saw_nonfinite(self) -> bool:
+        """Say whether anything was not finite since the last time this was asked."""
+        seen, self._seen = self._seen, False
+        return seen
+
+    def _look(self, out: Any) -> None:
+        """Look at one value: a payload that is not finite makes NaN of all."""
+        if out.size and np.isnan(out[0]):
+            self._seen = True

@@ -1,0 +1,145 @@
+"""Training with codecs: ranks alike to the bit, and nothing lost: applied plus owed is what the gradients were."""
+
+import numpy as np
+import pytest
+
+import torch_training as training
+from spawn import spawn
+
+EXACT = "topk(density=0.25)"  # sends values as they are: on dyadic gradients every sum is exact
+CASES = {
+    "ring": {"codec": EXACT, "strategy": "ring"},
+    "parameter server": {"codec": EXACT, "strategy": "parameter_server"},
+    "auto": {"codec": EXACT, "network": None},
+    "bucket views": {"codec": EXACT, "gradient_as_bucket_view": True},
+    "every tensor by itself": {"codec": EXACT, "planner": "wfbp"},
+    "after the backward pass": {"codec": EXACT, "planner": "naive"},
+    "static graph": {"codec": EXACT, "static_graph": True},
+}
+ROUNDED = {  # codecs whose values are rounded, so that sums are right to float32's precision only
+    "onebit": {"codec": "onebit"},
+    "terngrad": {"codec": "terngrad(bitwidth=2)"},
+    "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
+}
+STEPS = 8
+
+
+def gradients(world_size, steps=STEPS):
+    """What all ranks' gradients add up to, as plain data parallelism applies it."""
+    each = (training.echo_inputs(rank, step).numpy() for rank in range(world_size) for step in range(steps))
+    return sum(each) / np.float32(world_size)
+
+
+def check_conserved(ranks, wanted, tolerance=0.0):
+    """All ranks applied the same, and what they did not apply they owe."""
+    for rank in ranks[1:]:
+        np.testing.assert_array_equal(rank["applied"], ranks[0]["applied"])
+    total = ranks[0]["applied"] + sum(rank["owed"] for rank in ranks)
+    np.testing.assert_allclose(total, wanted, rtol=0, atol=tolerance)
+    assert any(rank["owed"].any() for rank in ranks)  # otherwise nothing was compressed
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    """All cases on two ranks, in one pair of processes."""
+    return spawn(2, training.echo, CASES | ROUNDED)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_applied_and_what_is_owed_are_the_gradients_to_the_bit(two_ranks, case):
+    check_conserved([rank[case] for rank in two_ranks], gradients(2))
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_codecs_that_round_owe_what_they_rounded(two_ranks, case):
+    check_conserved([rank[case] for rank in two_ranks], gradients(2), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES | ROUNDED)
+def test_the_plan_names_the_codec(two_ranks, case):
+    plan = two_ranks[0][case]["plan"]
+    assert {bucket.codec for bucket in plan.buckets} == {(CASES | ROUNDED)[case]["codec"]}
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_any_number_of_workers(world_size):
+    cases = {"onebit": {"codec": "onebit"}, "exact": {"codec": EXACT}}
+    ranks = spawn(world_size, training.echo, cases)
+    wanted = gradients(world_size)
+    check_conserved([rank["onebit"] for rank in ranks], wanted, tolerance=1e-4)
+    check_conserved([rank["exact"] for rank in ranks], wanted, tolerance=0.0 if world_size in (1, 4) else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bit_gradients_are_compressed_and_ranks_stay_alike(dtype):
+    ranks = [rank["case"] for rank in spawn(2, training.echo, {"case": {"codec": "onebit", "dtype": dtype}})]
+    np.testing.assert_array_equal(ranks[0]["applied"], ranks[1]["applied"])
+    assert ranks[0]["owed"].any()
+
+
+def test_bytes_are_counted_as_they_travel():
+    large = spawn(2, training.compare_traffic)
+    for dense, compressed in large:
+        assert dense.dense_nbytes == compressed.dense_nbytes
+        assert dense.dense_nbytes <= dense.sent_nbytes < dense.dense_nbytes + 4096  # ranks compare programs, once
+        assert compressed.sent_nbytes < compressed.dense_nbytes / 4
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Two ranks that stopped, left a checkpoint each, and went on."""
+    folder = str(tmp_path_factory.mktemp("states"))
+    return folder, spawn(2, training.stop_and_go_on, EXACT, folder)
+
+
+def test_a_run_that_stops_and_goes_on_ends_as_one_that_did_not(stopped):
+    for rank in stopped[1]:
+        np.testing.assert_array_equal(rank["whole"], rank["parts"])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_run_may_go_on_with_another_number_of_workers(stopped, workers):
+    folder, before = stopped
+    owed_before = sum(training.owed_in(f"{folder}/{rank}.pt") for rank in range(len(before)))
+    ranks = spawn(workers, training.go_on_with_other_workers, EXACT, folder, len(before))
+    check_conserved(ranks, owed_before + gradients(workers, 4))
+
+
+def test_nan_on_one_rank_is_raised_on_all_with_the_tensors_name():
+    for rank in spawn(2, training.not_finite, {"codec": "onebit"}):
+        assert "the gradient of 'first' holds NaN or infinity on some rank" in rank["error"]
+        assert rank["next"].startswith("NonFiniteError: the gradient of 'first'")  # the original, where torch wraps it
+
+
+def test_a_step_that_is_skipped_changes_nothing_that_is_owed():
+    ranks = spawn(2, training.not_finite, {"codec": EXACT, "on_nonfinite": "skip"})
+    assert all(rank["taken"] == [0, 1, 2, 3, 4, 5, 7, 8] for rank in ranks)
+    skipped = sum(training.echo_inputs(rank, 6).numpy() for rank in range(2)) / 2
+    check_conserved(ranks, gradients(2, 9) - skipped)
+
+
+def test_torchs_own_wrapper_takes_our_hook_with_a_codec():
+    ranks = spawn(2, training.echo_by_bare_hook, EXACT)
+    check_conserved(ranks, gradients(2, 5))
+    assert ranks[0]["sent"] > 0
+
+
+def test_what_a_parameter_is_owed_waits_until_it_is_used_again():
+    ranks = spawn(2, training.leave_out, EXACT)
+    used = [(rank, step) for rank in range(2) for step in range(3)] + [(1, 3)]
+    check_conserved(ranks, sum(training.echo_inputs(rank, step).numpy()[:30] for rank, step in used) / 2)
+
+
+def test_parameters_of_several_types_are_compressed_in_torchs_buckets():
+    rank = spawn(2, training.compare, {"case": {"model": "mixed", "ours": {"codec": "onebit"}}})[0]["case"][1]
+    assert rank["explain"].startswith("torch's own buckets are kept: its parameters have several types")
+
+
+def test_a_codec_and_a_hook_of_the_users_exclude_one_another():
+    with pytest.raises(Exception, match="codec 'onebit' needs the hook for itself; register none, or leave codec=None"):
+        spawn(1, training.register_hook_beside_codec)
+
+
+def test_compression_trains():
+    losses = spawn(2, training.losses, {"codec": "onebit"})[0]
+    assert losses[-1] < 0.2 * losses[0]

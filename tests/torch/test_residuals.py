@@ -1,0 +1,82 @@
+"""Residuals belong to parameters, whatever bucket they are in."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError
+from penstock.torch.residuals import Residuals
+
+
+def filled(**sizes):
+    """A store with one bucket per parameter, each with values of its own."""
+    residuals = Residuals()
+    for number, (name, size) in enumerate(sizes.items()):
+        residuals.bucket([name], [size])[:] = 10 * number + np.arange(size)
+    return residuals
+
+
+def same(one, other):
+    """The same parameters with the same values."""
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name])
+
+
+def test_a_bucket_owes_nothing_at_first_and_keeps_its_memory():
+    residuals = Residuals()
+    memory = residuals.bucket(["a", "b"], [2, 3])
+    assert memory.tolist() == [0.0] * 5
+    assert residuals.bucket(["a", "b"], [2, 3]) is memory
+
+
+@given(st.permutations(["a", "b", "c", "d"]), st.integers(0, 4))
+def test_values_move_with_their_parameter_into_other_buckets(order, cut):
+    sizes = {"a": 1, "b": 2, "c": 3, "d": 0}
+    residuals = filled(**sizes)
+    before = residuals.values()
+    for names in (order[:cut], order[cut:]):
+        memory = residuals.bucket(names, [sizes[name] for name in names])
+        assert memory.tolist() == [value for name in names for value in before[name]]
+    same(residuals.values(), before)
+
+
+def test_what_a_new_bucket_writes_is_what_a_checkpoint_holds():
+    residuals = filled(a=2, b=2)
+    residuals.bucket(["b", "a"], [2, 2])[:] = [1, 2, 3, 4]
+    same(residuals.values(), {"a": np.float32([3, 4]), "b": np.float32([1, 2])})
+
+
+def test_a_parameter_may_stay_behind_when_its_bucket_is_taken_apart():
+    residuals = Residuals()
+    residuals.bucket(["a", "b"], [1, 1])[:] = [5, 6]
+    residuals.bucket(["a"], [1])
+    assert residuals.bucket(["b"], [1]).tolist() == [6]
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_has_memory_of_its_own(twin):
+    residuals = filled(a=2, b=2)
+    other = twin(residuals)
+    residuals.bucket(["a", "b"], [2, 2])[:] = -1
+    assert other.bucket(["a", "b"], [2, 2]).tolist() == [0, 1, 10, 11]
+
+
+def test_restoring_undoes_what_was_sent_since_saving():
+    residuals = filled(a=2)
+    residuals.save()
+    residuals.bucket(["a"], [2])[:] = 7
+    residuals.bucket(["new"], [1])[:] = 7
+    residuals.restore()
+    same(residuals.values(), {"a": np.float32([0, 1]), "new": np.float32([0])})
+
+
+def test_a_state_of_another_model_is_refused_by_name():
+    residuals = Residuals()
+    residuals.load({"a": np.zeros(3, np.float32)})
+    with pytest.raises(PlanError, match="residual of 'a' has 3 elements, its parameter 2; load the state of this"):
+        residuals.bucket(["a"], [2])
