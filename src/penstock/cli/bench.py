@@ -2,6 +2,7 @@
 
 import typer
 
+from penstock.cli.bench_casync import bench_casync, bench_joint
 from penstock.cli.bench_codecs import bench_codecs
 from penstock.cli.bench_collectives import bench_collectives
 from penstock.cli.bench_links import bench_links
@@ -21,4 +22,6 @@ bench.command("scaling")(bench_scaling)
 bench.command("rates")(bench_rates)
 bench.command("codecs")(bench_codecs)
 bench.command("collectives")(bench_collectives)
+bench.command("joint")(bench_joint)
+bench.command("casync")(bench_casync)
 bench.command("page")(bench_page)

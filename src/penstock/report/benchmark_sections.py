@@ -73,6 +73,36 @@ SECTIONS: dict[str, Section] = {
             peer=lambda row: row.get("how") != "exact",
         ),
     ),
+    "casync": Section(
+        "Compression, step by step",
+        "HiPress's Fig. 11 as our own table: replayed iterations on emulated hosts, communication and compression "
+        "real, computation waiting as long as the trace says. `stock` is DDP's buckets by gloo's all-reduce. `+ codec` "
+        "sends every tensor compressed, one piece per rank; `+ pipelining` cuts it into pieces small enough that one "
+        "is encoded while another travels; `+ bulk` compresses and sends small tensors together; `+ selective` decides "
+        "for each bucket whether and how to compress it. `compressed share` is of the bytes. All ranks share this "
+        "machine's cores and its memory's bandwidth, so encoding is slower here than on as many hosts.",
+        shares=("compressed_share",),
+    ),
+    "joint": Section(
+        "All choices at once, simulated",
+        "`joint` beside the best of twenty hand-made configurations: each tensor by itself, one message, buckets of 5, "
+        "25 (stock) and 100 MiB, each by a dense ring, a ring with either codec, and parameter servers. Codec curves "
+        "are measured on this machine, computation is an H200's, networks are published ones.",
+        hidden=("compute_seconds",),
+    ),
+    "joint_replayed": Section(
+        "All choices at once, replayed",
+        "The same on emulated hosts, with the lines of all routes measured first: `joint`, and the hand-made "
+        "configurations that were predicted to be fastest.",
+        Rivalry(
+            group=("hosts", "rate", "what"),
+            seconds="measured_seconds",
+            label=lambda row: str(row["how"]),
+            ours=_how("joint"),
+            peer=lambda row: row.get("how") != "joint",
+        ),
+        shares=("compressed_share",),
+    ),
     "scaling": Section(
         "More hosts",
         f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "
