@@ -58,6 +58,18 @@ def test_a_method_that_is_slower_worse_or_heavier_is_told_so():
     assert heavier == "sends 2 times the bytes of stock DDP"
 
 
+def test_differences_of_the_last_digits_are_ties():
+    stock, exact, _ = sample_runs()
+    last = stock.evaluations[-1]
+    tied = replace(
+        exact,
+        iteration_seconds=stock.iteration_seconds * 1.005,
+        evaluations=(replace(last, metric=last.metric * (1 + 1e-6)),),
+        bytes_per_iteration=stock.bytes_per_iteration * 1.005,
+    )
+    assert rows_of(stock, tied)[1]["loses"] == []
+
+
 def test_of_an_accuracy_less_is_worse():
     stock, exact, _ = (replace(record, metric_name="accuracy") for record in sample_runs())
     low = replace(exact, evaluations=(replace(stock.evaluations[-1], metric=stock.evaluations[-1].metric - 0.1),))
@@ -134,6 +146,14 @@ def test_every_tensor_stands_in_its_bucket_with_its_bytes(runs):
     assert onebit["tensors"][2]["encoded_nbytes"] == trace.nbytes[2] / 32
 
 
+def test_a_plan_without_a_trace_shows_its_buckets_alone():
+    run = sample_runs()[1]
+    (view,) = report_document([FoundRun("x", "run.json", replace(run, trace=None))])["plans"]
+    assert view["tensors"] == []
+    assert [bucket["nbytes"] for bucket in view["buckets"]] == [bucket.nbytes for bucket in run.plan.buckets]
+    assert view["about"].startswith("12 tensors, 2.467 MB of gradients")
+
+
 def test_a_plan_that_does_not_fit_its_trace_is_refused():
     run = sample_runs()[1]
     other = replace(run.trace, tensors=run.trace.tensors[1:])
@@ -165,7 +185,7 @@ def test_a_run_s_codec_cost_becomes_curves_of_the_dense_bytes(runs):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(PenstockError, match=r"no run\.json below .*; wanted the folder that `penstock train --save`"):
+    with pytest.raises(PenstockError, match=r"no run\.json below .*; wanted the folder that `penstock train --out`"):
         find_runs(tmp_path)
     with pytest.raises(PenstockError, match="is not a folder"):
         find_runs(tmp_path / "nowhere")

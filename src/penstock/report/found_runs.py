@@ -28,10 +28,10 @@ class FoundRun:
 def find_runs(folder: Path) -> list[FoundRun]:
     """Read every run.json below `folder`, in the order of their paths; baselines first."""
     if not folder.is_dir():
-        raise PenstockError(f"{folder} is not a folder; wanted the folder that `penstock train --save` wrote")
+        raise PenstockError(f"{folder} is not a folder; wanted the folder that `penstock train --out` wrote")
     paths = sorted(folder.rglob(FILE_NAME))
     if not paths:
-        raise PenstockError(f"no {FILE_NAME} below {folder}; wanted the folder that `penstock train --save` wrote")
+        raise PenstockError(f"no {FILE_NAME} below {folder}; wanted the folder that `penstock train --out` wrote")
     records = [(os.path.relpath(path, folder), load_run(path)) for path in paths]
     taken = Counter(record.name for _, record in records)
     runs = [FoundRun(_unique(record.name, path, taken), path, record) for path, record in records]

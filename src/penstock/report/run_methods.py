@@ -7,6 +7,8 @@ from penstock.report.found_runs import FoundRun
 from penstock.run_record import RunRecord
 
 Row = dict[str, Any]
+METRIC_TIE = 1e-3  # relative: sums in another order change the last digits of a metric
+COST_TIE = 1e-2  # relative, of times and bytes: headers and the clock
 _HIGHER_IS_BETTER = ("accuracy", "correct", "f1", "bleu", "auc", "precision", "recall")
 
 
@@ -81,17 +83,17 @@ def _predicted_parts(record: RunRecord) -> Row | None:
 
 
 def _losses(record: RunRecord, baseline: RunRecord, name: str) -> list[str]:
-    """Return in words what is worse than in the baseline."""
+    """Return in words what is worse than in the baseline, by more than a tie."""
     found = []
-    if (slower := _quotient(record.iteration_seconds, baseline.iteration_seconds)) and slower > 1:
+    if (slower := _quotient(record.iteration_seconds, baseline.iteration_seconds)) and slower > 1 + COST_TIE:
         found.append(f"slower than {name}: {slower:.3g} times its time")
     mine, other = final_metric(record), final_metric(baseline)
-    if mine is not None and other is not None and mine != other:
+    if mine is not None and other is not None and abs(mine - other) > METRIC_TIE * abs(other):
         worse = mine < other if higher_is_better(record.metric_name) else mine > other
         found += [f"worse {record.metric_name} than {name} by {abs(mine - other):.3g}"] if worse else []
     if mine is None and other is not None:
         found.append(f"no finite {record.metric_name}")
-    if (more := _quotient(record.bytes_per_iteration, baseline.bytes_per_iteration)) and more > 1.0005:
+    if (more := _quotient(record.bytes_per_iteration, baseline.bytes_per_iteration)) and more > 1 + COST_TIE:
         found.append(f"sends {more:.3g} times the bytes of {name}")
     return found
 

@@ -10,16 +10,17 @@ from penstock.trace import Trace
 
 
 def plan_view(run: FoundRun) -> dict[str, Any] | None:
-    """Return what is drawn of a run's plan; None where it has no plan or no trace."""
+    """Return what is drawn of a run's plan; None where it has none. Without a trace, tensors have no known sizes."""
     plan, trace = run.record.plan, run.record.trace
-    if plan is None or trace is None:
+    if plan is None:
         return None
-    plan.check_against(trace)
+    if trace is not None:
+        plan.check_against(trace)
     ratios = codec_ratios(run.record)
     return {
         "name": run.name,
-        "about": _about(plan, trace),
-        "tensors": _tensors(plan, trace, ratios),
+        "about": _about(plan),
+        "tensors": [] if trace is None else _tensors(plan, trace, ratios),
         "buckets": [_bucket(index, bucket, ratios) for index, bucket in enumerate(plan.buckets)],
     }
 
@@ -32,11 +33,12 @@ def codec_ratios(record: RunRecord) -> dict[str, float]:
     return known
 
 
-def _about(plan: Plan, trace: Trace) -> str:
-    total = sum(trace.nbytes)
+def _about(plan: Plan) -> str:
+    tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
+    total = sum(bucket.nbytes for bucket in plan.buckets)
     return (
-        f"{len(trace.tensors)} tensors, {total / 1e6:.4g} MB of gradients, in {len(plan.buckets)} buckets by planner "
-        f"{plan.planner} for {plan.workers} workers; {trace.times} times; hash {plan.hash}."
+        f"{tensors} tensors, {total / 1e6:.4g} MB of gradients, in {len(plan.buckets)} buckets by planner "
+        f"{plan.planner} for {plan.workers} workers; {plan.times} times; hash {plan.hash}."
     )
 
 

@@ -4,7 +4,7 @@ const BUCKET_TINTS = 4;
 
 // Tensors above, buckets below, both as wide as their bytes, in the order in which gradients become ready.
 function bucketStrip(width, plan) {
-  const total = plan.tensors.reduce((sum, tensor) => sum + tensor.nbytes, 0) || 1;
+  const total = plan.buckets.reduce((sum, bucket) => sum + bucket.nbytes, 0) || 1;
   const scale = linearScale([0, total], [0, width]);
   const marks = [];
   let start = 0;
@@ -22,8 +22,7 @@ function bucketStrip(width, plan) {
     if (wide > 26) marks.push(svg("text", { class: "on-bar", x: scale(start) + wide / 2, y: 51, "text-anchor": "middle" }, index + 1));
     start += bucket.nbytes;
   });
-  const label = `${plan.tensors.length} tensors in ${plan.buckets.length} buckets`;
-  return svg("svg", { width, height: 64, viewBox: `0 0 ${width} 64`, role: "img", "aria-label": label }, marks);
+  return svg("svg", { width, height: 64, viewBox: `0 0 ${width} 64`, role: "img", "aria-label": plan.about }, marks);
 }
 
 function bucketTable(plan) {
@@ -43,7 +42,7 @@ const TENSORS_SHOWN = 12;
 function tensorBars(width, plan, whole) {
   const ordered = [...plan.tensors].sort((a, b) => b.nbytes - a.nbytes);
   const shown = whole ? ordered : ordered.slice(0, TENSORS_SHOWN);
-  const scale = linearScale([0, Math.max(shown[0].nbytes, 1)], [0, width - 2]);
+  const scale = linearScale([0, Math.max(1, ...shown.map((tensor) => tensor.nbytes))], [0, width - 2]);
   const rect = (kind, nbytes) => svg("rect", { class: kind, x: 0, y: 0, width: Math.max(scale(nbytes), 0.5), height: 8 });
   return html("div", {}, shown.map((tensor) => {
     const encoded = tensor.encoded_nbytes;
@@ -56,7 +55,8 @@ function tensorBars(width, plan, whole) {
 
 function drawPlans(report) {
   const plans = report.plans;
-  byId("plan").hidden = byId("bytes").hidden = !plans.length;
+  byId("plan").hidden = !plans.length;
+  byId("bytes").hidden = !plans.some((plan) => plan.tensors.length);
   if (!plans.length) return;
   let current = plans[0];
   let whole = false;
