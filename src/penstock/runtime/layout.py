@@ -11,7 +11,7 @@ all pieces in its batches, one after the other.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
@@ -41,7 +41,6 @@ class Layout:
     nbytes: int = 0  # of the scratch memory
     plain: dict[str, int] = field(default_factory=dict)  # buffer -> its first byte
     encoded: dict[str, dict[int, int]] = field(default_factory=dict)  # buffer -> edge of a block -> byte
-    _edges: tuple[int, ...] = ()  # element at which each batch begins, where batches lie in order
 
     def place(self, slice_: Slice) -> Place:
         """Return where a slice lies."""
@@ -54,7 +53,12 @@ class Layout:
 
     def element(self, position: int) -> int:
         """Return the element at which a position of a plain buffer begins."""
-        return position if self.batches is None else self._batch_edges()[position]
+        if self.batches is None:
+            return position
+        ends = {0: 0, len(self.batches.pieces): self.batches.numel}
+        if position not in ends:
+            raise StrategyError("dense data in a compressed program moves as a whole: batches lie anywhere in it")
+        return ends[position]
 
     def pieces(self, slice_: Slice) -> list[Piece]:
         """Return what is encoded by itself within a block: (start, stop) of `data`."""
@@ -76,17 +80,6 @@ class Layout:
         start = self.nbytes
         self.nbytes += _aligned(nbytes, ALIGNMENT)
         return start
-
-    def _batch_edges(self) -> tuple[int, ...]:
-        assert self.batches is not None
-        if not self._edges:
-            in_order = [piece for batch in self.batches.pieces for piece in batch]
-            if any(one[1] != other[0] for one, other in pairwise(in_order)):
-                raise StrategyError(
-                    "dense data in a compressed program must lie in order; use one partition per tensor"
-                )
-            self._edges = tuple(accumulate(self.batches.sizes, initial=0))
-        return self._edges
 
 
 def lay_out(

@@ -2,16 +2,17 @@
 
     program, batches = build_compressed("ring", 4, [0, 1_000_000, 1_000_064])
 
-`compress` makes the program of the dense strategy's; here is what each strategy wants its data cut into. Sparse ones
-cut nothing: every tensor has one block, of its own k largest entries, and all blocks of a bucket travel together.
+`compress` makes the program of the dense strategy's, `gather` has those that are not made so, and `hierarchical` is
+dense inside nodes and compressed between them. Here is what each strategy wants its data cut into. Sparse ones cut
+nothing: every tensor has one block, of its own k largest entries, and all blocks of a bucket travel together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.errors import StrategyError
 from penstock.program import Program
-from penstock.strategies import SPARSE, build, parameter_server
+from penstock.strategies import SPARSE, build, gather, hierarchical, parameter_server
 from penstock.strategies.batches import Batches, make_batches, one_batch
 from penstock.strategies.compress import compress
 from penstock.strategies.fold import largest_power_of_two
@@ -38,14 +39,46 @@ def build_compressed(
     chunks, waves = CHUNKS[name](world_size, options), name == parameter_server.NAME
     batches = make_batches(bounds, chunks, options.partitions, options.block_numel or BLOCK, waves)
     count = len(batches.pieces)
-    dense = build("all_reduce", name, world_size, count, replace(options, block_numel=1, partitions=max(count, 1)))
-    return compress(dense, batches.empty), batches
+    options = replace(options, block_numel=1, partitions=max(count, 1))
+    return compressed_program(name, world_size, count, options, batches.empty), batches
+
+
+def compressed_program(
+    name: str, world_size: int, numel: int, options: Options, empty: Collection[int] = ()
+) -> Program:
+    """Return the compressed all-reduce called `name` of `numel` positions, be they elements or batches."""
+    if name in GATHERS:
+        return GATHERS[name](world_size, numel, options)
+    if name == "hierarchical":
+        return _hierarchical(world_size, numel, options, empty)
+    return compress(build("all_reduce", name, world_size, numel, options), empty)
+
+
+def _hierarchical(world_size: int, numel: int, options: Options, empty: Collection[int]) -> Program:
+    """Local aggregation (HiPress, section 5): the ranks of a node aggregate dense, their first talks compressed."""
+    if options.inner != "spanning_tree":
+        raise StrategyError(f"hierarchical with a codec: inner strategy {options.inner!r}; wanted spanning_tree")
+
+    def make(operation: str, name: str, ranks: int, size: int, part: Options) -> Program:
+        if operation == "all_reduce":
+            return compressed_program(name, ranks, size, part, empty)
+        return build(operation, name, ranks, size, part)
+
+    return hierarchical.all_reduce(world_size, numel, options, make)
+
+
+def _nodes(world_size: int, options: Options) -> int:
+    return -(-world_size // options.ranks_per_node)
 
 
 def _one(_world_size: int, _options: Options) -> int:
     return 1
 
 
+GATHERS: Mapping[str, Callable[[int, int, Options], Program]] = {
+    "all_gather": gather.all_gather,
+    "recursive_doubling": gather.recursive_doubling,
+}
 CHUNKS: Mapping[str, Callable[[int, Options], int]] = {  # how many equal parts each strategy cuts data into
     "ring": lambda world_size, _: world_size,
     "parameter_server": lambda world_size, options: len(parameter_server.aggregators(world_size, options.servers)),
@@ -55,4 +88,7 @@ CHUNKS: Mapping[str, Callable[[int, Options], int]] = {  # how many equal parts 
     "linear_pipeline": _one,
     "binary_tree": _one,
     "spanning_tree": _one,
+    "all_gather": _one,
+    "recursive_doubling": _one,
+    "hierarchical": lambda world_size, options: CHUNKS[options.outer](_nodes(world_size, options), options),
 }
