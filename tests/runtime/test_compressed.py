@@ -1,6 +1,10 @@
 """Compressed all-reduces over the memory engine: same bits everywhere, and nothing lost."""
 
+import contextlib
+import threading
+import time
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import WireCodec
-from penstock.errors import MismatchError, StrategyError
+from penstock.errors import MismatchError, StrategyError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from penstock.strategies.compressed import CHUNKS
@@ -132,3 +136,81 @@ def test_ranks_with_different_codecs_are_told() -> None:
         lambda t: Communicator(t, TIMEOUT_SECONDS).all_reduce(np.ones(4, np.float32), codec=wire(names[t.rank])),
     )
     assert all(isinstance(one, MismatchError) and "codec is 'fp16()' on rank 1" in str(one) for one in found)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from(sorted(CHUNKS)), st.integers(1, 6), st.sampled_from([None, 1, 3, 8]), st.randoms())
+def test_the_result_does_not_depend_on_how_tensors_are_bucketed(strategy, world_size, partitions, random) -> None:
+    """Partition, then compress, then batch: a codec sees the same values in any bucket."""
+    sizes = [random.choice([1, 7, 64, 3000, 9000]) for _ in range(5)]
+    bounds = [0, *np.cumsum(sizes).tolist()]
+    tensors = [np.random.default_rng(rank).normal(0, 1, bounds[-1]).astype(np.float32) for rank in range(world_size)]
+    options = {"strategy": strategy} | ({"partitions": partitions} if partitions else {})
+
+    def exchanged(cuts: list[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """All-reduce tensors cuts[i] to cuts[i + 1] together, for each i."""
+        residuals = [np.zeros(bounds[-1], np.float32) for _ in range(world_size)]
+        applied = []
+        for low, high in pairwise(cuts):
+            start, stop = bounds[low], bounds[high]
+            parts = [bound - start for bound in bounds[low : high + 1]]
+            own = [tensor[start:stop] for tensor in tensors]
+            kept = [residual[start:stop] for residual in residuals]
+            applied += reduce_all(
+                wire("onebit"), own, kept, parts=parts, block_numel=random.choice([500, 1 << 20]), **options
+            )
+        return np.concatenate(applied), residuals
+
+    together, kept_together = exchanged([0, 5])
+    apart, kept_apart = exchanged(sorted({0, 5, *random.sample(range(1, 5), 2)}))
+    np.testing.assert_array_equal(together, apart)
+    np.testing.assert_array_equal(kept_together, kept_apart)
+
+
+def test_ranks_of_one_node_share_the_first_ones_residual() -> None:
+    tensors, residuals = dyadic(6, 4000), [np.zeros(4000, np.float32) for _ in range(6)]
+    total = np.sum(tensors, axis=0, dtype=np.float64)
+    applied = reduce_all(wire("topk(density=0.1)"), tensors, residuals, strategy="hierarchical", ranks_per_node=3)
+    np.testing.assert_array_equal(np.sum(applied + residuals, axis=0, dtype=np.float64), total)
+    assert [bool(residual.any()) for residual in residuals] == [True, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server", "all_gather"])
+def test_a_rank_that_dies_in_the_middle_ends_all_others_with_an_error(strategy: str) -> None:
+    fabric = Fabric(4)
+    threads = threading.active_count()
+
+    class Dying:
+        """A codec whose rank is gone when it encodes its third block."""
+
+        name, calls = "onebit()", 0
+
+        def __init__(self, rank: int) -> None:
+            self.rank, self.inner = rank, wire("onebit")
+            self.max_nbytes, self.decode, self.decode_add = (
+                self.inner.max_nbytes,
+                self.inner.decode,
+                self.inner.decode_add,
+            )
+
+        def encode(self, read: np.ndarray, residual: np.ndarray | None, out: np.ndarray) -> int:
+            self.calls += 1
+            if self.rank == 2 and self.calls == 3:
+                fabric.kill(2)
+                raise SystemExit
+            return self.inner.encode(read, residual, out)
+
+    def rank(transport: MemoryTransport) -> None:
+        data, residual = np.ones(40_000, np.float32), np.zeros(40_000, np.float32)
+        communicator, codec = Communicator(transport, 2.0), Dying(transport.rank)
+        with contextlib.suppress(SystemExit):
+            communicator.all_reduce(data, strategy, codec, residual, block_numel=2000, partitions=20)
+
+    start = time.monotonic()
+    found = outcomes(4, rank, fabric)
+    assert time.monotonic() - start < 8
+    assert threading.active_count() == threads
+    assert found[2] is None
+    for other in (0, 1, 3):
+        assert isinstance(found[other], TransportError)
+        assert str(found[other]).startswith(f"{strategy}: rank {other}, step ")

@@ -41,6 +41,11 @@ class Batches:
         return frozenset(index for index, pieces in enumerate(self.pieces) if not pieces)
 
     @property
+    def filled(self) -> "Batches":
+        """The same without empty batches."""
+        return Batches(self.numel, tuple(pieces for pieces in self.pieces if pieces))
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Elements of each batch."""
         return tuple(sum(stop - start for start, stop in pieces) for pieces in self.pieces)

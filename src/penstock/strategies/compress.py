@@ -21,8 +21,9 @@ Slices of encoded buffers are aligned with `data`: `out[s:t]` holds the codec's 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Collective, Instruction, Op, Program, ProgramBuilder, Slice
@@ -36,7 +37,9 @@ FINAL = "final"  # finished sums, encoded here or elsewhere
 def compress(program: Program, empty: Iterable[int] = ()) -> Program:
     """Return the compressed form of a dense all-reduce; positions in `empty` have nothing to send."""
     if program.collective is not Collective.ALL_REDUCE:
-        raise StrategyError(f"{program.strategy}: only an all-reduce can be compressed, not a {program.collective}")
+        raise StrategyError(
+            f"{program.strategy}: only an all-reduce can be compressed, not a {program.collective.value}"
+        )
     if any(one.op in (Op.NATIVE, Op.COPY) for rank in program.ranks for one in rank):
         raise StrategyError(f"{program.strategy}: the engine's own call moves dense data; choose another strategy")
     builder = ProgramBuilder(program.strategy, program.collective, program.world_size, program.numel)
@@ -45,6 +48,23 @@ def compress(program: Program, empty: Iterable[int] = ()) -> Program:
     for rank in range(program.world_size):
         _Rank(rewriting, rank, units).run()
     return builder.build()
+
+
+def without(program: Program, positions: Collection[int]) -> Program:
+    """Return a program from which some positions are taken out; none of its instructions is about these alone."""
+    if not positions:
+        return program
+    edges = list(accumulate((position not in positions for position in range(program.numel)), initial=0))
+
+    def moved(touched: Slice | None) -> Slice | None:
+        return touched and Slice(touched.buffer, edges[touched.start], edges[touched.stop])
+
+    ranks = tuple(
+        tuple(replace(one, write=moved(one.write), read=moved(one.read)) for one in rank) for rank in program.ranks
+    )
+    assert all(buffer.numel == program.numel for buffer in program.buffers), "buffers are aligned with data"
+    buffers = tuple(replace(buffer, numel=edges[-1]) for buffer in program.buffers)
+    return replace(program, numel=edges[-1], ranks=ranks, buffers=buffers)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from penstock.errors import StrategyError
 from penstock.program import Program
 from penstock.strategies import SPARSE, build, gather, hierarchical, parameter_server
 from penstock.strategies.batches import Batches, make_batches, one_batch
-from penstock.strategies.compress import compress
+from penstock.strategies.compress import compress, without
 from penstock.strategies.fold import largest_power_of_two
 from penstock.strategies.options import Options
 
@@ -36,11 +36,13 @@ def build_compressed(
     if name not in CHUNKS:
         known = (*CHUNKS, *(sparse for _, sparse in SPARSE))
         raise StrategyError(f"no compressed strategy {name!r}; known: {', '.join(known)}")
-    chunks, waves = CHUNKS[name](world_size, options), name == parameter_server.NAME
+    chunks = CHUNKS[name](world_size, options)
+    waves = (options.outer if name == hierarchical.NAME else name) == parameter_server.NAME
     batches = make_batches(bounds, chunks, options.partitions, options.block_numel or BLOCK, waves)
     count = len(batches.pieces)
     options = replace(options, block_numel=1, partitions=max(count, 1))
-    return compressed_program(name, world_size, count, options, batches.empty), batches
+    program = compressed_program(name, world_size, count, options, batches.empty)
+    return without(program, batches.empty), batches.filled
 
 
 def compressed_program(
@@ -48,8 +50,8 @@ def compressed_program(
 ) -> Program:
     """Return the compressed all-reduce called `name` of `numel` positions, be they elements or batches."""
     if name in GATHERS:
-        return GATHERS[name](world_size, numel, options)
-    if name == "hierarchical":
+        return GATHERS[name](world_size, numel, empty)
+    if name == hierarchical.NAME:
         return _hierarchical(world_size, numel, options, empty)
     return compress(build("all_reduce", name, world_size, numel, options), empty)
 
@@ -75,7 +77,7 @@ def _one(_world_size: int, _options: Options) -> int:
     return 1
 
 
-GATHERS: Mapping[str, Callable[[int, int, Options], Program]] = {
+GATHERS: Mapping[str, Callable[[int, int, Collection[int]], Program]] = {
     "all_gather": gather.all_gather,
     "recursive_doubling": gather.recursive_doubling,
 }

@@ -25,37 +25,36 @@ All ranks add the payloads in the order of the ranks, so all end with the same b
 is in that rank's residual.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
 from penstock.strategies.fold import largest_power_of_two
-from penstock.strategies.options import Options
 
 Message = tuple[int, int, int]  # (from, to, whose payload)
 
 
-def all_gather(world_size: int, numel: int, options: Options) -> Program:
-    """Give every rank's payload to every rank directly: N-1 messages each way."""
-    return _gather("all_gather", world_size, numel, list(_direct(world_size)))
+def all_gather(world_size: int, numel: int, empty: Collection[int] = ()) -> Program:
+    """Give every rank's payload to every rank directly: N-1 messages each way; nothing at positions in `empty`."""
+    return _gather("all_gather", world_size, numel, empty, list(_direct(world_size)))
 
 
-def recursive_doubling(world_size: int, numel: int, options: Options) -> Program:
+def recursive_doubling(world_size: int, numel: int, empty: Collection[int] = ()) -> Program:
     """Give every rank's payload to every rank by exchanges at doubling distances."""
-    return _gather("recursive_doubling", world_size, numel, list(_doubling(world_size)))
+    return _gather("recursive_doubling", world_size, numel, empty, list(_doubling(world_size)))
 
 
-def _gather(name: str, world_size: int, numel: int, messages: Iterable[Message]) -> Program:
+def _gather(name: str, world_size: int, numel: int, empty: Collection[int], messages: Iterable[Message]) -> Program:
     """Encode, carry out `messages` and add up, position by position: one travels while the next is encoded."""
     builder = ProgramBuilder(name, Collective.ALL_REDUCE, world_size, numel)
-    if numel:
-        for rank in range(world_size):
-            builder.scratch(_buffer(rank), numel, encoded=True)
-    for position in range(numel):
+    positions = [position for position in range(numel) if position not in empty]
+    for rank in range(world_size if positions else 0):
+        builder.scratch(_buffer(rank), numel, encoded=True)
+    for position, before in zip(positions, [None, *positions], strict=False):
         _send_all(builder, position, messages)
-        if position:
-            _add_all(builder, position - 1)
-    if numel:
-        _add_all(builder, numel - 1)
+        if before is not None:
+            _add_all(builder, before)
+    for position in positions[-1:]:
+        _add_all(builder, position)
     return builder.build()
 
 

@@ -19,15 +19,16 @@ from penstock.errors import StrategyError
 from penstock.program import Collective, Program, ProgramBuilder
 from penstock.strategies.options import Options
 
+NAME = "hierarchical"
 Build = Callable[[str, str, int, int, Options], Program]  # (operation, name, world_size, numel, options)
 
 
 def all_reduce(world_size: int, numel: int, options: Options, build: Build) -> Program:
     """Join three programs of other strategies, which `build` makes."""
     for name in (options.inner, options.outer):
-        if name in ("native", "hierarchical"):
+        if name in ("native", NAME):
             raise StrategyError(f"hierarchical: {name} cannot be a part of it; choose another inner or outer strategy")
-    builder = ProgramBuilder("hierarchical", Collective.ALL_REDUCE, world_size, numel)
+    builder = ProgramBuilder(NAME, Collective.ALL_REDUCE, world_size, numel)
     size, part_options = options.ranks_per_node, replace(options, root=0)
     nodes = [range(first, min(first + size, world_size)) for first in range(0, world_size, size)]
     for node in nodes:

@@ -2,13 +2,15 @@
 
 Four stages, each of which needs the one before it: every instruction makes sense by itself (`form`), every send has
 its recv (`matching`), no rank touches the same elements twice at once (`races`), and a run on symbols (`machine`,
-`contract`) ends with each rank's contribution exactly once wherever it is promised, in the same order of summation.
+`contract`) ends with each rank's contribution exactly once wherever it is promised, in the same order of summation,
+and with what codecs did not send kept exactly once (`conservation`).
 """
 
 from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.program import Program
+from penstock.verify.conservation import check_conservation
 from penstock.verify.contract import check_contract
 from penstock.verify.findings import Finding, Kind
 from penstock.verify.form import check_form
@@ -47,6 +49,8 @@ def verify(program: Program) -> Proof:
         findings += run.findings
     if not findings:
         findings = check_contract(program, run)
+    if not findings:
+        findings = check_conservation(program, run)
     return Proof(tuple(run.dated(finding) for finding in findings), run.steps, run.carried)
 
 

@@ -31,6 +31,18 @@ class Cut:
     keeps: bool  # in this rank's residual
 
 
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A codec output for elements `start` to `stop`; what is not in it went to the rank's residual."""
+
+    rank: int
+    index: int
+    step: int
+    start: int
+    stop: int
+    expression: int  # of the output
+
+
 class Arithmetic:
     """Applies instructions to the memories of all ranks and collects findings."""
 
@@ -39,6 +51,7 @@ class Arithmetic:
         self.findings: list[Finding] = []
         self.losses: list[Loss] = []
         self.cuts: dict[int, list[Cut]] = {}  # expression of a merged block: the merges that made it
+        self.encodings: list[Encoding] = []  # and merges of encoded blocks that keep what they drop
 
     def compute(self, rank: int, index: int, step: int) -> None:
         """Carry out a merge, copy, encode or decode."""
@@ -48,10 +61,11 @@ class Arithmetic:
         assert write is not None
         pieces = self.read(rank, index, read, step)
         if instruction.op is Op.ENCODE:
-            pieces = self._encoded(pieces)
+            pieces = self._encoded(rank, index, step, pieces)
         elif self.program.buffer(read.buffer).encoded and not self.program.buffer(write.buffer).encoded:
             pieces = [(start, stop, value and value._replace(unit=None)) for start, stop, value in pieces]
         arrived = place(pieces, read, write, index)
+        self._check_aligned(rank, index, step, write, arrived)
         if instruction.op is Op.MERGE and self.program.buffer(write.buffer).encoded:
             self._merge_blocks(rank, index, write, arrived, step)
         elif instruction.op is Op.MERGE:
@@ -60,12 +74,17 @@ class Arithmetic:
             self.store(rank, index, write, arrived, step)
 
     def read(self, rank: int, index: int, touched: Slice, step: int) -> list[Piece]:
-        """Return what a slice holds; it must have been written, and an encoded one be whole."""
+        """Return what a slice holds; it must have been written, and an encoded one be whole.
+
+        A message may carry several codec outputs, one after the other; what is decoded is one.
+        """
         pieces = self.memories[rank].read(touched)
         if any(value is None for _, _, value in pieces):
             self._blame(Kind.READ_BEFORE_WRITE, rank, index, step, f"reads {touched}, which nothing has filled")
-        elif self.program.buffer(touched.buffer).encoded and not _is_one_unit(pieces):
-            self._blame(Kind.CUT_ENCODING, rank, index, step, f"reads {touched}, which is not one codec output")
+        elif self.program.buffer(touched.buffer).encoded:
+            units = _whole_units(pieces)
+            if not units or (units > 1 and self.program.ranks[rank][index].op is not Op.SEND):
+                self._blame(Kind.CUT_ENCODING, rank, index, step, f"reads {touched}, which is not one codec output")
         return pieces
 
     def store(self, rank: int, index: int, touched: Slice, pieces: Iterable[Piece], step: int) -> None:
@@ -122,6 +141,8 @@ class Arithmetic:
             expression = self.expressions.merged(value.expression, unit)
             keeps = self.program.ranks[rank][index].keeps
             self.cuts.setdefault(expression, []).append(Cut(rank, index, step, keeps))
+            if keeps:
+                self.encodings.append(Encoding(rank, index, step, start + value.shift, stop + value.shift, expression))
             self.memories[rank].write(write, [(start, stop, Value(expression, value.shift, index, unit))])
 
     def _sum(self, rank: int, index: int, position: int, old: Value, new: Value, step: int) -> Value:
@@ -151,7 +172,12 @@ class Arithmetic:
         sends = [one for one in self.program.ranks[source] if one.op is Op.SEND and one.peer == target]
         return any(one.read is not None and one.read.start == wanted and one.read.numel == numel for one in sends)
 
-    def _encoded(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _check_aligned(self, rank: int, index: int, step: int, write: Slice, pieces: Sequence[Piece]) -> None:
+        """Check that encoded blocks stand where their elements do: that is where their residual is."""
+        if self.program.buffer(write.buffer).encoded and any(value and value.shift for _, _, value in pieces):
+            self._blame(Kind.WRONG_ELEMENT, rank, index, step, f"puts other elements than its own in {write}")
+
+    def _encoded(self, rank: int, index: int, step: int, pieces: Sequence[Piece]) -> list[Piece]:
         """Return the codec's output for the pieces: one unit, whose every element depends on all of them."""
         if any(value is None for _, _, value in pieces):
             return list(pieces)
@@ -160,8 +186,10 @@ class Arithmetic:
         first, numel = held[0][0], held[-1][1] - held[0][0]
         coded: list[Piece] = []
         for start, stop, value in held:
-            unit = Unit(content, numel, start - first)
-            coded.append((start, stop, Value(self.expressions.coded(value.expression, unit), value.shift, None, unit)))
+            unit = Unit(content, numel, start - first, (rank, index))
+            expression = self.expressions.coded(value.expression, unit)
+            coded.append((start, stop, Value(expression, value.shift, None, unit)))
+            self.encodings.append(Encoding(rank, index, step, start + value.shift, stop + value.shift, expression))
         return coded
 
     def _native_results(self, held: list[Value], touched: Slice, position: int) -> list[Value]:
@@ -209,16 +237,24 @@ class Arithmetic:
             self.findings.append(blame(self.program, kind, rank, index, detail, step))
 
 
-def _is_one_unit(pieces: Sequence[Piece]) -> bool:
-    """Say whether pieces are all of one codec output and nothing else."""
-    units = [value.unit for _, _, value in pieces if value is not None]
-    first = units[0]
-    if first is None or first.offset != 0 or first.numel != pieces[-1][1] - pieces[0][0]:
-        return False
-    return all(
-        unit is not None and unit.pieces == first.pieces and unit.offset == start - pieces[0][0]
-        for unit, (start, _, _) in zip(units, pieces, strict=True)
-    )
+def _whole_units(pieces: Sequence[Piece]) -> int:
+    """Return of how many whole codec outputs the pieces consist; 0 where one is cut."""
+    count, position = 0, 0
+    while position < len(pieces):
+        start, _, value = pieces[position]
+        unit = value.unit if value is not None else None
+        if unit is None or unit.offset:
+            return 0
+        end = start + unit.numel
+        while position < len(pieces) and pieces[position][0] < end:
+            low, high, value = pieces[position]
+            if value is None or high > end or value.unit != unit._replace(offset=low - start):
+                return 0
+            position += 1
+        if pieces[position - 1][1] != end:
+            return 0
+        count += 1
+    return count
 
 
 def _ranks(contributors: int) -> str:

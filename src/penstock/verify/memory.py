@@ -5,6 +5,7 @@ associative, so `a + b` and `b + a` are the same expression while `(a + b) + c` 
 that end with the same expression end with the same bits.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -31,7 +32,8 @@ class Expressions:
 
     def coded(self, one: int, unit: "Unit") -> int:
         """Return what is left of an expression in the output of a codec that saw all of `unit`."""
-        return self._number(("coded", one, unit.pieces, unit.offset), self._masks[one], (one,))
+        key = ("coded", one, unit.encoder, unit.pieces, unit.offset)
+        return self._number(key, self._masks[one], (one,))
 
     def merged(self, one: int, unit: "Unit") -> int:
         """Return what is left of a sum of encoded blocks in a block of the same size."""
@@ -47,6 +49,26 @@ class Expressions:
     def contributors(self, expression: int) -> int:
         """Return the bit set of the ranks whose data is in the expression."""
         return self._masks[expression]
+
+    def terms(self, expression: int) -> Counter[int]:
+        """Return how often each rank's own data, and each codec output, is added up in an expression.
+
+        A codec's output is a number of its own: it is not what was encoded.
+        """
+        found: Counter[int] = Counter()
+        waiting = [expression]
+        while waiting:
+            one = waiting.pop()
+            if len(self._parts[one]) < 2:
+                found[one] += 1
+            else:
+                waiting += self._parts[one]
+        return found
+
+    def encoded_from(self, expression: int) -> int:
+        """Return what a codec output is the output for."""
+        (one,) = self._parts[expression]
+        return one
 
     def within(self, expressions: Iterable[int]) -> set[int]:
         """Return everything that the expressions are made of, themselves included."""
@@ -73,6 +95,7 @@ class Unit(NamedTuple):
     pieces: tuple[tuple[int, int, int], ...]  # (elements, expression, first origin) of what was encoded
     numel: int
     offset: int  # of the element that the unit is noted at
+    encoder: tuple[int, int] | None = None  # (rank, instruction): codecs that round at random give each another output
 
 
 class Value(NamedTuple):
