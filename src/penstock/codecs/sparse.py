@@ -13,7 +13,7 @@ Among equal magnitudes the lowest index wins, in `encode` and in `merge`, and a 
 merge the same two blocks end with the same bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,11 @@ from penstock.codecs.sparse_block import (
     Bytes,
     Entries,
     Indices,
+    Rooms,
     entry_count,
     index_dtype,
 )
-from penstock.codecs.sparse_kernels import add_at, gather, part, put_at, subtract_at, unite
+from penstock.codecs.sparse_kernels import add_at, cut, gather, put_at, subtract_at, unite
 from penstock.compll.select import select_largest
 from penstock.errors import CodecError, NonFiniteError
 
@@ -49,6 +50,7 @@ class SparseCodec:
     value_bits: int = 32  # 32: float32; 16: bfloat16, whose rounding stays in the residual
     index_form: str = "smaller"  # "int32", "gaps" (base 128), or whichever is smaller for the tensor
     on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, or skip the step (AMP)
+    _rooms: Rooms = field(default_factory=Rooms, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
@@ -82,7 +84,7 @@ class SparseCodec:
             return self._write_header(block, values.size, 0, NOT_FINITE)  # and the residual is as it was
         if kept is not None:
             kept += values
-        entries = _select(values if kept is None else kept, self.entries(values.size), tensor)
+        entries = self._select(values if kept is None else kept, tensor)
         form = self._form(values.size)
         if kept is not None:
             subtract_at(kept, entries.indices, form.rounded(entries.values))
@@ -119,7 +121,7 @@ class SparseCodec:
         block = as_array(write)
         numel = parse_header(block.data, MAX_NUMEL).numel
         kept = None if residual is None else _residual_memory(residual, numel, "a merge")
-        one, other = self.read(block, numel), self.read(read, numel)
+        one, other = self.read(block, numel), self.read(read, numel, "other")
         if one is None or other is None:  # the step will be skipped on all ranks; what was sent is still owed
             for entries in (one, other):
                 if kept is not None and entries is not None:
@@ -127,27 +129,52 @@ class SparseCodec:
             self._write_header(block, numel, 0, NOT_FINITE)
             return
         form = self._form(numel)
-        chosen, rest = _largest_of_sum(one, other)
-        if kept is not None:
-            add_at(kept, rest.indices, rest.values)
-            if form.value_bits < 32:
-                add_at(kept, chosen.indices, chosen.values - form.rounded(chosen.values))
+        chosen = self._largest_of_sum(one, other, kept)
+        if kept is not None and form.value_bits < 32:
+            add_at(kept, chosen.indices, chosen.values - form.rounded(chosen.values))
         nbytes = form.write(chosen, block[header_nbytes(_PARAMETERS) :])
         self._write_header(block, numel, nbytes)
 
-    def read(self, block: Any, numel: int) -> Entries | None:
+    def read(self, block: Any, numel: int, room: str = "one") -> Entries | None:
         """Return the entries of a block, or None of a step to be skipped; `CodecError` for what nobody wrote.
 
-        The entries may share the block's memory. Bytes behind the block are ignored: buffers have the largest size.
+        The entries may share the block's memory, or lie in the codec's room of that name until it is used again. Bytes
+        behind the block are ignored: buffers have the largest size.
         """
         data = as_array(block)
         header = parse_header(data.data, MAX_NUMEL)
         self._check(header, numel, data.size)
         if header.flags & NOT_FINITE:
             return None
-        return self._form(numel).read(data[header.nbytes : header.nbytes + header.body_nbytes])
+        indices = self._rooms.get(room, self.entries(numel), index_dtype(numel))
+        return self._form(numel).read(data[header.nbytes : header.nbytes + header.body_nbytes], indices)
 
     # Inside
+
+    def _select(self, values: Floats, tensor: str) -> Entries:
+        entries = self._chosen(self.entries(values.size), index_dtype(values.size))
+        select_largest(values, entries.indices)
+        if not gather(values, entries.indices, entries.values):
+            advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
+            raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
+        return entries
+
+    def _largest_of_sum(self, one: Entries, other: Entries, kept: Floats | None) -> Entries:
+        """Return the largest entries of a sum, as many as each of the two has; the rest is added to `kept`."""
+        dtype, most = one.indices.dtype.type, one.indices.size + other.indices.size
+        indices, values = self._rooms.get("sum", most, dtype), self._rooms.get("values", most, np.float32)
+        total = int(unite(one.indices, one.values, other.indices, other.values, indices, values))
+        count = one.indices.size
+        chosen = self._chosen(count + 1, dtype)
+        if total:
+            work = self._rooms.get("work", total, np.int32)
+            left = cut(indices[:total], values[:total], count, work, chosen.indices, chosen.values)
+            if kept is not None:
+                add_at(kept, indices[:left], values[:left])
+        return Entries(chosen.indices[:count], chosen.values[:count])
+
+    def _chosen(self, count: int, dtype: type[Any]) -> Entries:
+        return Entries(self._rooms.get("chosen", count, dtype), self._rooms.get("chosen", count, np.float32))
 
     def _form(self, numel: int) -> BlockForm:
         return BlockForm.of(numel, self.entries(numel), self.value_bits, self.index_form)
@@ -181,29 +208,6 @@ def _residual_memory(residual: Any, numel: int, what: str) -> Floats:
         found = f"{memory.size} elements of {memory.dtype}"
         raise CodecError(f"the residual of {what} has {found}; wanted {numel} of float32")
     return memory
-
-
-def _select(values: Floats, count: int, tensor: str) -> Entries:
-    indices = np.empty(count, index_dtype(values.size))
-    select_largest(values, indices)
-    chosen = np.empty(count, np.float32)
-    if not gather(values, indices, chosen):
-        advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-        raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
-    return Entries(indices, chosen)
-
-
-def _largest_of_sum(one: Entries, other: Entries) -> tuple[Entries, Entries]:
-    """Return the sum of two sparse vectors as its largest entries, as many as each has, and the rest."""
-    count = one.indices.size
-    indices, values = np.empty(2 * count, one.indices.dtype), np.empty(2 * count, np.float32)
-    total = int(unite(one.indices, one.values, other.indices, other.values, indices, values))
-    places = np.empty(count, np.int64)
-    select_largest(values[:total], places)
-    chosen = Entries(np.empty(count, indices.dtype), np.empty(count, np.float32))
-    rest = Entries(np.empty(total - count, indices.dtype), np.empty(total - count, np.float32))
-    part(indices[:total], values[:total], places, chosen.indices, chosen.values, rest.indices, rest.values)
-    return chosen, rest
 
 
 def _put(target: NDArray[Any], indices: Indices, values: Floats) -> None:

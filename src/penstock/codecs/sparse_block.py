@@ -9,6 +9,7 @@ the two it was made of is what keeps gTop-k's messages from growing. Gaps have n
 2^31 elements or more is always written with them.
 """
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,14 +103,17 @@ class BlockForm:
         indices[: 4 * self.count].view(np.int32)[:] = entries.indices
         return self.max_nbytes
 
-    def read(self, body: Bytes) -> Entries:
-        """Return the entries of a body, or raise `CodecError` for bytes that `write` cannot have written."""
+    def read(self, body: Bytes, room: Indices) -> Entries:
+        """Return the entries of a body, or raise `CodecError` for bytes that `write` cannot have written.
+
+        They share the memory of the body, except that indices written as gaps are put into `room`.
+        """
         if body.size < self.values_nbytes + (0 if self.gaps else 4 * self.count) or body.size > self.max_nbytes:
             raise CodecError(f"sparse body of {body.size} bytes for {self.count} entries: it is damaged")
         body = aligned(body)
         data = body[self.values_nbytes :]
         if self.gaps:
-            indices = np.empty(self.count, index_dtype(self.numel))
+            indices = room[: self.count]
             good = read_gaps(data, self.numel, indices)
         else:
             indices = data.view(np.int32)
@@ -129,6 +133,20 @@ class BlockForm:
     def _values(self, body: Bytes) -> NDArray[Any]:
         width = self.value_bits // 8
         return body[: self.count * width].view(np.float32 if width == 4 else np.uint16)
+
+
+class Rooms(threading.local):
+    """Memory to work in, of its own in every thread; it grows and is kept, since fresh memory costs page faults."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[tuple[str, type[Any]], NDArray[Any]] = {}
+
+    def get(self, name: str, numel: int, dtype: type[Any]) -> NDArray[Any]:
+        """Return the room called `name` with so many elements; what it held before may be anything."""
+        room = self._rooms.get((name, dtype))
+        if room is None or room.size < numel:
+            room = self._rooms[name, dtype] = np.zeros(numel, dtype)
+        return room[:numel]
 
 
 def aligned(data: Bytes) -> Bytes:

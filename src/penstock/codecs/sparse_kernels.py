@@ -10,6 +10,10 @@ from typing import Any
 import numba
 import numpy as np
 
+from penstock.compll.select import MAGNITUDE, _kth_largest
+
+SAMPLE = 1 << 12  # elements that bracket the k-th largest of a merged block
+
 
 def _compile(function: Any) -> Any:
     return numba.njit(cache=True, nogil=True)(function)
@@ -103,38 +107,76 @@ def read_gaps(data: Any, numel: int, indices: Any) -> Any:
 
 @_compile
 def unite(one: Any, one_values: Any, other: Any, other_values: Any, indices: Any, values: Any) -> int:
-    """Write the sum of two sparse vectors; return how many entries it has."""
-    i, j, count = 0, 0, 0
+    """Write the sum of two sparse vectors; return how many entries it has.
+
+    Which comes next is as good as random, so the loop has no branch to guess wrong: an entry that is not next adds 0.
+    """
+    i, j, count, zero = 0, 0, 0, np.float32(0)
     while i < one.size and j < other.size:
-        if one[i] < other[j]:
-            indices[count], values[count] = one[i], one_values[i]
-            i += 1
-        elif one[i] > other[j]:
-            indices[count], values[count] = other[j], other_values[j]
-            j += 1
-        else:
-            indices[count], values[count] = one[i], one_values[i] + other_values[j]
-            i += 1
-            j += 1
+        mine, theirs, my_value, their_value = one[i], other[j], one_values[i], other_values[j]
+        first, second = mine <= theirs, theirs <= mine
+        indices[count] = min(mine, theirs)
+        values[count] = (my_value if first else zero) + (their_value if second else zero)
+        i += first
+        j += second
         count += 1
-    while i < one.size:
-        indices[count], values[count] = one[i], one_values[i]
-        i += 1
+    for k in range(i, one.size):
+        indices[count], values[count] = one[k], one_values[k]
         count += 1
-    while j < other.size:
-        indices[count], values[count] = other[j], other_values[j]
-        j += 1
+    for k in range(j, other.size):
+        indices[count], values[count] = other[k], other_values[k]
         count += 1
     return count
 
 
 @_compile
-def part(indices: Any, values: Any, chosen: Any, kept: Any, kept_values: Any, rest: Any, rest_values: Any) -> None:
-    """Split a sparse vector: entries at the ascending positions `chosen` to `kept`, all others to `rest`."""
-    taken = 0
+def cut(indices: Any, values: Any, count: int, work: Any, chosen: Any, chosen_values: Any) -> Any:
+    """Move the `count` largest entries of a sparse vector to `chosen`; the rest move to the vector's own beginning.
+
+    Among equal magnitudes the first are chosen. `work` is int32 of the vector's size, `chosen` has one entry of room
+    more than it gets: like `unite`, the loop writes before it knows. Returns how many entries are left.
+    """
+    bits = values.view(np.int32)
+    threshold, ties = _kth_largest_of_many(bits, count, work)
+    taken, left = 0, 0
     for i in range(indices.size):
-        if taken < chosen.size and chosen[taken] == i:
-            kept[taken], kept_values[taken] = indices[i], values[i]
-            taken += 1
-        else:
-            rest[i - taken], rest_values[i - taken] = indices[i], values[i]
+        index, value, magnitude = indices[i], values[i], bits[i] & MAGNITUDE
+        tie = (magnitude == threshold) & (ties > 0)
+        ties -= tie
+        take = (magnitude > threshold) | tie
+        chosen[taken], chosen_values[taken] = index, value
+        indices[left], values[left] = index, value
+        taken += take
+        left += not take
+    return left
+
+
+@_compile
+def _kth_largest_of_many(bits: Any, k: int, work: Any) -> Any:
+    """Return the k-th largest magnitude, and how many equal to it are among the k largest (1 <= k <= n).
+
+    A sample of m elements says between which magnitudes it lies: give or take four standard deviations of the sample's
+    rank and three elements. One pass counts what is above and collects what is between, a few percent; the answer is
+    there, or, where the sample misled, found by looking at everything.
+    """
+    numel = bits.size
+    stride = max(1, numel // SAMPLE)
+    count = numel // stride
+    for i in range(count):
+        work[i] = bits[i * stride] & MAGNITUDE
+    expected = count * k / numel
+    margin = 4 * np.sqrt(expected * (1 - k / numel)) + 3
+    high, low = MAGNITUDE, np.int32(0)
+    if expected - margin >= 1:
+        high, _ = _kth_largest(work[:count], int(expected - margin))
+    if expected + margin + 1 <= count:
+        low, _ = _kth_largest(work[:count], int(expected + margin) + 1)
+    above, between = 0, 0
+    for i in range(numel):
+        magnitude = bits[i] & MAGNITUDE
+        work[between] = magnitude
+        above += magnitude > high
+        between += (magnitude >= low) & (magnitude <= high)
+    if above < k <= above + between:
+        return _kth_largest(work[:between], k - above)
+    return _kth_largest(bits, k)
