@@ -120,3 +120,13 @@ def test_a_broken_program_exits_with_one_and_says_why(tmp_path):
 def test_bad_input_is_one_clear_line(arguments, message):
     with pytest.raises(StrategyError, match=message):
         CliRunner().invoke(app, ["verify", *arguments], catch_exceptions=False)
+
+
+def test_a_codec_shows_the_compressed_program_and_its_bytes():
+    output = run("ring", "--workers", "3", "--numel", "30000", "--codec", "onebit", "--program")
+    assert "all_reduce by ring, 3 ranks, 30000 elements: proved" in output
+    assert "encode out[0:10000] = data[0:10000]" in output
+    assert "decode data[0:10000] = final[0:10000]" in output
+    found = json.loads(run("ring", "--workers", "3", "--numel", "30000", "--codec", "onebit", "--json"))
+    payload = 48 + 1 + 4 + 4 + 10000 // 8  # header, tail, two means, bits
+    assert (found["proved"], found["steps"], found["bytes_per_link"]) == (True, 4, 4 * payload)

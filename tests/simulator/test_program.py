@@ -4,9 +4,10 @@ import pytest
 
 from penstock.cost import collectives
 from penstock.network import Network
-from penstock.program import Collective, ProgramBuilder, Slice
+from penstock.program import Collective, Op, ProgramBuilder, Slice
 from penstock.simulator.program import CodecCost, Uplinks, count_steps, simulate_program
 from penstock.strategies import Options, build
+from penstock.strategies.compressed import compressed_program
 
 ALPHA, BETA, GAMMA = 1e-3, 1e-6, 1e-7
 NETWORK = Network(1, ALPHA, BETA, GAMMA)
@@ -183,3 +184,24 @@ def test_the_timeline_names_lanes_and_ranks():
     timeline = simulate_program(exchange(10), NETWORK).timeline
     assert {span.lane for span in timeline.spans} == {"network", "merge"}
     assert {span.rank for span in timeline.spans} == {0, 1}
+
+
+def test_a_compressed_ring_of_two_takes_two_of_everything_in_a_row():
+    """encode, send, decode-and-merge; encode the sum, send, decode: the other chunk does the same beside it."""
+    network = Network(workers=2, alpha_seconds=1.0, beta_seconds_per_byte=0.1, gamma_seconds_per_byte=0.01)
+    seconds = {Op.ENCODE: 3.0, Op.DECODE: 2.0}
+    codec = CodecCost(ratio=0.25, seconds=lambda op, nbytes: seconds[op])
+    program = compressed_program("ring", 2, 20, Options())
+    send, merge = 1.0 + 0.1 * 0.25 * 40, 0.01 * 40 + 2.0
+    timing = simulate_program(program, network, codec=codec)
+    assert timing.seconds == pytest.approx(3.0 + send + merge + 3.0 + send + 2.0)  # its own sum is decoded meanwhile
+
+
+def test_cutting_a_compressed_ring_into_blocks_hides_encoding_behind_sending():
+    network = Network(workers=4, alpha_seconds=1e-4, beta_seconds_per_byte=8e-9, gamma_seconds_per_byte=1e-11)
+    codec = CodecCost(1 / 8, lambda op, nbytes: 1e-9 * nbytes)
+    whole, cut = (
+        simulate_program(compressed_program("ring", 4, 1 << 22, Options(block_numel=block)), network, codec=codec)
+        for block in (1 << 20, 1 << 18)
+    )
+    assert cut.seconds < 0.85 * whole.seconds

@@ -8,6 +8,8 @@ from penstock.cli.options import JsonOption, PictureOption
 from penstock.errors import StrategyError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.program import Program
     from penstock.strategies import Options
     from penstock.verify import Proof
@@ -29,6 +31,7 @@ def verify(
     ranks_per_node: Annotated[int, typer.Option(help="hierarchical: size of a node", min=1)] = 2,
     inner: Annotated[str, typer.Option(help="hierarchical: strategy inside a node")] = "spanning_tree",
     outer: Annotated[str, typer.Option(help="hierarchical: strategy between nodes")] = "ring",
+    codec: Annotated[str, typer.Option(help="compress all messages of an all-reduce, with onebit or another")] = "",
     list_: Annotated[bool, typer.Option("--list", help="name all strategies")] = False,
     program: Annotated[bool, typer.Option("--program", help="print the instructions")] = False,
     out: Annotated[str, typer.Option(metavar="FILE", help="write the program here as JSON")] = "",
@@ -47,9 +50,9 @@ def verify(
     options = Options(
         block_numel or None, root, partitions or None, servers or None, ranks_per_node, _plain(inner), _plain(outer)
     )
-    subject = _subject(name, operation, workers, numel, options)
+    subject = _subject(name, operation, workers, numel, options, bool(codec))
     proof = prove(subject)
-    summary = summarise(subject, proof.steps, itemsize)
+    summary = summarise(subject, proof.steps, itemsize, _payload_nbytes(codec))
     if out:
         save_program(subject, out)
     if picture:
@@ -85,12 +88,23 @@ def _list(as_json: bool) -> None:
     print_table("strategies", ("strategy", *by_operation), rows)
 
 
-def _subject(name: str, operation: str, workers: int, numel: int, options: "Options") -> "Program":
+def _payload_nbytes(codec: str) -> "Callable[[int], int] | None":
+    if not codec:
+        return None
+    from penstock.codecs.registry import make_codec
+
+    return make_codec(codec).max_nbytes
+
+
+def _subject(name: str, operation: str, workers: int, numel: int, options: "Options", compressed: bool) -> "Program":
     from penstock.program_document import load_program
     from penstock.strategies import build
+    from penstock.strategies.compressed import compressed_program
 
     if not name:
         raise StrategyError("no strategy named; say which, as in `penstock verify ring`, or ask with --list")
+    if compressed and _plain(operation) == "all_reduce" and not name.endswith(".json"):
+        return compressed_program(_plain(name), workers, numel, options)
     return load_program(name) if name.endswith(".json") else build(operation, name, workers, numel, options)
 
 

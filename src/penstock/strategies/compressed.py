@@ -49,8 +49,10 @@ def compressed_program(
     name: str, world_size: int, numel: int, options: Options, empty: Collection[int] = ()
 ) -> Program:
     """Return the compressed all-reduce called `name` of `numel` positions, be they elements or batches."""
+    if ("all_reduce", name) in SPARSE:
+        return build("all_reduce", name, world_size, numel, options)
     if name in GATHERS:
-        return GATHERS[name](world_size, numel, empty)
+        return GATHERS[name](world_size, numel, options, empty)
     if name == hierarchical.NAME:
         return _hierarchical(world_size, numel, options, empty)
     return compress(build("all_reduce", name, world_size, numel, options), empty)
@@ -77,7 +79,7 @@ def _one(_world_size: int, _options: Options) -> int:
     return 1
 
 
-GATHERS: Mapping[str, Callable[[int, int, Collection[int]], Program]] = {
+GATHERS: Mapping[str, Callable[[int, int, Options, Collection[int]], Program]] = {
     "all_gather": gather.all_gather,
     "recursive_doubling": gather.recursive_doubling,
 }

@@ -27,52 +27,57 @@ is in that rank's residual.
 
 from collections.abc import Collection, Iterable, Iterator
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import Collective, Program, ProgramBuilder, Slice
 from penstock.strategies.fold import largest_power_of_two
+from penstock.strategies.options import Options
+from penstock.strategies.pipeline import blocks
 
 Message = tuple[int, int, int]  # (from, to, whose payload)
 
 
-def all_gather(world_size: int, numel: int, empty: Collection[int] = ()) -> Program:
+def all_gather(world_size: int, numel: int, options: Options, empty: Collection[int] = ()) -> Program:
     """Give every rank's payload to every rank directly: N-1 messages each way; nothing at positions in `empty`."""
-    return _gather("all_gather", world_size, numel, empty, list(_direct(world_size)))
+    return _gather("all_gather", world_size, numel, options, empty, list(_direct(world_size)))
 
 
-def recursive_doubling(world_size: int, numel: int, empty: Collection[int] = ()) -> Program:
+def recursive_doubling(world_size: int, numel: int, options: Options, empty: Collection[int] = ()) -> Program:
     """Give every rank's payload to every rank by exchanges at doubling distances."""
-    return _gather("recursive_doubling", world_size, numel, empty, list(_doubling(world_size)))
+    return _gather("recursive_doubling", world_size, numel, options, empty, list(_doubling(world_size)))
 
 
-def _gather(name: str, world_size: int, numel: int, empty: Collection[int], messages: Iterable[Message]) -> Program:
-    """Encode, carry out `messages` and add up, position by position: one travels while the next is encoded."""
+def _gather(
+    name: str, world_size: int, numel: int, options: Options, empty: Collection[int], messages: Iterable[Message]
+) -> Program:
+    """Encode, carry out `messages` and add up, block by block: one travels while the next is encoded."""
     builder = ProgramBuilder(name, Collective.ALL_REDUCE, world_size, numel)
-    positions = [position for position in range(numel) if position not in empty]
-    for rank in range(world_size if positions else 0):
+    pieces = [
+        block
+        for block in blocks(0, numel, options.block_numel or numel)
+        if not all(position in empty for position in range(block.start, block.stop))
+    ]
+    for rank in range(world_size if pieces else 0):
         builder.scratch(_buffer(rank), numel, encoded=True)
-    for position, before in zip(positions, [None, *positions], strict=False):
-        _send_all(builder, position, messages)
+    for block, before in zip(pieces, [None, *pieces], strict=False):
+        _send_all(builder, block, messages)
         if before is not None:
             _add_all(builder, before)
-    for position in positions[-1:]:
-        _add_all(builder, position)
+    for block in pieces[-1:]:
+        _add_all(builder, block)
     return builder.build()
 
 
-def _send_all(builder: ProgramBuilder, position: int, messages: Iterable[Message]) -> None:
+def _send_all(builder: ProgramBuilder, block: Slice, messages: Iterable[Message]) -> None:
     for rank in range(builder.world_size):
-        own = Slice(_buffer(rank), position, position + 1)
-        builder.encode(rank, own, Slice(DATA, position, position + 1))
+        builder.encode(rank, _payload(rank, block), block)
     for source, target, whose in messages:
-        payload = Slice(_buffer(whose), position, position + 1)
-        builder.message(source, target, payload, payload)
+        builder.message(source, target, _payload(whose, block), _payload(whose, block))
 
 
-def _add_all(builder: ProgramBuilder, position: int) -> None:
-    data = Slice(DATA, position, position + 1)
+def _add_all(builder: ProgramBuilder, block: Slice) -> None:
     for rank in range(builder.world_size):
-        builder.decode(rank, data, Slice(_buffer(0), position, position + 1))
+        builder.decode(rank, block, _payload(0, block))
         for other in range(1, builder.world_size):
-            builder.merge(rank, data, Slice(_buffer(other), position, position + 1))
+            builder.merge(rank, block, _payload(other, block))
 
 
 def _direct(world_size: int) -> Iterator[Message]:
@@ -98,6 +103,10 @@ def _give(held: list[list[int]], pairs: Iterable[tuple[int, int]]) -> Iterator[M
     for source, target, payloads in given:
         held[target] += payloads
         yield from ((source, target, whose) for whose in payloads)
+
+
+def _payload(whose: int, block: Slice) -> Slice:
+    return Slice(_buffer(whose), block.start, block.stop)
 
 
 def _buffer(rank: int) -> str:

@@ -1,6 +1,7 @@
 """A program in a few numbers, beside the least that any program for its collective needs."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.program import Collective, Op, Program
@@ -12,7 +13,7 @@ class Summary:
 
     steps: int  # time steps, one message out and one in per rank and step
     messages: int
-    link_nbytes: dict[tuple[int, int], int]  # (source, target): bytes sent, dense size for encoded slices
+    link_nbytes: dict[tuple[int, int], int]  # (source, target): bytes sent
     least_steps: int  # ceil(log2 P): the number of informed ranks can at most double per step
     least_nic_nbytes: int  # what some rank must at least send or receive
 
@@ -41,14 +42,21 @@ class Summary:
         return self.bytes_per_nic / self.least_nic_nbytes if self.least_nic_nbytes else 1.0
 
 
-def summarise(program: Program, steps: int, itemsize: int = 4) -> Summary:
-    """Count the messages and bytes of `program`, whose elements take `itemsize` bytes each."""
+def summarise(
+    program: Program, steps: int, itemsize: int = 4, encoded_nbytes: Callable[[int], int] | None = None
+) -> Summary:
+    """Count the messages and bytes of `program`, whose elements take `itemsize` bytes each.
+
+    `encoded_nbytes` says how many bytes so many elements take encoded; without it they count as dense.
+    """
     links: Counter[tuple[int, int]] = Counter()
     messages = 0
     for rank, instructions in enumerate(program.ranks):
         for one in instructions:
             if one.op is Op.SEND and one.peer is not None and one.read is not None:
-                links[rank, one.peer] += one.read.numel * itemsize
+                encoded = encoded_nbytes is not None and program.buffer(one.read.buffer).encoded
+                numel = one.read.numel
+                links[rank, one.peer] += encoded_nbytes(numel) if encoded and encoded_nbytes else numel * itemsize
                 messages += 1
     least_steps = (program.world_size - 1).bit_length() if program.numel else 0
     least_nbytes = least_nic_elements(program.collective, program.world_size, program.numel) * itemsize
