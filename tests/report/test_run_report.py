@@ -111,6 +111,12 @@ def test_a_run_of_which_nothing_is_known_but_its_name_still_makes_a_report():
     json.dumps(document, allow_nan=False)
 
 
+def test_the_machine_is_described_in_words():
+    run = replace(sample_runs()[0], machine={"cpu": "AMD EPYC", "cores": 2, "memory_gib": 23.5, "rack": "b"})
+    told = report_document([FoundRun("x", "run.json", run)])["versions"]
+    assert told.endswith("The runs: AMD EPYC, 2 cores, 23.5 GiB of memory, rack b; torch 0.0.")
+
+
 def test_long_runs_are_thinned_and_keep_their_last_step():
     steps = sample_runs()[0].steps
     long = replace(sample_runs()[0], steps=tuple(replace(steps[0], step=n) for n in range(1, 12_346)))

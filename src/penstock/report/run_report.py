@@ -14,6 +14,13 @@ from penstock.report.what_if import what_if
 from penstock.run_record import run_document
 
 FORMAT = "penstock-report/1"
+_IN_WORDS = {  # what a record says of its machine
+    "cpu": "{}",
+    "cores": "{} cores",
+    "memory_gib": "{} GiB of memory",
+    "kernel": "Linux {}",
+    "python": "Python {}",
+}
 MOST_STEPS = 1000  # of one run in the report
 MOST_SPANS = 20_000  # of one timeline in the report
 
@@ -92,7 +99,7 @@ def _timeline_about(whole: Mapping[str, Any], kept: Mapping[str, Sequence[Any]])
 
 def _versions(runs: Sequence[FoundRun]) -> str:
     record = runs[0].record
-    machine = ", ".join(f"{name} {value}" for name, value in record.machine.items())
+    machine = ", ".join(_IN_WORDS.get(name, f"{name} {{}}").format(value) for name, value in record.machine.items())
     packages = ", ".join(f"{name} {value}" for name, value in record.versions.items())
     told = "; ".join(part for part in (machine, packages) if part)
-    return f"Made by penstock {version('penstock')}." + (f" Runs on {told}." if told else "")
+    return f"Made by penstock {version('penstock')}." + (f" The runs: {told}." if told else "")
