@@ -70,3 +70,24 @@ def test_a_changed_header_is_reported_and_the_output_left_alone(device, at):
 def test_a_payload_of_another_length_is_refused_on_the_host(device):
     with pytest.raises(CodecError, match=r"wanted .* for 3001 elements"):
         device.decode(torch.zeros(7, dtype=torch.uint8, device=DEVICE), torch.zeros(NUMEL, device=DEVICE), None)
+
+
+def test_a_step_that_is_skipped_gives_nan_everywhere_and_leaves_the_residual_alone(device):
+    codec = make_codec(device.codec.program.name, on_nonfinite="skip")
+    skipping = DeviceCodec(codec, DEVICE, device.kernels)
+    codec._devices[str(DEVICE)] = skipping
+    residual = Residual(torch.zeros(NUMEL, device=DEVICE))
+    honest = encode(skipping, gradient(1), residual)
+    before, pending = residual.memory.clone(), residual.pending
+    values = gradient(2)
+    values[1234] = float("inf")
+    payload, out, on_cpu = encode(skipping, values, residual), gradient(3), np.zeros(NUMEL, np.float32)
+    assert torch.equal(residual.memory, before)
+    assert residual.pending is pending
+    skipping.decode(payload, out, 1.0)
+    assert out.isnan().all()
+    codec.decode(payload.cpu().numpy(), on_cpu)
+    assert np.isnan(on_cpu).all()
+    skipping.decode(honest, out, None)
+    assert out.isfinite().all()
+    skipping.kernels.check()

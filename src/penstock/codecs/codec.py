@@ -183,7 +183,7 @@ class Codec:
             return
         target = as_array(out)
         header, body = self.open(payload, target.size, segmented=False)
-        if header.flags & PADDED:
+        if header.flags & PADDED and not header.flags & NOT_FINITE:
             body = body[: used_nbytes(self.program.layout, body, target.size)]
         values = target if target.dtype == np.float32 else to_float32(target)
         if header.flags & NOT_FINITE:

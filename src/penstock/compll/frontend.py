@@ -11,6 +11,7 @@ from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Decode, Encode, Expr, La
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.parameters import parameter_expr, specialise
 from penstock.compll.parser import parse
+from penstock.compll.rank import select_ranks
 from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, VectorRef
 from penstock.compll.types import FLOAT, UINT8, Scalar, Vector
 
@@ -134,7 +135,7 @@ def _encode(unit: Unit, tree: syntax.Tree) -> tuple[Encode, Layout]:
         raise tree.source.error(function.end, "encode never calls concat", f"end it with {compressed} = concat(...)")
     fields, sources = ev.packed
     takes_latest = sum(not isinstance(item.type, str) for item in function.arguments) == 3
-    return Encode(tuple(ev.writer.statements), sources, takes_latest), Layout(fields)
+    return Encode(select_ranks(ev.writer.statements, sources), sources, takes_latest), Layout(fields)
 
 
 def _decode(unit: Unit, tree: syntax.Tree, encode: Encode, layout: Layout) -> Decode:

@@ -44,7 +44,7 @@ class Operator:
     result: Scalar | None = None  # element type; None: that of its last vector
     takes: Scalar | None = None  # element type its first vector must have; None: any
     scalar: Scalar = INT32  # what its scalars are brought to
-    length: str = "same"  # as the first vector; "scalar": its last scalar; "upto": at most its last scalar
+    length: str = "same"  # as the first vector; "scalar": its last scalar; "upto": at most its last scalar; "one": one
     draws: bool = False  # takes random numbers
 
 
@@ -56,6 +56,15 @@ def _sort(values: Array, descending: int) -> Array:
 def _sort_by(keys: Array, values: Array, descending: int) -> Array:
     order = np.argsort(-keys if descending else keys, kind="stable")
     return np.ascontiguousarray(values[order])
+
+
+def _nth(values: Array, index: int, descending: int) -> Array:
+    """The element that a sorted vector has at `index`, held inside; none of an empty one."""
+    if not values.size:
+        return values
+    place = max(0, min(int(index), values.size - 1))
+    place = values.size - 1 - place if descending else place
+    return np.asarray(np.partition(values, place)[place : place + 1] + values.dtype.type(0))
 
 
 def _topk(values: Array, k: int) -> Array:
@@ -96,6 +105,17 @@ _NUMBA = {
     "sort_by": """def sort_by(keys, values, descending):
     order = np.argsort(-keys if descending else keys, kind="mergesort")
     return values[order]
+""",
+    "nth": """def nth(values, index, descending):
+    if values.size == 0:
+        return np.empty(0, np.float32)
+    place = max(0, min(int64(index), values.size - 1))
+    keys = np.empty(values.size, np.int32)
+    for i in range(values.size):
+        keys[i] = order_key(values[i])
+    found = np.empty(1, np.float32)
+    found[0] = key_value(kth_key(keys, place + 1 if descending else values.size - place), 1)
+    return found
 """,
     "topk": """def topk(values, k):
     k = k if k < values.size else values.size
@@ -152,6 +172,7 @@ def _operator(name: str, vectors: int, scalars: int, meaning: Callable[..., Arra
 _OPERATORS = (
     _operator("sort", 1, 1, _sort),
     _operator("sort_by", 2, 1, _sort_by),
+    _operator("nth", 1, 2, _nth, takes=FLOAT, length="one"),
     _operator("topk", 1, 1, _topk, result=INT32, takes=FLOAT, length="upto", passes=1.1),
     _operator("sample", 1, 1, _sample, length="upto", draws=True, passes=0.0),
     _operator("scan", 1, 0, _scan, takes=INT32, result=INT32),

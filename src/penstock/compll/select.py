@@ -27,6 +27,8 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 SAMPLE = 1 << 16  # elements looked at to guess the threshold
 BLOCK = 64  # elements tested at once for "any candidate here?"
 DIGITS = ((20, 11), (10, 10), (0, 10))  # (shift, bits) of the radix passes, most significant first
+KEY_DIGITS = ((21, 11), (10, 11), (0, 10))  # the same for keys of 32 bits
+OFFSET = np.int64(1 << 31)  # makes an int32 key a number from 0
 
 
 def largest_magnitudes(values: NDArray[np.float32], k: int) -> NDArray[np.int32]:
@@ -166,3 +168,24 @@ def _take(bits: Any, threshold: Any, ties: int, indices: Any) -> None:
             ties -= magnitude == threshold
             indices[taken] = i
             taken += 1
+
+
+@_compile
+def _kth_key(keys: Any, k: int) -> Any:
+    """Return the k-th largest of int32 keys (1 <= k <= n), by the same radix select over all 32 bits."""
+    prefix, known = np.int64(0), np.int64(0)
+    remaining = k
+    for shift, width in KEY_DIGITS:
+        histogram = np.zeros(1 << width, np.int64)
+        digit_mask = np.int64((1 << width) - 1)
+        for i in range(len(keys)):
+            key = np.int64(keys[i]) + OFFSET
+            if (key & known) == prefix:
+                histogram[(key >> shift) & digit_mask] += 1
+        digit = len(histogram) - 1
+        while histogram[digit] < remaining:
+            remaining -= histogram[digit]
+            digit -= 1
+        prefix |= np.int64(digit) << shift
+        known |= digit_mask << shift
+    return np.int32(prefix - OFFSET)

@@ -226,10 +226,11 @@ def _apply(
         shape = VectorRef("", element, length, min(0, low), max(0, high))
         return _write_apply(ev, operator.name, hint, operands, scalars, shape)
     stream = ev.writer.stream() if operator.draws else 0
-    counted = Length() if operator.length == "upto" else operands[0].length
-    shape = VectorRef("", element, counted, low, high)
-    bound = scalars[-1] if operator.length == "upto" and is_static(scalars[-1]) else None
-    return _write_apply(ev, operator.name, hint, operands, scalars, shape, stream, bound, operator.length == "upto")
+    is_counted = operator.length in ("upto", "one")
+    shape = VectorRef("", element, Length() if is_counted else operands[0].length, low, high)
+    most = arithmetic.integer(1) if operator.length == "one" else scalars[-1] if is_counted else None
+    bound = most if most is not None and is_static(most) else None
+    return _write_apply(ev, operator.name, hint, operands, scalars, shape, stream, bound, is_counted)
 
 
 def _write_apply(

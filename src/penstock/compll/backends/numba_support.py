@@ -15,7 +15,8 @@ from numba import float32, int32, int64, njit, types, uint8, uint16, uint32, uin
 from numba.extending import intrinsic
 
 from penstock.compll.philox import philox4x32
-from penstock.compll.select import _select as select_largest  # noqa: F401 for generated code
+from penstock.compll.select import _kth_key as kth_key  # noqa: F401 for generated code
+from penstock.compll.select import _select as select_largest  # noqa: F401
 
 BLOCK = 1024  # elements a pass works on at a time: its temporaries stay in the first-level cache
 NONFINITE = -1  # what encode returns for NaN or infinity

@@ -14,6 +14,7 @@ import triton.language as tl
 
 from penstock.compll.backends import triton_select
 from penstock.compll.backends.triton_prelude import WRONG_INDEX, words_at
+from penstock.compll.backends.triton_rank import nth_element
 from penstock.compll.ir import Apply
 
 TILE = 1024
@@ -38,6 +39,12 @@ class Call:
     scratch: Any  # zeros: `triton_select` says how many
     status: Any
     start: Callable[..., None]  # launches a kernel: (kernel, programs, arguments, constants, warps)
+
+
+def nth(call: Call) -> Operand:
+    """`nth(v, i)`: element i of `v` sorted, without sorting it."""
+    vector, (index, descending) = call.operands[0], call.scalars
+    return Operand(*nth_element(vector.values, vector.size, index, bool(descending), call.scratch, call.start))
 
 
 def select_topk(call: Call) -> Operand:
@@ -186,6 +193,7 @@ def running(call: Call) -> Operand:
 
 
 OPERATORS: dict[str, Callable[[Call], Operand]] = {
+    "nth": nth,
     "topk": select_topk,
     "sample": draw_sample,
     "scatter": scatter,

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.compll.backends.reference import evaluate_static
-from penstock.compll.ir import GRADIENT, Apply, Expr, Filter, Length, Program, is_static
+from penstock.compll.foresee import foresee
+from penstock.compll.ir import GRADIENT, Apply, Expr, Filter, Length, Program
 from penstock.compll.layout import max_nbytes
 from penstock.compll.types import Vector
-from penstock.errors import CodecError
 
 
 class Sizes:
@@ -50,8 +50,5 @@ class Sizes:
     def scalar(self, expr: Expr) -> int:
         """Return a scalar that size and parameters settle."""
         if id(expr) not in self._scalars:
-            if not is_static(expr):
-                name = self.program.name
-                raise CodecError(f"{name}: an operator's argument is computed from data, which Triton cannot do")
-            self._scalars[id(expr)] = int(evaluate_static(expr, self.numel, self.arguments))
+            self._scalars[id(expr)] = int(foresee(expr, self.numel, self.arguments, self._statements))
         return self._scalars[id(expr)]
