@@ -152,11 +152,20 @@ def test_a_residual_of_another_size_or_type_is_refused(codec, residual):
         codec.encode(normal(300), residual, np.zeros(codec.max_nbytes(300), np.uint8), tensor="w")
 
 
-def test_a_residual_object_is_its_memory_on_the_cpu(codec):
-    gradient, plain, kept = normal(200), np.zeros(200, np.float32), Residual(np.zeros(200, np.float32))
-    one, other = make_codec(codec.program.name), make_codec(codec.program.name)
-    assert np.array_equal(encode(one, gradient, plain), encode(other, gradient, kept))
-    assert np.array_equal(kept.values(), plain)
+def test_a_residual_that_is_put_off_is_the_one_subtracted_at_once(codec):
+    left, kept = np.zeros(2000, np.float32), Residual(np.zeros(2000, np.float32))
+    for step in range(3):
+        payload = encode(codec, normal(2000, step), kept)
+        left = (normal(2000, step) + left) - decode(codec, payload, 2000)
+    assert np.array_equal(kept.values(), left)
+    assert kept.pending is None
+
+
+def test_a_residual_handed_to_another_codec_is_settled_first():
+    left, kept = np.zeros(500, np.float32), Residual(np.zeros(500, np.float32))
+    for name in ("onebit", "tbq", "topk", "onebit"):
+        left = (normal(500) + left) - decode(make_codec(name), encode(make_codec(name), normal(500), kept), 500)
+    assert np.array_equal(kept.values(), left)
 
 
 def test_strided_memory_and_integers_are_refused():

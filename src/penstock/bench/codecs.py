@@ -3,10 +3,11 @@
 Implementations take turns, so that a busy moment hits all of them; a figure is the median of many turns, its spread the
 distance between the quartiles over the median. On the CPU everything runs on one core. On a GPU times are between
 device events around one call, and `graph_seconds` is the same call replayed from a CUDA graph: what the device needs
-where the host does not hold it up.
+where the host does not hold it up. `moved_nbytes` are the bytes an operation cannot avoid moving, `floor_seconds` their
+time at the bandwidth of a copy (`codec_floor.py`). A peer that cannot run has a row that says why.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.bench.codec_floor import floor_seconds, moved_nbytes
 from penstock.bench.codec_peers import PEERS, TAU, Inputs
 from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import Residual
@@ -26,7 +28,17 @@ SPECS = {
     "terngrad": "terngrad(bitwidth=2)",
     "topk": "topk(density=0.001)",
     "dgc": "dgc(density=0.001)",
+    "signsgd": "signsgd",
+    "qsgd": "qsgd(bits=4)",
+    "graddrop": "graddrop(density=0.001)",
+    "adacomp": "adacomp",
+    "3lc": "3lc",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "fp8": "fp8",
 }
+OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add")
+SELECT = ("select", "topk")  # the k largest magnitudes alone, without a payload
 IMPLEMENTATIONS = ("penstock", "eager", "compiled")
 NBYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
 
@@ -39,7 +51,13 @@ class Settings:
     nbytes: int
     rounds: int
     implementations: tuple[str, ...] = IMPLEMENTATIONS
-    cases: tuple[tuple[str, str], ...] = (*PEERS, ("select", "topk"))
+    cases: tuple[tuple[str, str], ...] = (*PEERS, SELECT)
+
+
+def every_case() -> tuple[tuple[str, str], ...]:
+    """Return every operation of every codec: those with peers first, and the selection."""
+    others = ((name, operation) for name in SPECS for operation in OPERATIONS)
+    return (*PEERS, SELECT, *(case for case in others if case not in PEERS))
 
 
 def codec_rows(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -51,8 +69,10 @@ def codec_rows(settings: Settings) -> Iterator[dict[str, Any]]:
     for codec, operation in settings.cases:
         inputs.residual.zero_()
         inputs.total.zero_()
-        calls = {name: _make(name, codec, operation, inputs) for name in settings.implementations}
-        yield from _rows(settings, codec, operation, {name: call for name, call in calls.items() if call}, inputs)
+        calls, failed = _make_all(settings, codec, operation, inputs)
+        yield from _rows(settings, codec, operation, calls, inputs)
+        for name, error in failed.items():
+            yield _case(settings, codec, operation, name) | {"error": error}
 
 
 def _allocate(settings: Settings) -> torch.Tensor:
@@ -64,26 +84,49 @@ def _allocate(settings: Settings) -> torch.Tensor:
 
 
 def _rows(
-    settings: Settings, codec: str, operation: str, calls: dict[str, Call], inputs: Inputs
+    settings: Settings, codec: str, operation: str, calls: Mapping[str, Call], inputs: Inputs
 ) -> Iterator[dict[str, Any]]:
+    moved = _moved(settings, codec, operation)
     target = _allocate(settings)
     timed = {**calls, "copy": _copy(inputs.gradient, target)}
     seconds = (_time_on_device if settings.device == "cuda" else _time_on_host)(timed, settings.rounds)
     for name in calls:
         low, middle, high = np.percentile(seconds[name], (25, 50, 75))
-        row = {
-            "device": settings.device,
-            "codec": codec,
-            "operation": operation,
-            "implementation": name,
-            "nbytes": settings.nbytes,
+        copy_seconds = float(np.median(seconds["copy"]))
+        row = _case(settings, codec, operation, name) | {
             "seconds": float(middle),
-            "copy_seconds": float(np.median(seconds["copy"])),
+            "copy_seconds": copy_seconds,
             "spread": float((high - low) / middle),
+            "moved_nbytes": moved,
+            "floor_seconds": floor_seconds(moved, settings.nbytes, copy_seconds),
         }
         if settings.device == "cuda" and name == "penstock":
             row["graph_seconds"] = _graph_seconds(calls[name], settings.rounds)
         yield row
+
+
+def _case(settings: Settings, codec: str, operation: str, name: str) -> dict[str, Any]:
+    return {
+        "device": settings.device,
+        "codec": codec,
+        "operation": operation,
+        "implementation": name,
+        "nbytes": settings.nbytes,
+    }
+
+
+def _moved(settings: Settings, codec: str, operation: str) -> int:
+    made = make_codec(SPECS["topk" if codec == "select" else codec])
+    payload = made.max_nbytes(settings.nbytes // 4)
+    if any(field.counts for field in made.program.layout.fields) and made.program.name not in ("topk", "dgc"):
+        payload = _sent_nbytes(made, settings.nbytes // 4)
+    return moved_nbytes(made.program, operation, settings.nbytes, payload)
+
+
+def _sent_nbytes(codec: Codec, numel: int) -> int:
+    """Return the bytes that a codec whose payload depends on the data sends of noise."""
+    noise = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32)
+    return codec.encode(noise, None, np.empty(codec.max_nbytes(noise.size), np.uint8)) * numel // noise.size
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> Call:
@@ -134,7 +177,23 @@ def _graph_seconds(call: Call, rounds: int) -> float:
 # Calls ready to be timed
 
 
-def _make(implementation: str, codec: str, operation: str, inputs: Inputs) -> Call | None:
+def _make_all(settings: Settings, codec: str, operation: str, inputs: Inputs) -> tuple[dict[str, Call], dict[str, str]]:
+    """Return what can be timed, and why the rest cannot."""
+    calls: dict[str, Call] = {}
+    failed: dict[str, str] = {}
+    for name in settings.implementations:
+        if name != "penstock" and (codec, operation) not in (*PEERS, SELECT):
+            continue
+        try:
+            calls[name] = _make(name, codec, operation, inputs)
+        except Exception as error:  # a peer that cannot run is a row that says so; our own failure is a failure
+            if name == "penstock":
+                raise
+            failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    return calls, failed
+
+
+def _make(implementation: str, codec: str, operation: str, inputs: Inputs) -> Call:
     if implementation == "penstock":
         return _select(inputs) if codec == "select" else _penstock(codec, operation, inputs)
     if codec == "select":
@@ -142,11 +201,7 @@ def _make(implementation: str, codec: str, operation: str, inputs: Inputs) -> Ca
     if implementation == "eager":
         return PEERS[codec, operation](inputs, lambda function: function)
     call = PEERS[codec, operation](inputs, torch.compile)
-    try:
-        call()
-    except Exception as error:  # whatever the compiler cannot do is not a peer
-        print(f"torch.compile cannot run {codec} {operation}: {str(error).splitlines()[0]}")
-        return None
+    call()  # compiles, or says why it cannot
     return call
 
 

@@ -18,14 +18,14 @@ def bench_codecs(
     """Time encode, decode and decode-and-add; peers take turns with us in the same run."""
     from rich.progress import track
 
-    from penstock.bench.codecs import NBYTES, Settings, codec_rows
+    from penstock.bench.codecs import NBYTES, Settings, codec_rows, every_case
     from penstock.bench.record import make_record, save_record
     from penstock.cli.output import print_json, stderr_console
 
     implementations = parse_peers(peers)
     check_device(device)
-    settings = Settings(device, nbytes or NBYTES[device], rounds, implementations)
-    total = len(settings.cases) * len(implementations)
+    settings = Settings(device, nbytes or NBYTES[device], rounds, implementations, every_case())
+    total = len(settings.cases)
     rows = list(track(codec_rows(settings), "codecs", total, console=stderr_console(), transient=True))
     if out:
         save_record(make_record("codecs", rows, device=device_name(device)), out)
@@ -72,7 +72,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     ours = {(row["codec"], row["operation"]): row["seconds"] for row in rows if row["implementation"] == "penstock"}
     print_table(
         f"codecs on {rows[0]['device']}, {rows[0]['nbytes'] / 2**20:.0f} MB",
-        ("codec", "operation", "implementation", "time", "copies", "penstock is", "spread"),
+        ("codec", "operation", "implementation", "time", "copies", "floor", "penstock is", "spread"),
         [
             (
                 row["codec"],
@@ -80,12 +80,17 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 row["implementation"],
                 format_seconds(row["seconds"]),
                 f"{row['seconds'] / row['copy_seconds']:.2f}",
+                f"{row['floor_seconds'] / row['copy_seconds']:.2f}",
                 _faster(row, ours[row["codec"], row["operation"]]),
                 f"{row['spread']:.0%}",
             )
             for row in rows
+            if "error" not in row
         ],
     )
+    for row in rows:
+        if "error" in row:
+            print(f"{row['codec']} {row['operation']}, {row['implementation']}: {row['error']}")
 
 
 def _faster(row: dict[str, Any], ours_seconds: float) -> str:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from penstock.codecs import many
 from penstock.codecs.device import DeviceCodec
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
-from penstock.codecs.feedback import memory_of
+from penstock.codecs.feedback import Residual, memory_of
 from penstock.codecs.header import NOT_FINITE, PADDED, SEGMENTED, Header, header_nbytes, pack_header, parse_header
 from penstock.compll.backends import ManyKernels
 from penstock.compll.ir import Program
@@ -30,6 +30,7 @@ from penstock.compll.layout import max_nbytes, used_nbytes
 from penstock.errors import CodecError, NonFiniteError
 
 Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 ON_NONFINITE = ("raise", "skip")
 
 
@@ -79,7 +80,7 @@ class Codec:
         kept = memory_of(residual, values.size, tensor)
         try:
             self.refuse_if_skipping(values, kept)
-            nbytes = self.kernels.encode(values, self.arguments, seed, kept, body).size
+            nbytes = self._encode(values, seed, residual, kept, body).size
         except NonFiniteError:
             return self.finish_skipped(out, values.size, tensor)
         return self.finish(out, values.size, nbytes)
@@ -130,7 +131,10 @@ class Codec:
 
     def subtract(self, body: Any, values: Any) -> None:
         """Take a body's values off `values`: what a `Residual` has put off."""
-        self._device(values).kernels.decode_add(body, values, self.arguments, -1.0)
+        if isinstance(body, np.ndarray):
+            self.kernels.decode_add(body, as_array(values), self.arguments, -1.0)
+        else:
+            self._device(values).kernels.decode_add(body, values, self.arguments, -1.0)
 
     # What `encode` and `encode_many` share
 
@@ -176,6 +180,21 @@ class Codec:
         if key not in self._devices:
             self._devices[key] = DeviceCodec.create(self, tensor.device)
         return self._devices[key]
+
+    def _encode(self, values: Floats, seed: int, residual: Any, kept: Floats | None, body: Bytes) -> Any:
+        """Return the body on the CPU; a `Residual` has it taken off by the next call, where the codec can."""
+        if not isinstance(residual, Residual) or not self.kernels.defers:
+            if isinstance(residual, Residual):
+                residual.values()
+            return self.kernels.encode(values, self.arguments, seed, kept, body)
+        assert kept is not None
+        if residual.waits_for(self):
+            made = self.kernels.encode_later(values, self.arguments, seed, kept, as_array(residual.pending), body)
+        else:
+            kept += values
+            made = self.kernels.encode(kept, self.arguments, seed, None, body)
+        residual.put_off(self, made)
+        return made
 
     def _decode(self, payload: Any, out: Any, scale: float | None) -> None:
         if _is_cuda(out):

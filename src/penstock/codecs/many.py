@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
-from penstock.codecs.feedback import memory_of
+from penstock.codecs.feedback import Residual, memory_of
 from penstock.codecs.header import NOT_FINITE, SEGMENTED
 from penstock.errors import CodecError, NonFiniteError
 
@@ -63,7 +63,7 @@ def encode_many(
     values = to_float32(as_array(gradient))
     edges = check_boundaries(boundaries, values.size)
     data = room(out, max_nbytes_many(codec, edges))
-    kept = memory_of(residual, values.size, "the gradient")
+    kept = memory_of(residual.values() if isinstance(residual, Residual) else residual, values.size, "the gradient")
     segments = edges.size - 1
     calls = np.fromiter((number & 0xFFFFFFFF for number in islice(codec._calls, segments)), np.uint32, segments)
     table = data[codec.header_nbytes :][: table_nbytes(segments)]

@@ -18,7 +18,7 @@ from penstock.compll.ir import (
     Statement,
     walk,
 )
-from penstock.compll.schedule import TOTAL
+from penstock.compll.schedule import LAST, TOTAL
 from penstock.compll.types import FLOAT
 
 
@@ -75,6 +75,20 @@ def inlined_decode(program: Program, fields: tuple[Expr | str, ...]) -> list[Sta
         return None
     left = Expr("sub", FLOAT, (element(TOTAL), element(names[decode.result])), name=RESIDUAL)
     return [*made, Map("left", NUMEL, left)]
+
+
+def last_decode(program: Program) -> list[Statement] | None:
+    """Return decode's statements under names of their own, reading the payload before: what the residual still holds.
+
+    None where decode is not element-wise; taking off a sparse payload at once costs next to nothing.
+    """
+    decode = program.decode
+    is_elementwise = all(isinstance(item, Let | Map | Read) for item in decode.statements)
+    if not is_elementwise or any(field.counts for field in program.layout.fields):
+        return None
+    names = {item.name: f"{LAST}_{item.name}" for item in decode.statements}
+    memo: dict[int, Expr] = {}
+    return [replace(renamed(item, names, memo), name=names[item.name]) for item in decode.statements]
 
 
 def _put_fields(expr: Expr, fields: tuple[Expr | str, ...], memo: dict[int, Expr]) -> None:

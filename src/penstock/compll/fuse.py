@@ -9,6 +9,10 @@ from its code and some scalars), `residual = total - decoded` is computed in the
 Where it is not (sparse and run-length formats), the first pass leaves `total` in the residual's memory, later ones read
 it there, and at the end the payload is decoded and subtracted (`Schedule.subtracts`).
 
+Feedback can also be put off (`schedule_later`): total = gradient + (residual - decode(last payload)) is left in the
+residual's memory, and what this payload carries is taken off by the next call. One pass then does for onebit, whose
+scales are known only at its end.
+
 Example: terngrad's encode takes two passes, the second needing what the first found.
 
     pass over gradient: min = smaller, max = greater; check gradient
@@ -19,7 +23,7 @@ Example: terngrad's encode takes two passes, the second needing what the first f
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.compll.feedback import element, inlined_decode, rename, renamed
+from penstock.compll.feedback import element, inlined_decode, last_decode, rename, renamed
 from penstock.compll.ir import (
     GRADIENT,
     LATEST,
@@ -42,7 +46,7 @@ from penstock.compll.ir import (
     expressions,
     walk,
 )
-from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Output, Pack, Pass, Scatter, Schedule, Step
+from penstock.compll.schedule import INPUTS, LAST, TOTAL, Emit, Keep, Output, Pack, Pass, Scatter, Schedule, Step
 from penstock.compll.types import FLOAT
 
 
@@ -77,6 +81,22 @@ def schedule_encode(program: Program, feedback: bool = False, latest: str = GRAD
     planner = _Planner(keep_first=True)
     planner.add_all([*made, *decoded])
     return planner.encode(program, fields, TOTAL, kept=decoded[-1].name)
+
+
+def schedule_later(program: Program) -> Schedule | None:
+    """Return encode with feedback put off; None where decode is not element-wise."""
+    before = last_decode(program)
+    if before is None:
+        return None
+    names = {GRADIENT: TOTAL, LATEST: GRADIENT}
+    memo: dict[int, Expr] = {}
+    statements = [renamed(statement, names, memo) for statement in program.encode.statements]
+    fields = tuple(item if isinstance(item, str) else rename(item, names, memo) for item in program.encode.fields)
+    kept = Expr("sub", FLOAT, (element(RESIDUAL), element(f"{LAST}_{program.decode.result}")), name="kept")
+    total = Map(TOTAL, NUMEL, Expr("add", FLOAT, (element(GRADIENT), kept), name=TOTAL))
+    planner = _Planner(keep_first=True)
+    planner.add_all([*before, total, *statements])
+    return planner.encode(program, fields, TOTAL)
 
 
 def schedule_decode(program: Program, unpacks: bool = True) -> Schedule:

@@ -22,6 +22,7 @@ from penstock.compll.show import show
 from penstock.compll.types import Scalar
 
 TOTAL = "total"  # gradient + residual
+LAST = "last"  # the payload before, where the residual still holds what it carried
 INPUTS = (GRADIENT, LATEST, RESIDUAL)
 
 

@@ -25,7 +25,14 @@ class Kernels(Protocol):
 
 
 class ManyKernels(Kernels, Protocol):
-    """Kernels that also take several tensors at once: segments of one flat array."""
+    """Kernels of the CPU: they also put feedback off, and take several tensors at once, segments of one flat array."""
+
+    @property
+    def defers(self) -> bool:
+        """Whether there is an `encode_later`."""
+
+    def encode_later(self, gradient: Any, arguments: Arguments, seed: int, residual: Any, last: Any, out: Any) -> Any:
+        """Return the payload of gradient + (residual - decode(last)), which is left in `residual`."""
 
     def encode_many(
         self, gradient: Any, boundaries: Any, arguments: Arguments, seed: int, calls: Any, residual: Any, out: Any

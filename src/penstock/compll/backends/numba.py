@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from penstock.compll.backends import Arguments
 from penstock.compll.backends.numba_source import generate, kernel_arguments
 from penstock.compll.cache import default_cache, write_whole
+from penstock.compll.feedback import last_decode
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.fuse import schedule_encode
 from penstock.compll.ir import Program
@@ -35,6 +36,7 @@ _TYPES = {
     "gradient": "Array(float32, 1, 'C', readonly=True)",
     "residual": "float32[::1]",
     "payload": "Array(uint8, 1, 'C', readonly=True)",
+    "last": "Array(uint8, 1, 'C', readonly=True)",
     "seed_low": "uint32",
     "seed_high": "uint32",
     "factor": "float32",
@@ -54,6 +56,7 @@ class NumbaKernels:
     cache_dir: Path = field(default_factory=default_cache)
     _compiled: dict[str, Callable[..., int]] = field(default_factory=dict)
     _subtracts: bool | None = None
+    _defers: bool | None = None
 
     def encode(
         self,
@@ -76,6 +79,15 @@ class NumbaKernels:
             raise NonFiniteError("the gradient holds values that are not finite")
         if residual is not None and self.subtracts:
             self.decode_add(out[:nbytes], residual, arguments, -1.0)
+        return out[:nbytes]
+
+    def encode_later(
+        self, gradient: Floats, arguments: Arguments, seed: int, residual: Floats, last: Bytes, out: Bytes
+    ) -> Bytes:
+        """Return the payload of gradient + (residual - decode(last)), which is left in `residual`."""
+        nbytes = self.kernel("encode_later")(gradient, residual, last, out, *split(seed), *self._own(arguments))
+        if nbytes < 0:
+            raise NonFiniteError("the gradient holds values that are not finite")
         return out[:nbytes]
 
     def decode(self, payload: Bytes, numel: int, arguments: Arguments, out: Floats | None = None) -> Floats:
@@ -151,6 +163,13 @@ class NumbaKernels:
         if self._subtracts is None:  # found once: planning takes longer than encoding a small tensor
             self._subtracts = schedule_encode(self.program, feedback=True).subtracts
         return self._subtracts
+
+    @property
+    def defers(self) -> bool:
+        """Whether feedback can be put off: `encode_later` is there."""
+        if self._defers is None:
+            self._defers = last_decode(self.program) is not None
+        return self._defers
 
     def kernel(self, kind: str) -> Callable[..., int]:
         """Return a kernel, compiled or loaded on first use."""

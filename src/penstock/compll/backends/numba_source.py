@@ -7,7 +7,7 @@ from penstock.compll.backends.numba_expr import Body, Names, bare
 from penstock.compll.backends.numba_many import ARGUMENTS, INSIDE, loop_source
 from penstock.compll.backends.numba_pass import PassWriter
 from penstock.compll.functions import Function
-from penstock.compll.fuse import schedule_decode, schedule_encode
+from penstock.compll.fuse import schedule_decode, schedule_encode, schedule_later
 from penstock.compll.ir import (
     GRADIENT,
     RESIDUAL,
@@ -22,7 +22,7 @@ from penstock.compll.ir import (
     walk,
 )
 from penstock.compll.operators import Operator
-from penstock.compll.schedule import INPUTS, TOTAL, Pass, Schedule
+from penstock.compll.schedule import INPUTS, LAST, TOTAL, Pass, Schedule
 from penstock.compll.types import Scalar, Vector
 
 
@@ -119,9 +119,11 @@ class KernelWriter:
                 moving.append(nbytes(before.type.element, self.length(before.length)))
         return " + ".join([str(fixed), *moving])
 
-    def encode(self) -> None:
-        """Write the body of encode."""
+    def encode(self, later: bool = False) -> None:
+        """Write the body of encode; `later`, what the last payload carried is taken off the residual first."""
         self.line("numel = gradient.size")
+        if later:
+            self._find_fields(LAST, f"{LAST}_")
         self.steps()
         body = self.scalar_body()
         for number, source in enumerate(self.program.encode.fields):
@@ -138,7 +140,15 @@ class KernelWriter:
     def decode(self) -> None:
         """Write the body of decode: find and check the fields, then run the passes."""
         self.line("numel = out.size")
-        checks = dict(self.program.decode.checks)
+        self._find_fields("payload", "", dict(self.program.decode.checks))
+        self.block(f"if payload.size != {self.offset(len(self.program.layout.fields))}:", ["return DAMAGED"])
+        if any(node.op == "random" for item in self.program.decode.statements for node in nodes(item)):
+            self.line("seed_low = seed_high = uint32(0)")  # decode draws from the stream of seed 0
+        self.steps()
+        self.line("return 0")
+
+    def _find_fields(self, payload: str, prefix: str, checks: Mapping[int, Expr] | None = None) -> None:
+        """Write where the fields of a payload are; with `checks`, only what encode can have written is let through."""
         counted = {field.counts: number for number, field in enumerate(self.program.layout.fields) if field.counts}
         vectors = {item.field: item.name for item in self.program.decode.statements if isinstance(item, Read)}
         for number, item in enumerate(self.program.layout.fields):
@@ -147,19 +157,17 @@ class KernelWriter:
                 assert item.length is not None
                 width = nbytes(item.type.element, self.length(item.length))
                 if number in vectors:
-                    self.line(f"{self.names.of_bytes(vectors[number])} = payload[{offset} : {offset} + {width}]")
+                    place = self.names.of_bytes(prefix + vectors[number])
+                    self.line(f"{place} = {payload}[{offset} : {offset} + {width}]")
                 continue
-            self.block(f"if payload.size < {offset} + {item.type.nbytes}:", ["return DAMAGED"])
-            name = self.fields[number] = self.names.unique(item.name.replace(".", "_"))
-            self.line(f"{name} = load_{item.type.storage}(payload, {offset})")
-            self._refuse(number, item.type, name, checks)
+            if checks is not None:
+                self.block(f"if payload.size < {offset} + {item.type.nbytes}:", ["return DAMAGED"])
+            name = self.fields[number] = self.names.unique(prefix + item.name.replace(".", "_"))
+            self.line(f"{name} = load_{item.type.storage}({payload}, {offset})")
+            if checks is not None:
+                self._refuse(number, item.type, name, checks)
             if item.counts in counted:
                 self.sizes[item.counts] = f"int64({name})"
-        self.block(f"if payload.size != {self.offset(len(self.program.layout.fields))}:", ["return DAMAGED"])
-        if any(node.op == "random" for item in self.program.decode.statements for node in nodes(item)):
-            self.line("seed_low = seed_high = uint32(0)")  # decode draws from the stream of seed 0
-        self.steps()
-        self.line("return 0")
 
     def _refuse(self, number: int, kind: Scalar, name: str, checks: Mapping[int, Expr]) -> None:
         """Write the tests a scalar field must pass."""
@@ -201,7 +209,7 @@ from numba import float32, float64, int32, int64, njit, uint8, uint16, uint32, u
 from penstock.compll.backends.numba_support import *
 
 '''
-KINDS = ("encode", "encode_feedback", "decode", "decode_add")
+KINDS = ("encode", "encode_feedback", "encode_later", "decode", "decode_add")
 
 
 def generate(
@@ -210,7 +218,8 @@ def generate(
     operators: Mapping[str, Operator],
     kinds: tuple[str, ...] = KINDS,
 ) -> str:
-    """Return the source of a module with the kernels of a program."""
+    """Return the source of a module with the kernels of a program, those that it has."""
+    kinds = tuple(kind for kind in kinds if kind != "encode_later" or schedule_later(program) is not None)
     constants = [f"{item.name} = {item.value}" for item in program.parameters if item.is_constant]
     title = f"{program.name}" + (f" with {', '.join(constants)}" if constants else "") + "."
     text = HEAD.format(title=title, name=program.name)
@@ -230,6 +239,10 @@ def _own(program: Program) -> list[str]:
 
 
 def _schedule(program: Program, kind: str) -> Schedule:
+    if kind == "encode_later":
+        later = schedule_later(program)
+        assert later is not None, f"{program.name} has nothing to put off"
+        return later
     if kind.startswith("encode"):
         return schedule_encode(program, feedback=kind == "encode_feedback")
     return schedule_decode(program)
@@ -269,6 +282,7 @@ def kernel_arguments(program: Program, kind: str) -> list[str]:
     heads = {
         "encode": ["gradient", "out", "seed_low", "seed_high"],
         "encode_feedback": ["gradient", "residual", "out", "seed_low", "seed_high"],
+        "encode_later": ["gradient", "residual", "last", "out", "seed_low", "seed_high"],
         "decode": ["payload", "out"],
         "decode_add": ["payload", "out", "factor"],
     }
@@ -283,7 +297,7 @@ def _kernel(
     own = [writer.names.of(parameter.name) for parameter in program.arguments]
     arguments = ", ".join([*kernel_arguments(program, kind), *own])
     if kind.startswith("encode"):
-        writer.encode()
+        writer.encode(later=kind == "encode_later")
     else:
         writer.decode()
     return f"\ndef {kind}({arguments}):\n" + "\n".join(writer.lines) + "\n"
