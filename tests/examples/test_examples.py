@@ -16,3 +16,17 @@ def test_an_example_prints_what_its_out_file_says(script):
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout == expected.read_text()
+
+
+def test_moving_to_penstock_changes_one_import_and_nothing_else():
+    before, after = ((EXAMPLES / f"train_ddp{end}.py").read_text() for end in ("_before", ""))
+    code = [text.split('"""')[2].splitlines() for text in (before, after)]
+    changed = [(old, new) for old, new in zip(*code, strict=True) if old != new]
+    wrapper = "import DistributedDataParallel as DDP"
+    assert changed == [(f"from torch.nn.parallel {wrapper}", f"from penstock.torch {wrapper}")]
+
+
+def test_the_example_trains_under_torchrun():
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "train_ddp.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout == "learned the circle\n", result.stderr
