@@ -26,6 +26,7 @@ RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, op
     ("casync", "casync", "--hosts 4"),
     ("casync", "casync-8-hosts", "--hosts 8 --iterations 1"),
     ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb"),
+    ("coordinator", "coordinator", "--hosts 4,8"),
     ("scaling", "scaling", ""),
     ("rates", "rates", ""),
     ("train", "train", "--models vgg16_cifar:8"),

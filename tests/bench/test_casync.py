@@ -4,6 +4,8 @@ from penstock.bench import casync
 from penstock.bench.casync import casync_rows
 from penstock.bench.casync_worker import CasyncJob, measure_job
 from penstock.bench.configurations import hand_made, joint, steps
+from penstock.bench.coordinator_worker import CoordinatorJob
+from penstock.bench.coordinator_worker import measure_job as push
 from penstock.bench.jobs import Place
 from penstock.bench.joint import joint_rows
 from penstock.curves import CodecCurves, Curve
@@ -73,3 +75,14 @@ def test_rows_say_what_each_step_gains(monkeypatch):
     rows = list(casync_rows(Place(4, "1gbit"), CasyncJob("vgg16", "ring", ("onebit",), 1), print))
     assert [row["times_as_fast"] for row in rows] == [1, 2, 4]
     assert [row["times_as_fast_as_before"] for row in rows] == [1, 2, 2]
+
+
+def test_every_decider_pushes_every_gradient(tmp_path):
+    path = str(tmp_path / "toy.json")
+    save_trace(Trace("toy", "none", 1, "float32", 0.01, tuple(Tensor(f"t{i}", 5000, 0.002) for i in range(6))), path)
+    job = CoordinatorJob(path, 1, threshold_nbytes=2000, timeout_seconds=0.002)
+    rows = run_ranks(3, lambda transport: list(push(transport, job, lambda _: None)))[0]
+    assert [row["how"] for row in rows] == ["at will", "online", "steady"]
+    assert all(row["messages_per_rank"] == 6 * 2 for row in rows)
+    assert all(row["measured_seconds"] >= 0.022 for row in rows)
+    assert rows[2]["batches_per_rank"] <= 12

@@ -5,6 +5,7 @@ import typer
 from penstock.cli.bench_casync import bench_casync, bench_joint
 from penstock.cli.bench_codecs import bench_codecs
 from penstock.cli.bench_collectives import bench_collectives
+from penstock.cli.bench_coordinator import bench_coordinator
 from penstock.cli.bench_links import bench_links
 from penstock.cli.bench_page import bench_page
 from penstock.cli.bench_planners import bench_planners
@@ -24,4 +25,5 @@ bench.command("codecs")(bench_codecs)
 bench.command("collectives")(bench_collectives)
 bench.command("joint")(bench_joint)
 bench.command("casync")(bench_casync)
+bench.command("coordinator")(bench_coordinator)
 bench.command("page")(bench_page)

@@ -103,6 +103,20 @@ SECTIONS: dict[str, Section] = {
         ),
         shares=("compressed_share",),
     ),
+    "coordinator": Section(
+        "Bulk communication",
+        "A model's gradients, one bit an element, each tensor in one piece per host, on their way to the aggregators "
+        "while the backward pass makes them ready. `at will`: every message is sent as soon as it is ready. `online`: "
+        "rank 0 hears what is ready, batches it and tells who sends to whom, no two links meeting. `steady`: the same "
+        "decisions, made once and replayed without a coordinator.",
+        Rivalry(
+            group=("hosts", "rate", "what"),
+            seconds="measured_seconds",
+            label=lambda row: str(row["how"]),
+            ours=_how("online", "steady"),
+            peer=_how("at will"),
+        ),
+    ),
     "scaling": Section(
         "More hosts",
         f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "

@@ -1,0 +1,168 @@
+"""The coordinator online: rank 0 hears what is ready, decides who sends to whom, and tells them, beside the data.
+
+    every rank -> 0    ready i j ..  these messages of the table may leave
+    0 -> sender        send i j ..   these messages, as one batch
+    0 -> receiver      receive i j ..
+    receiver -> 0      done i        the batch that begins with i has arrived: both NICs are free again
+    0 -> every rank    stop          everything has arrived
+    every rank -> 0    bye           nothing more will come
+
+Notes have a fixed size, so that both sides of an engine know what to expect; they are small beside the data and have a
+tag of their own. A rank tells what is ready twice in a link's timeout, not message by message. Rank 0 listens to each
+rank on a thread of its own: gloo cannot be asked whether a message has come.
+"""
+
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+from time import perf_counter, sleep
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.runtime.bulk import Lanes, wait_for
+from penstock.runtime.coordinator import Batch, Bulk, Message, choose_round
+from penstock.runtime.transport import LAST_TAG
+
+TAG = LAST_TAG - 1
+MOST = 62  # messages of a batch that a note can name
+READY, DONE, SEND, RECEIVE, STOP, BYE = range(6)
+Note = NDArray[np.int64]  # kind, count, numbers of messages
+
+
+class Online:
+    """One rank's side of coordinated exchanges; rank 0's also coordinates. Threads last until `close`."""
+
+    def __init__(self, lanes: Lanes, bulk: Bulk) -> None:
+        self.lanes, self.bulk = lanes, bulk
+        self._lock = Lock()  # notes of several threads must not mix on one link
+        self._told: queue.SimpleQueue[Note] = queue.SimpleQueue()  # rank 0: notes to itself, as a rank
+        self._heard: queue.SimpleQueue[tuple[int, Note]] = queue.SimpleQueue()  # rank 0: notes of all ranks
+        self._posted: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers of messages not announced yet
+        self._threads = ThreadPoolExecutor(lanes.transport.world_size + 1, "penstock-coordinator")
+
+    def close(self) -> None:
+        """End the threads; the lanes are the caller's."""
+        self._threads.shutdown()
+
+    def post(self, name: str) -> None:
+        """Say that a message may leave, to the lanes and soon to rank 0."""
+        self.lanes.post(name)
+        self._posted.put(self.lanes.number[name])
+
+    def run(self) -> None:
+        """Send and receive as rank 0 says until everything has arrived; messages are posted meanwhile."""
+        coordinating = [*self._start_coordinating(), self._threads.submit(self._announce)]
+        moving: list[Future[None]] = []
+        while (note := self._next_note())[0] != STOP:
+            batch = self._batch(note)
+            if note[0] == SEND:
+                moving.append(self.lanes.sender.submit(self.lanes.send, batch))
+            else:
+                moving.append(self.lanes.receiver.submit(self._receive, batch))
+        wait_for(moving)
+        self._tell(0, BYE, [], to_coordinator=True)
+        wait_for(coordinating)
+
+    # A rank's side
+
+    def _announce(self) -> None:
+        """Tell rank 0 what was posted, a few messages at a time, until all of this rank's are."""
+        left = len(self.lanes.mine)
+        while left:
+            try:
+                numbers = [self._posted.get(timeout=self.lanes.timeout_seconds)]
+            except queue.Empty:
+                raise TimeoutError(f"{left} of this rank's messages were never posted") from None
+            sleep(self.bulk.timeout_seconds / 2)
+            while not self._posted.empty() and len(numbers) < MOST:
+                numbers.append(self._posted.get())
+            self._tell(0, READY, numbers, to_coordinator=True)
+            left -= len(numbers)
+
+    def _receive(self, batch: Batch) -> None:
+        self.lanes.receive(batch)
+        self._tell(0, DONE, [self.lanes.number[batch.messages[0].name]], to_coordinator=True)
+
+    def _next_note(self) -> Note:
+        if self.lanes.transport.rank:
+            return self._hear(0)
+        try:
+            return self._told.get(timeout=self.lanes.timeout_seconds)
+        except queue.Empty:
+            seconds = self.lanes.timeout_seconds
+            raise TimeoutError(f"nothing was decided for {seconds:g} s: some rank posted nothing") from None
+
+    def _hear(self, peer: int) -> Note:
+        note = np.zeros(2 + MOST, np.int64)
+        self.lanes.transport.irecv(note.view(np.uint8), peer, TAG).wait(self.lanes.timeout_seconds)
+        return note
+
+    def _batch(self, note: Note) -> Batch:
+        return Batch(tuple(self.lanes.table[number] for number in note[2 : 2 + note[1]]))
+
+    def _tell(self, peer: int, kind: int, numbers: list[int], to_coordinator: bool = False) -> None:
+        note = np.zeros(2 + MOST, np.int64)
+        note[:2] = kind, len(numbers)
+        note[2 : 2 + len(numbers)] = numbers
+        if peer != self.lanes.transport.rank:
+            with self._lock:
+                self.lanes.transport.isend(note.view(np.uint8), peer, TAG).wait(self.lanes.timeout_seconds)
+        elif to_coordinator:
+            self._heard.put((0, note))
+        else:
+            self._told.put(note)
+
+    # Rank 0's side
+
+    def _start_coordinating(self) -> list["Future[None]"]:
+        transport = self.lanes.transport
+        if transport.rank:
+            return []
+        listening = [self._threads.submit(self._listen, peer) for peer in range(1, transport.world_size)]
+        return [self._threads.submit(self._coordinate), *listening]
+
+    def _listen(self, peer: int) -> None:
+        while True:
+            note = self._hear(peer)
+            self._heard.put((peer, note))
+            if note[0] == BYE:
+                return
+
+    def _coordinate(self) -> None:
+        waiting: list[Message] = []
+        moving: dict[int, Batch] = {}  # by the number of its first message
+        left, start = len(self.lanes.table), perf_counter()
+        while left:
+            for note in self._news():
+                now = perf_counter() - start
+                if note[0] == READY:
+                    waiting += [replace(self.lanes.table[i], ready_seconds=now) for i in note[2 : 2 + note[1]]]
+                elif note[0] == DONE:
+                    left -= len(moving.pop(int(note[2])).messages)
+            chosen = self._decide(waiting, moving, perf_counter() - start)
+            moving |= {self.lanes.number[batch.messages[0].name]: batch for batch in chosen}
+            gone = {message.name for batch in chosen for message in batch.messages}
+            waiting = [message for message in waiting if message.name not in gone]
+        for peer in range(self.lanes.transport.world_size):
+            self._tell(peer, STOP, [])
+
+    def _news(self) -> list[Note]:
+        """Return all notes that have come; wait for one, but no longer than a link may have to."""
+        try:
+            found = [self._heard.get(timeout=max(self.bulk.timeout_seconds, 1e-4))[1]]
+        except queue.Empty:
+            return []
+        while not self._heard.empty():
+            found.append(self._heard.get()[1])
+        return found
+
+    def _decide(self, waiting: list[Message], moving: dict[int, Batch], now: float) -> list[Batch]:
+        senders, receivers = ({batch.link[side] for batch in moving.values()} for side in (0, 1))
+        chosen = [Batch(batch.messages[:MOST]) for batch in choose_round(waiting, now, self.bulk, senders, receivers)]
+        for batch in chosen:
+            numbers = [self.lanes.number[message.name] for message in batch.messages]
+            self._tell(batch.link[1], RECEIVE, numbers)
+            self._tell(batch.link[0], SEND, numbers)
+        return chosen
