@@ -1,5 +1,6 @@
 """Every strategy over the memory engine, against a float64 oracle; what a communicator keeps and refuses."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_a_large_ring_in_blocks_is_right_many_times_in_a_row() -> None:
         communicator = Communicator(transport, TIMEOUT_SECONDS)
         for _ in range(5):
             np.copyto(outputs[transport.rank], inputs[transport.rank])
-            communicator.all_reduce(outputs[transport.rank])
+            communicator.all_reduce(outputs[transport.rank], block_numel=20_000)
 
     run_ranks(4, rank)
     check("all_reduce", inputs, outputs, "float32", 0)
@@ -224,7 +225,8 @@ def test_a_failed_communicator_says_so_when_it_is_used_again() -> None:
         communicator.all_reduce(np.ones(4))
 
 
-def test_a_measured_network_gives_pipelines_their_best_block() -> None:
+def test_a_measured_network_gives_pipelines_their_best_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))  # a core for everybody
     network = Network(workers=3, alpha_seconds=1e-4, beta_seconds_per_byte=1e-9, gamma_seconds_per_byte=0.0)
     numel = 1_000_000
     wanted = round(best_block_nbytes(network, 3, 4 * numel, "broadcast") / 4)

@@ -13,12 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.cost.collectives import best_block_nbytes
 from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
+from penstock.runtime.blocks import with_block
 from penstock.runtime.codec import Codec
-from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.recorder import Recorder
@@ -28,7 +27,6 @@ from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
 from penstock.strategies.batches import Batches
 from penstock.strategies.compressed import build_compressed
-from penstock.strategies.options import SMALLEST_BLOCK
 
 KEPT_PROGRAMS = 256
 Made = tuple[Program, Batches | None]  # a program, and what it counts where that is not elements
@@ -51,6 +49,7 @@ class Communicator:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
         self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
         self._calls = 0
         self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
@@ -100,8 +99,9 @@ class Communicator:
 
     def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
         def make(target: Flat) -> Made:
-            chosen = Options(**self._with_block(collective, strategy, target, options))
-            return build(collective, strategy, self.transport.world_size, target.numel, chosen), None
+            world_size, cores = self.transport.world_size, self._shared_cores or 0
+            chosen = with_block(options, collective, strategy, target, world_size, self.network, cores)
+            return build(collective, strategy, world_size, target.numel, Options(**chosen)), None
 
         self._run((collective, strategy, *sorted(options.items())), make, data, None)
 
@@ -123,16 +123,6 @@ class Communicator:
             return build_compressed(strategy, self.transport.world_size, ends, Options(**options))
 
         self._run((strategy, bounds, id(codec), *sorted(options.items())), make, data, codec, residual)
-
-    def _with_block(
-        self, collective: Collective, strategy: str, target: Flat, options: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the options with the block size that costs least on the measured network, where nobody chose one."""
-        if self.network is None or strategy.replace("-", "_") != "linear_pipeline" or "block_numel" in options:
-            return options
-        nbytes = best_block_nbytes(self.network, self.transport.world_size, target.nbytes, collective.value)
-        itemsize = storage_dtype(target.dtype).itemsize
-        return {**options, "block_numel": max(SMALLEST_BLOCK, round(nbytes / itemsize))}
 
     def _run(
         self, key: Any, make: Callable[[Flat], Made], data: Any, codec: Codec | None, residual: Any = None
@@ -184,7 +174,11 @@ class Communicator:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
             raise
-        agree(self.transport, _claim(prepared, codec), self.timeout_seconds)
+        cores = agree(self.transport, _claim(prepared, codec), self.timeout_seconds)
+        if self._shared_cores is None:  # the first agreement says where everybody is
+            self._shared_cores = cores
+            if cores:
+                return self._prepare(key[0], make, target, codec)  # perhaps with other blocks
         self._prepared[key] = prepared
         if len(self._prepared) > KEPT_PROGRAMS:
             self._prepared.popitem(last=False)

@@ -9,16 +9,18 @@ not exchange data but run into the timeout.
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import MismatchError, TransportError
+from penstock.runtime.blocks import processors, this_host
 from penstock.runtime.transport import CHECK_TAG, Bytes, Transport
 
 _NBYTES = 1024  # of a claim and of a verdict
+_MAY_DIFFER = ("host", "cores")
 _COMPARING = "0, comparing programs"
 _PATIENCE = 0.8  # of the timeout: rank 0 gives up early enough to tell the others who is missing
 
@@ -36,6 +38,8 @@ class Claim:
     root: int = 0
     codec: str = ""
     digest: str = ""  # of all instructions: options such as the block size show here
+    host: str = field(default_factory=this_host)  # where it runs, and on how many cores: these may differ
+    cores: int = field(default_factory=processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +47,23 @@ class _Verdict:
     mismatch: str = ""
     missing: int | None = None
     cause: str = ""
+    shared_cores: int = 0
 
 
-def agree(transport: Transport, claim: Claim, timeout_seconds: float) -> None:
-    """Return when all ranks claim the same; raise `MismatchError`, or `TransportError` where a rank is missing."""
+def agree(transport: Transport, claim: Claim, timeout_seconds: float) -> int:
+    """Return when all ranks claim the same; raise `MismatchError`, or `TransportError` where a rank is missing.
+
+    What is returned is the number of cores the ranks share if all of them are on one host, else 0.
+    """
     if transport.world_size == 1:
-        return
+        return 0
     decide = _decide if transport.rank == 0 else _ask
     verdict = decide(transport, claim, timeout_seconds)
     if verdict.missing is not None:
         raise TransportError(claim.strategy, transport.rank, _COMPARING, verdict.missing, verdict.cause)
     if verdict.mismatch:
         raise MismatchError(verdict.mismatch)
+    return verdict.shared_cores
 
 
 def difference(claims: Sequence[Claim]) -> str:
@@ -62,13 +71,18 @@ def difference(claims: Sequence[Claim]) -> str:
     for rank, claim in enumerate(claims):
         if claim.error:
             return f"rank {rank} cannot take part: {claim.error}"
-    for field in fields(Claim):
+    for name in (one.name for one in fields(Claim) if one.name not in _MAY_DIFFER):
         for rank, claim in enumerate(claims):
-            mine, theirs = getattr(claims[0], field.name), getattr(claim, field.name)
+            mine, theirs = getattr(claims[0], name), getattr(claim, name)
             if mine != theirs:
-                what = "options (digest)" if field.name == "digest" else field.name
+                what = "options (digest)" if name == "digest" else name
                 return f"{what} is {theirs!r} on rank {rank} and {mine!r} on rank 0; all ranks must make the same call"
     return ""
+
+
+def shared_cores(claims: Sequence[Claim]) -> int:
+    """Return how many cores the ranks share if all of them are on one host, else 0."""
+    return min(claim.cores for claim in claims) if len({claim.host for claim in claims}) == 1 else 0
 
 
 def _decide(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict:
@@ -91,7 +105,8 @@ def _collect(transport: Transport, claim: Claim, buffers: list[Bytes], seconds: 
             work.wait(max(0.0, deadline - monotonic()))
     except (TimeoutError, ConnectionError) as error:
         return _Verdict(missing=peer, cause=f"it did not join this call: {error}")
-    return _Verdict(difference([claim, *(Claim(**_unpacked(buffer)) for buffer in buffers)]))
+    claims = [claim, *(Claim(**_unpacked(buffer)) for buffer in buffers)]
+    return _Verdict(difference(claims), shared_cores=shared_cores(claims))
 
 
 def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict:

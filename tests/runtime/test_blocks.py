@@ -1,0 +1,66 @@
+"""Block sizes where nobody chose one: by the cost model between hosts, large where the processor is the link."""
+
+import os
+
+import numpy as np
+import pytest
+
+from penstock.network import Network
+from penstock.program import Collective
+from penstock.runtime import Communicator, handshake
+from penstock.runtime.blocks import CROWDED_NBYTES, this_host, with_block
+from penstock.runtime.handshake import Claim, shared_cores
+from penstock.runtime.transport.memory import MemoryTransport
+from penstock.runtime.views import Flat
+from runtime.threads import run_ranks
+
+TARGET = Flat(0, 4_000_000, "float32")
+NETWORK = Network(workers=4, alpha_seconds=1e-4, beta_seconds_per_byte=1e-9, gamma_seconds_per_byte=0.0)
+
+
+def chosen(strategy: str, network: Network | None, cores: int, **options: int) -> int | None:
+    found = with_block(options, Collective.BROADCAST, strategy, TARGET, 4, network, cores)
+    return found.get("block_numel")
+
+
+def test_between_hosts_the_strategy_or_the_measured_network_decides() -> None:
+    assert chosen("ring", None, 0) is None
+    assert chosen("ring", NETWORK, 0) is None
+    assert chosen("linear_pipeline", None, 0) is None
+    assert chosen("linear_pipeline", NETWORK, 0) == pytest.approx((16e6 * 1e-4 / (3 * 1e-9)) ** 0.5 / 4, abs=1)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "linear_pipeline"])
+def test_ranks_that_outnumber_half_the_cores_of_one_host_cut_coarsely(strategy: str) -> None:
+    assert chosen(strategy, NETWORK, 2) == chosen(strategy, None, 7) == CROWDED_NBYTES // 4
+    assert chosen(strategy, None, 8) is None
+
+
+def test_what_the_caller_says_is_kept() -> None:
+    assert chosen("ring", NETWORK, 1, block_numel=5) == 5
+
+
+def test_ranks_share_cores_only_if_all_are_on_one_host() -> None:
+    here = Claim(host="a", cores=8)
+    assert shared_cores([here, Claim(host="a", cores=6)]) == 6
+    assert shared_cores([here, here, Claim(host="b", cores=8)]) == 0
+    assert handshake.difference([here, Claim(host="b", cores=2)]) == ""
+
+
+def test_this_process_and_its_threads_are_on_one_host() -> None:
+    assert this_host() == Claim().host != ""
+
+
+@pytest.mark.parametrize(("cores", "messages"), [(2, 6), (64, 2 * 3 * 8)])
+def test_the_first_program_is_cut_for_the_host_all_ranks_found_themselves_on(
+    cores: int, messages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)))
+
+    def rank(transport: MemoryTransport) -> tuple[int, float]:
+        communicator, values = Communicator(transport, timeout_seconds=20), np.ones(4 * (1 << 20), np.float32)
+        communicator.all_reduce(values)
+        (prepared,) = communicator._prepared.values()
+        return sum(one.op.value == "send" for one in prepared.program.ranks[0]), float(values[0])
+
+    assert run_ranks(4, rank) == [(messages, 4.0)] * 4
