@@ -13,9 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	mkdir -p demo
-	$(BIN)/penstock simulate resnet50 --network mg-wfbp-k80-10gbe --workers 4,8,16,32,64,128,256,512,1024,2048 \
-	    --all-reduce ring --picture demo/scaling.png
+	$(BIN)/penstock demo --out demo
 
 check: $(READY)
 	$(BIN)/ruff format --check .

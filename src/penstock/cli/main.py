@@ -10,6 +10,7 @@ import typer
 from penstock.cli.bench import bench
 from penstock.cli.cluster import cluster
 from penstock.cli.compile import compile_
+from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.measure import measure
 from penstock.cli.plan import plan
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(demo)
 app.command()(profile)
 app.command()(measure)
 app.command()(plan)
