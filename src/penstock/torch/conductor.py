@@ -84,6 +84,11 @@ class Conductor:
         self._time_every_iteration()
 
     @property
+    def decision(self) -> Decision | None:
+        """What was decided, and from what."""
+        return self._decision
+
+    @property
     def plan(self) -> Plan | None:
         """The plan in force."""
         return self._decision.plan if self._decision else None

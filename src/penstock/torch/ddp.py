@@ -22,7 +22,7 @@ from penstock.torch.buckets import TorchDDP
 from penstock.torch.checkpoint import State
 from penstock.torch.conductor import Conductor, Settings
 from penstock.torch.exchange import Memory, Scaler
-from penstock.torch.planning import AUTO
+from penstock.torch.planning import AUTO, Decision
 from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace
 
@@ -96,6 +96,11 @@ class DistributedDataParallel(TorchDDP):
     def plan(self) -> Plan | None:
         """The plan in force; None while profiling."""
         return self._conductor.plan
+
+    @property
+    def decision(self) -> Decision | None:
+        """The plan in force with the trace and the network it was made from; None while profiling."""
+        return self._conductor.decision
 
     def timeline(self) -> Timeline | None:
         """Return the predicted timeline of an iteration; None while profiling."""
