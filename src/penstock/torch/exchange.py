@@ -99,6 +99,8 @@ class Exchange:
         """Replace the values by their average over all ranks."""
         if parcel.is_first:
             self.memory.begin()
+            for codec in self._codecs.values():
+                codec.begin(self.memory.iterations)
         self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
         if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
             parcel.values.div_(self._world_size)
@@ -156,4 +158,5 @@ class Exchange:
     def _codec(self, spec: str) -> Watched:
         if spec not in self._codecs:
             self._codecs[spec] = watched_codec(spec, seed=self._transport.rank)
+            self._codecs[spec].begin(self.memory.iterations)
         return self._codecs[spec]

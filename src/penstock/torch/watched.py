@@ -4,6 +4,7 @@ A gradient that is not finite is sent as such: its payload decodes to NaN. So ev
 can raise, or skip the step, together with the others.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,28 @@ from penstock.errors import NonFiniteError
 from penstock.runtime.codec import Codec
 from penstock.runtime.transport import Array, Bytes
 
+ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
+
 
 def watched_codec(spec: str, seed: int) -> "Watched":
     """Return the codec that a plan writes as `spec`; `seed` differs between ranks."""
-    return Watched(WireCodec(make_codec(spec, seed)), WireCodec(make_codec(spec, seed, on_nonfinite="skip")))
+    codec = make_codec(spec, seed)
+    marking = WireCodec(make_codec(spec, seed, on_nonfinite="skip"))
+    return Watched(WireCodec(codec), marking, codec.count_from)
 
 
 class Watched:
     """What the executor calls; remembers whether anything that was not finite went through."""
 
-    def __init__(self, codec: Codec, marking: Codec) -> None:
+    def __init__(self, codec: Codec, marking: Codec, count_from: Callable[[int], None] = lambda number: None) -> None:
         """`marking` writes a payload that says "not finite"; it is only asked when `codec` refuses."""
-        self._codec, self._marking = codec, marking
+        self._codec, self._marking, self._count_from = codec, marking, count_from
         self._seen = False
         self.name, self.max_nbytes = codec.name, codec.max_nbytes
+
+    def begin(self, iteration: int) -> None:
+        """Draw what this iteration always draws, so that a resumed run rounds as an unbroken one would."""
+        self._count_from(iteration << ENCODES_BITS)
 
     def encode(self, read: Array, residual: Array | None, out: Bytes) -> int:
         """Write the payload of `read`; a residual is of no use any more once its gradient was not finite."""
