@@ -15,6 +15,8 @@ METHODS = {
     "stock": {"planner": "stock"},
     "every tensor by itself": {"planner": "wfbp", "strategy": "ring"},
     "one message, native": {"planner": "single", "strategy": "native"},
+    "onebit": {"planner": "single", "strategy": "ring", "codec": "onebit"},
+    "terngrad, which draws": {"planner": "wfbp", "strategy": "parameter_server", "codec": "terngrad"},
 }
 
 

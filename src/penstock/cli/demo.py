@@ -1,5 +1,6 @@
-"""`penstock demo`: the same training with torch's DDP, with the optimal plan, and compressed; then a table and a page."""
+"""`penstock demo`: one training with torch's DDP, with the optimal plan, and compressed; then a table and a page."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,9 +44,9 @@ def demo(
 def _jobs(task: str, workers: int, steps: int, codecs: str) -> "list[Job]":
     from penstock.train.job import STOCK, Job
 
-    common = {"task": task, "workers": workers, "steps": steps}
-    compressed = [Job(**common, codec=codec) for codec in codecs.split(",") if codec]
-    return [Job(**common, planner=STOCK), Job(**common), *compressed]
+    planned = Job(task=task, workers=workers, steps=steps)
+    compressed = [replace(planned, codec=codec) for codec in codecs.split(",") if codec]
+    return [replace(planned, planner=STOCK), planned, *compressed]
 
 
 def why_not_emulated(workers: int, rate: str) -> str:

@@ -63,9 +63,9 @@ def _check_task(name: str) -> None:
 
 def _check_codec(job: Job) -> None:
     if job.codec_spec is not None:
-        from penstock.codecs.registry import make_codec
+        from penstock.torch.planning import check_options
 
-        make_codec(job.codec_spec)
+        check_options(job.planner, job.strategy, job.codec_spec)
 
 
 def _check_rate(workers: int, rate: str) -> None:

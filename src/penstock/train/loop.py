@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.torch.measured import communication_seconds
 from penstock.train.agree import mean_metric, same_buffers, share, steps_until_look
 from penstock.train.checkpoint import save_checkpoint
 from penstock.train.events import Event, Tell
@@ -19,7 +20,6 @@ from penstock.train.randomness import random_state, undisturbed
 from penstock.train.settle import synchronise
 from penstock.train.stopping import Wish
 from penstock.train.task import Shard, Task, to_device
-from penstock.train.timing import communication_seconds
 
 
 class Loop:

@@ -18,10 +18,9 @@ class Meter:
         """Return the bytes sent, and those that a dense all-reduce would have sent."""
         if not iterations:
             return None, None
-        sent, dense = (now - before for now, before in zip(self._wrapped.traffic(), self._before, strict=True))
-        if self._nic:
-            sent = sent_nbytes(self._nic) - self._nic_before
-        return sent / iterations, dense / iterations
+        now, before = self._wrapped.traffic(), self._before
+        sent = sent_nbytes(self._nic) - self._nic_before if self._nic else now.sent_nbytes - before.sent_nbytes
+        return sent / iterations, (now.dense_nbytes - before.dense_nbytes) / iterations
 
 
 def sent_nbytes(nic: str) -> int:

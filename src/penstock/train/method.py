@@ -10,9 +10,10 @@ from penstock.network import Network
 from penstock.plan import Plan
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
+from penstock.torch.measured import measured_timeline
+from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
 from penstock.train.job import Job
-from penstock.train.timing import stock_timeline
 
 PROFILED = 5  # iterations that the wrapper profiles before it plans
 
@@ -23,22 +24,13 @@ class Wrapped:
     def __init__(self, module: nn.Module, job: Job, device: torch.device, plan: Plan | None) -> None:
         """`plan` is that of the run which is resumed, where there is one."""
         options: dict[str, Any] = {"device_ids": [device.index]} if device.type == "cuda" else {}
-        self._ours: Any = None
-        if job.is_stock:
-            self.model: TorchDDP = TorchDDP(module, **options)
-            self.model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-        else:
-            how: dict[str, Any] = {
-                "planner": job.planner,
-                "strategy": job.strategy,
-                "codec": job.codec_spec,
-                "plan": plan,
-                "network": job.network or None,
-            }
-            self.model = self._ours = PlannedDDP(module, profile_iterations=PROFILED, **how, **options)
+        self._ours = None if job.is_stock else _planned(module, job, plan, options)
+        self.model: TorchDDP = self._ours or TorchDDP(module, **options)
         # Once planned, torch settles its buckets in the second iteration; from then on nothing changes any more.
         self.settling_iterations = 2 if job.is_stock or plan is not None else PROFILED + 2
         self._iterations = 0
+        if self._ours is None:
+            self.model._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     @property
     def plan(self) -> Plan | None:
@@ -48,7 +40,7 @@ class Wrapped:
     @property
     def found(self) -> tuple[Trace | None, Network | None]:
         """What the plan was made from."""
-        decision = getattr(self._ours, "decision", None)
+        decision = self._ours.decision if self._ours is not None else None
         return (None, None) if decision is None else (decision.trace, decision.network)
 
     def explain(self) -> str:
@@ -59,33 +51,43 @@ class Wrapped:
         """Take note of a synchronised iteration: torch's own wrapper does not count."""
         self._iterations += 1
 
-    def traffic(self) -> tuple[int, int]:
-        """Return the bytes this rank has sent so far, and those of dense gradients; of torch's all-reduce, a ring's."""
-        if hasattr(self._ours, "bytes_sent"):
-            traffic = self._ours.bytes_sent()
-            return traffic.sent_nbytes, traffic.dense_nbytes
-        world_size = self.model.process_group.size()
-        nbytes = self._iterations * (2 * (world_size - 1) * gradient_nbytes(self.model.module) // world_size)
-        return nbytes, nbytes
+    def traffic(self) -> Traffic:
+        """Return what this rank has sent so far; of torch's own wrapper, what a ring sends."""
+        if self._ours is not None:
+            return self._ours.bytes_sent()
+        nbytes = self._iterations * ring_nbytes(gradient_nbytes(self.model.module), self.model.process_group.size())
+        return Traffic(nbytes, nbytes)
 
     def measured_timeline(self) -> Timeline | None:
-        """Return the last iteration as it was, on this rank."""
-        if hasattr(self._ours, "measured_timeline"):
-            found: Timeline | None = self._ours.measured_timeline()
-            return found
-        return stock_timeline(self.model)
+        """Return the last iteration as it was, on this rank; of torch's own wrapper, by torch's own clocks."""
+        if self._ours is not None:
+            return self._ours.measured_timeline()
+        assert self.model.logger is not None
+        self.model.logger.set_runtime_stats_and_log()
+        data = self.model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        return measured_timeline(data, (), 0.0, self.model.process_group.rank())
 
     def exchange_state(self) -> dict[str, Any] | None:
         """Return what this rank still owes; None where nothing is ever owed."""
-        owed: dict[str, Any] | None = None
-        if hasattr(self._ours, "exchange_state_dict"):
-            owed = self._ours.exchange_state_dict()
-        return owed
+        return self._ours.exchange_state_dict() if self._ours is not None else None
 
     def load_exchange_states(self, states: list[dict[str, Any] | None]) -> None:
         """Take over from the states of all ranks of an earlier run."""
-        if hasattr(self._ours, "load_exchange_state_dict"):
+        if self._ours is not None:
             self._ours.load_exchange_state_dict([state for state in states if state is not None])
+
+
+def _planned(module: nn.Module, job: Job, plan: Plan | None, options: dict[str, Any]) -> PlannedDDP:
+    return PlannedDDP(
+        module,
+        planner=job.planner,
+        strategy=job.strategy,
+        codec=job.codec_spec,
+        plan=plan,
+        network=job.network or None,
+        profile_iterations=PROFILED,
+        **options,
+    )
 
 
 def gradient_nbytes(module: nn.Module) -> int:
