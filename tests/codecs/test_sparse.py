@@ -175,7 +175,7 @@ def test_blocks_of_tensors_beyond_32_bit_indices():
         nbytes = form.write(
             Entries(indices + shift + (indices == 0), np.arange(1, 6, dtype=np.float32)), block[64 + 16 :]
         )
-        codec._write_header(block, numel, nbytes)
+        codec.write_header(block, numel, nbytes)
     codec.merge(blocks[0], blocks[1], None)
     merged = codec.read(blocks[1], numel)
     assert merged.indices.tolist() == [2**31 - 1, 2**32, 2**32 + 1, numel - 2, numel - 1]

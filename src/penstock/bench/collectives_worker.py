@@ -48,7 +48,7 @@ def main() -> None:
     job = Job(**document)
     with connected(job.engine) as transport:
         communicator = Communicator(_with_blocking_native(transport, job.engine), timeout_seconds=60.0)
-        patience = _wait_until_idle(communicator, job.patience_seconds)
+        patience = wait_until_idle(communicator, job.patience_seconds)
         report(transport.rank, {"network": _measured(transport, job)})
         for nbytes in job.sizes:
             rounds, patience = _rounds(communicator, job, nbytes, patience)
@@ -93,31 +93,31 @@ def _rounds(communicator: Communicator, job: Job, nbytes: int, patience: float) 
     while sum(one.others < QUIET for one in rounds) < job.rounds:
         if patience <= 0 and len(rounds) >= job.rounds:
             break
-        patience = _wait_until_idle(communicator, patience)
+        patience = wait_until_idle(communicator, patience)
         start = monotonic()
         rounds.append(_round(communicator, job.cases, data))
         if rounds[-1].others >= QUIET:
             patience -= monotonic() - start
-        patience = float(_gather(communicator, np.array([patience]))[0, 0])  # rank 0's: all must decide alike
+        patience = float(gather(communicator, np.array([patience]))[0, 0])  # rank 0's: all must decide alike
     return sorted(rounds, key=lambda one: one.others)[: job.rounds], patience
 
 
 def _round(communicator: Communicator, cases: tuple[tuple[str, str], ...], data: Array) -> _Round:
     turns = min(max(1, _ROUND_NBYTES // data.nbytes), _MOST_TURNS)
     moments = np.zeros((2, turns, len(cases)))  # starts, ends
-    ours = {int(process) for process in _gather(communicator, np.array([float(os.getpid())])).flat}
+    ours = {int(process) for process in gather(communicator, np.array([float(os.getpid())])).flat}
     began, before = monotonic(), process_seconds()
     for turn in range(turns):
         for place in range(len(cases)):
             index = (place + turn) % len(cases)
             operation, strategy = cases[index]
-            _barrier(communicator)
+            barrier(communicator)
             moments[0, turn, index] = monotonic()
             getattr(communicator, operation)(data, strategy=strategy)
             moments[1, turn, index] = monotonic()
     used = seconds_of_others(before, process_seconds(), ours) / (monotonic() - began) / processors()
-    everyone = _gather(communicator, moments)
-    others = float(_gather(communicator, np.array([used]))[0, 0])  # rank 0's look: all must decide alike
+    everyone = gather(communicator, moments)
+    others = float(gather(communicator, np.array([used]))[0, 0])  # rank 0's look: all must decide alike
     return _Round(everyone[:, 1].max(axis=0) - everyone[:, 0].min(axis=0), others)
 
 
@@ -131,28 +131,28 @@ def _check(communicator: Communicator, operation: str, strategy: str, data: Arra
     data[:] = 0
 
 
-def _barrier(communicator: Communicator) -> None:
+def barrier(communicator: Communicator) -> None:
     """Return when all ranks are here; twice, because the first may find some of them asleep."""
     for _ in range(2):
         communicator.all_reduce(np.zeros(1), strategy="native")
 
 
-def _wait_until_idle(communicator: Communicator, patience: float) -> float:
+def wait_until_idle(communicator: Communicator, patience: float) -> float:
     """Let all ranks sleep until nobody else uses the machine; return the patience left.
 
     Rank 0 looks and decides for all: a rank that went on would keep the machine busy while another still waits.
     """
     while True:
-        _barrier(communicator)
+        barrier(communicator)
         first = communicator.transport.rank == 0
         share = busy_share(_LOOK_SECONDS if first else 1.2 * _LOOK_SECONDS)  # nobody wakes up while rank 0 looks
-        if _gather(communicator, np.array([share]))[0, 0] < QUIET or patience <= 0:
+        if gather(communicator, np.array([share]))[0, 0] < QUIET or patience <= 0:
             return patience
         sleep(_PAUSE_SECONDS)
         patience -= _PAUSE_SECONDS + _LOOK_SECONDS
 
 
-def _gather(communicator: Communicator, values: Array) -> Array:
+def gather(communicator: Communicator, values: Array) -> Array:
     """Return all ranks' values, by rank."""
     everyone = np.zeros((communicator.transport.world_size, *values.shape))
     everyone[communicator.transport.rank] = values

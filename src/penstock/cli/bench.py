@@ -11,6 +11,7 @@ from penstock.cli.bench_page import bench_page
 from penstock.cli.bench_planners import bench_planners
 from penstock.cli.bench_profile import bench_profile
 from penstock.cli.bench_replay import bench_rates, bench_replay, bench_scaling
+from penstock.cli.bench_sparse import bench_sparse
 from penstock.cli.bench_train import bench_train
 
 bench = typer.Typer(help="Measured tables, peers beside us; results kept as JSON.", no_args_is_help=True)
@@ -26,4 +27,5 @@ bench.command("collectives")(bench_collectives)
 bench.command("joint")(bench_joint)
 bench.command("casync")(bench_casync)
 bench.command("coordinator")(bench_coordinator)
+bench.command("sparse")(bench_sparse)
 bench.command("page")(bench_page)

@@ -81,7 +81,7 @@ class SparseCodec:
         values, block = to_float32(as_array(read)), as_array(out)
         kept = None if residual is None else _residual_memory(residual, values.size, tensor)
         if self.on_nonfinite == "skip" and not np.isfinite(values).all():
-            return self._write_header(block, values.size, 0, NOT_FINITE)  # and the residual is as it was
+            return self.write_header(block, values.size, 0, NOT_FINITE)  # and the residual is as it was
         if kept is not None:
             kept += values
         entries = self._select(values if kept is None else kept, tensor)
@@ -89,7 +89,7 @@ class SparseCodec:
         if kept is not None:
             subtract_at(kept, entries.indices, form.rounded(entries.values))
         nbytes = form.write(entries, block[header_nbytes(_PARAMETERS) :])
-        return self._write_header(block, values.size, nbytes)
+        return self.write_header(block, values.size, nbytes)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write zeros, and the values of a block in their places."""
@@ -126,14 +126,14 @@ class SparseCodec:
             for entries in (one, other):
                 if kept is not None and entries is not None:
                     add_at(kept, entries.indices, entries.values)
-            self._write_header(block, numel, 0, NOT_FINITE)
+            self.write_header(block, numel, 0, NOT_FINITE)
             return
         form = self._form(numel)
         chosen = self._largest_of_sum(one, other, kept)
         if kept is not None and form.value_bits < 32:
             add_at(kept, chosen.indices, chosen.values - form.rounded(chosen.values))
         nbytes = form.write(chosen, block[header_nbytes(_PARAMETERS) :])
-        self._write_header(block, numel, nbytes)
+        self.write_header(block, numel, nbytes)
 
     def read(self, block: Any, numel: int, room: str = "one") -> Entries | None:
         """Return the entries of a block, or None of a step to be skipped; `CodecError` for what nobody wrote.
@@ -148,6 +148,12 @@ class SparseCodec:
             return None
         indices = self._rooms.get(room, self.entries(numel), index_dtype(numel))
         return self._form(numel).read(data[header.nbytes : header.nbytes + header.body_nbytes], indices)
+
+    def write_header(self, block: Bytes, numel: int, nbytes: int, flags: int = 0) -> int:
+        """Say what the `nbytes` behind it are a block of; return the bytes of both."""
+        header = Header(NAME, self._parameters, numel, nbytes, flags)
+        block[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
+        return header.nbytes + nbytes
 
     # Inside
 
@@ -182,11 +188,6 @@ class SparseCodec:
     @property
     def _parameters(self) -> tuple[float, ...]:
         return (self.density, float(self.value_bits), float(INDEX_FORMS.index(self.index_form)))
-
-    def _write_header(self, block: Bytes, numel: int, nbytes: int, flags: int = 0) -> int:
-        header = Header(NAME, self._parameters, numel, nbytes, flags)
-        block[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
-        return header.nbytes + nbytes
 
     def _check(self, header: Header, numel: int, nbytes: int) -> None:
         if (header.codec, header.parameters) != (NAME, self._parameters):

@@ -153,6 +153,23 @@ SECTIONS: dict[str, Section] = {
         ),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "samples"),
     ),
+    "sparse": Section(
+        "Sparse all-reduce",
+        "Blocks of the largest entries of a 25M-parameter gradient, 8 bytes per entry, exchanged by all-gather "
+        "(`topk_allgather`), by tree and broadcast (`gtopk`) and at doubling distances (`gtopk_doubling`); `ring` is "
+        "the dense gradient. What is timed is the exchange, messages and merges: selecting from the gradient and "
+        "writing the result into it is work of each host's own processor (the record's `local` has it). Merges are "
+        "`computed`, on the cores that all hosts share, or `waited` for as long as one takes on a core of its own. "
+        "`predicted` is the simulator's time with alpha, beta and a merge as measured; `error` is how far it is off.",
+        Rivalry(
+            group=("hosts", "rate", "engine", "density", "merges"),
+            seconds="seconds",
+            label=lambda row: str(row["strategy"]),
+            ours=lambda row: str(row["strategy"]).startswith("gtopk"),
+            peer=lambda row: row["strategy"] == "topk_allgather",
+        ),
+        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds"),
+    ),
     "codecs": Section(
         "Compressors",
         "Encoding and decoding gradients: generated kernels beside the same in torch, eager and compiled, and "

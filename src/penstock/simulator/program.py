@@ -14,7 +14,7 @@ from penstock.program import Instruction, Op, Program, Slice
 from penstock.simulator.engine import Resource, Task, run_tasks
 from penstock.timeline import Span, Timeline
 
-CodecSeconds = Callable[[Op, int], float]  # (ENCODE or DECODE, dense bytes) -> seconds
+CodecSeconds = Callable[[Op, int], float]  # (ENCODE, DECODE, or MERGE of two encoded blocks; dense bytes) -> seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,8 @@ class _Translation:
         assert instruction.write is not None
         assert instruction.read is not None
         dense = instruction.write.numel * self.itemsize
+        if instruction.op is Op.MERGE and self.program.buffer(instruction.write.buffer).encoded:
+            return self.codec.seconds(Op.MERGE, dense)
         if instruction.op is Op.MERGE:
             encoded = self.program.buffer(instruction.read.buffer).encoded
             decoding = self.codec.seconds(Op.DECODE, dense) if encoded else 0.0

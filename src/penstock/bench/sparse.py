@@ -1,0 +1,122 @@
+"""Sparse all-reduces on emulated hosts: `penstock bench sparse`.
+
+Every row has what the simulator predicts for the same program with alpha and beta as measured in the same run, the
+block's bytes, and a merge as measured on one core (`predicted_seconds`).
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.bench.coarse_links import run_with_plain_buckets
+from penstock.bench.jobs import Output, Place
+from penstock.bench.sparse_worker import DENSE, Job, random_block
+from penstock.cluster.emulate import emulated_cluster
+from penstock.cluster.tools import run_command
+from penstock.codecs.sparse import SparseCodec
+from penstock.errors import ClusterError
+from penstock.network import Network
+from penstock.program import Op
+from penstock.simulator.program import CodecCost, simulate_program
+from penstock.strategies import build
+
+STRATEGIES = ("topk_allgather", "gtopk", "gtopk_doubling")
+MERGES = ("computed", "waited")
+_RUNNERS = {"smooth": run_command, "coarse": run_with_plain_buckets}
+_NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")
+_TIMEOUT_SECONDS = 400.0
+
+
+def sparse_rows(place: Place, job: Job, links: str = "smooth") -> Iterator[dict[str, Any]]:
+    """Run a job on all hosts and yield its rows."""
+    if links not in _RUNNERS or job.merges not in MERGES:
+        wanted = f"{' or '.join(_RUNNERS)}, and {' or '.join(MERGES)}"
+        raise ClusterError(f"links {links!r} and merges {job.merges!r}; wanted {wanted}")
+    output = Output(lambda _: None)
+    command = [sys.executable, "-m", "penstock.bench.sparse_worker", json.dumps(asdict(job))]
+    environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with emulated_cluster(place.hosts, place.rate, runner=_RUNNERS[links]) as cluster:
+        outcome = cluster.run(
+            command, engine=job.engine, environment=environment, sink=output, timeout_seconds=_TIMEOUT_SECONDS
+        )
+    if outcome.exit_code != 0:
+        raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
+    measured = output.results[0]["network"]
+    for document in output.results[1:]:
+        yield {**_row(place, job, document, measured), "links": links}
+
+
+def _row(place: Place, job: Job, document: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    density, times = document["density"], document["times"]
+    merge_seconds = 0.0 if density is None else job.merge_seconds[job.densities.index(density)]
+    network = Network(workers=place.hosts, **{name: measured[name] for name in _NUMBERS})
+    predicted = predicted_seconds(
+        document["strategy"], place.hosts, 4 * job.numel, document["block_nbytes"], merge_seconds, network
+    )
+    return {
+        "hosts": place.hosts,
+        "rate": place.rate,
+        "engine": job.engine,
+        "density": density,
+        "strategy": document["strategy"],
+        "merges": None if density is None else job.merges,
+        "seconds": median(times),
+        "spread": max(times) - min(times),
+        "samples": len(times),
+        "predicted_seconds": predicted,
+        "error": predicted / median(times) - 1,
+        "nbytes": 4 * job.numel,
+        "block_nbytes": document["block_nbytes"],
+        "merge_seconds": merge_seconds,
+        **{name: measured[name] for name in (*_NUMBERS, "latency_seconds")},
+    }
+
+
+def predicted_seconds(
+    strategy: str, hosts: int, nbytes: int, block_nbytes: int | None, merge_seconds: float, network: Network
+) -> float:
+    """Return the simulator's time for a gradient of `nbytes`; without a block, of the dense ring."""
+    if block_nbytes is None:
+        return simulate_program(build("all_reduce", DENSE, hosts, nbytes // 4), network).seconds
+    cost = CodecCost(block_nbytes / nbytes, lambda op, _: merge_seconds if op is Op.MERGE else 0.0)
+    if strategy == "topk_allgather":  # its merges write into the gradient, which is not timed
+        network = Network(network.workers, network.alpha_seconds, network.beta_seconds_per_byte, 0.0)
+    return simulate_program(build("all_reduce", strategy, hosts, 1), network, nbytes, codec=cost).seconds
+
+
+def local_seconds(numel: int, densities: Sequence[float], index_form: str) -> list[dict[str, float]]:
+    """Return what one rank does by itself, on this process's core: select, merge, write into the gradient."""
+    gradient = np.random.default_rng(0).standard_normal(numel, np.float32)
+    return [_local(SparseCodec(density, index_form=index_form), gradient) for density in densities]
+
+
+def _local(codec: SparseCodec, gradient: NDArray[np.float32]) -> dict[str, float]:
+    residual, result = np.zeros_like(gradient), np.zeros_like(gradient)
+    one, other = (random_block(codec, gradient.size, seed) for seed in range(2))
+    block, merged = one.copy(), one.copy()
+    return {
+        "density": codec.density,
+        "encode_seconds": _best(lambda: codec.encode(gradient, residual, block)),
+        "merge_seconds": _best(lambda: codec.merge(other, merged, residual), before=lambda: np.copyto(merged, one)),
+        "decode_seconds": _best(lambda: codec.decode(one, result)),
+        "decode_add_seconds": _best(lambda: codec.decode_add(one, result)),
+    }
+
+
+def _best(run: Callable[[], Any], before: Callable[[], Any] = lambda: None, repetitions: int = 9) -> float:
+    """Return the fastest of a few calls: what a core of its own would take, on a machine that others use too."""
+    times = []
+    for _ in range(repetitions):
+        before()
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return min(times)

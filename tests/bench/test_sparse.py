@@ -1,0 +1,113 @@
+"""`penstock bench sparse`: predictions, claims, blocks; and one small run on emulated hosts."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.bench.sparse import local_seconds, predicted_seconds
+from penstock.bench.sparse_claims import claims
+from penstock.bench.sparse_worker import Preselected, random_block
+from penstock.cluster import emulated_cluster
+from penstock.codecs.sparse import SparseCodec
+from penstock.errors import ClusterError
+from penstock.network import Network
+
+LINK = Network(workers=16, alpha_seconds=0.0, beta_seconds_per_byte=8e-9, gamma_seconds_per_byte=0.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "milliseconds"), [("topk_allgather", 120.0), ("gtopk", 64.0 + 8.0), ("gtopk_doubling", 32.0 + 8.0)]
+)
+def test_a_megabyte_block_on_16_hosts_at_1_gigabit_is_predicted_by_hand(strategy, milliseconds):
+    found = predicted_seconds(strategy, 16, 100_000_000, 1_000_000, 0.002, LINK)
+    assert found == pytest.approx(milliseconds * 1e-3)
+
+
+def test_the_dense_ring_is_predicted_too():
+    assert predicted_seconds("ring", 16, 100_000_000, None, 0.0, LINK) == pytest.approx(1.5, rel=0.01)
+
+
+def row(strategy, seconds, **more):
+    fixed = {"hosts": 16, "engine": "gloo", "density": 0.005, "merges": "waited", "block_nbytes": 1_000_000}
+    numbers = {"alpha_seconds": 1e-4, "beta_seconds_per_byte": 8e-9, "predicted_seconds": seconds}
+    return {**fixed, **numbers, "strategy": strategy, "seconds": seconds, **more}
+
+
+def test_claims_are_what_the_rows_say():
+    rows = [
+        row("topk_allgather", 0.12),
+        row("gtopk", 0.07, predicted_seconds=0.05),
+        row("gtopk_doubling", 0.05),
+        row("ring", 1.4, density=None, merges=None, block_nbytes=None),
+    ]
+    found = {claim.text.split(",")[0]: (round(claim.value, 3), claim.holds) for claim in claims(rows)[:4]}
+    assert found == {
+        "gtopk over top-k": (1.714, True),
+        "gtopk over the dense ring": (20.0, True),
+        "doubling over tree and broadcast": (1.4, True),
+        "gtopk is faster as predicted": (1.714, True),
+    }
+    off = [claim for claim in claims(rows) if claim.text.startswith("model off")]
+    assert [(round(claim.value, 2), claim.holds) for claim in off] == [(0.0, True), (0.4, False), (0.0, True)]
+
+
+def test_what_startups_decide_is_not_held_against_the_model():
+    assert claims([row("gtopk", 0.1, predicted_seconds=0.01, alpha_seconds=1.0)]) == []
+
+
+def test_preselected_blocks_merge_like_any_other():
+    codec = SparseCodec(0.01, index_form="int32")
+    blocks = [Preselected(codec, 10_000, seed) for seed in range(2)]
+    write = blocks[0].block.copy()
+    total = np.zeros(10_000, np.float32)
+    for block in blocks:
+        codec.decode_add(block.block, total)
+    residual = np.zeros(10_000, np.float32)
+    blocks[0].merge(blocks[1].block, write, residual)
+    codec.decode_add(write, residual)
+    assert np.array_equal(residual, total)
+    assert not np.array_equal(random_block(codec, 10_000, 0), random_block(codec, 10_000, 1))
+
+
+def test_what_a_rank_does_by_itself_is_timed():
+    (found,) = local_seconds(50_000, [0.01], "smaller")
+    assert found["density"] == 0.01
+    assert all(found[f"{name}_seconds"] > 0 for name in ("encode", "merge", "decode", "decode_add"))
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_a_run_on_emulated_hosts_keeps_rows_claims_and_the_record(tmp_path):
+    try:
+        with emulated_cluster(hosts=1, rate="1gbit"):
+            pass
+    except ClusterError as error:
+        pytest.skip(str(error))
+    out = tmp_path / "sparse.json"
+    options = "--hosts 3 --numel 100000 --rounds 1 --dense-rounds 1 --patience 0 --merges computed --json --out"
+    command = [sys.executable, "-m", "penstock", "bench", "sparse", *options.split(), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [one["strategy"] for one in document["rows"]] == 2 * ["topk_allgather", "gtopk", "gtopk_doubling"] + ["ring"]
+    assert json.loads(out.read_text())["rows"] == document["rows"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--densities", "few"), "--densities: found 'few'; wanted numbers with commas between, as 0.001,0.005"),
+        (
+            ("--numel", "1000", "--merges", "guessed"),
+            "merges 'guessed'; wanted smooth or coarse, and computed or waited",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message):
+    command = [sys.executable, "-m", "penstock", "bench", "sparse", "--hosts", "2", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
