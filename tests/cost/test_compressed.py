@@ -34,6 +34,11 @@ def test_a_tree_encodes_on_every_level_up_and_once_down():
     assert way.seconds(320) == pytest.approx(4 * (7 + 2 * (32 + 10)) + 3 * (5 + 0.2 * 320) + 3 * (3 + 0.1 * 320))
 
 
+def test_an_all_gather_encodes_once_and_decodes_everybodys():
+    way = way_for(NETWORK, "all_gather+onebit", 4)
+    assert way.seconds(320) == pytest.approx(3 * (7 + 2 * (32 + 10)) + (5 + 0.2 * 320) + 4 * (3 + 0.1 * 320))
+
+
 def test_one_worker_compresses_nothing():
     assert way_for(NETWORK, "ring+onebit", 1).seconds(1000) == 0.0
 

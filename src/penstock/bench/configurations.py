@@ -66,7 +66,7 @@ def steps(strategy: str, codec: str, hosts: int) -> list[Configuration]:
     compressed or not, in as many pieces and by the strategy that suit it.
     """
     packed, whole = f"{strategy}+{codec}", f"{strategy}+{codec}/{hosts}"
-    every = (NATIVE, packed, whole, f"ring+{codec}", f"parameter_server+{codec}")
+    every = (NATIVE, packed, whole, f"ring+{codec}", f"parameter_server+{codec}", f"all_gather+{codec}")
     return [
         Configuration("stock", PLANNERS["threshold"], (NATIVE,)),
         Configuration("+ codec", PLANNERS["wfbp"], (whole,)),

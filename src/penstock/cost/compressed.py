@@ -7,9 +7,10 @@ tensor costs exactly what Eq. 2 says, where no curve lies on its floor; where on
     ring                K pieces, in ceil(K/N) batches; N encodes and N decodes of a piece are not hidden
     parameter server    K pieces; every rank encodes all of them, an aggregator decodes N of each of its own
     binary tree         K pieces; every level sends and decodes, and encodes anew on the way up
+    all-gather          K pieces; every rank encodes its own once, sends them to all others and decodes everybody's
 
 K is the plan's `partitions`. Where that is 1 the strategy cuts as it likes: a ring and parameter servers into one piece
-per rank, a tree not at all.
+per rank, the others not at all.
 """
 
 from collections.abc import Callable
@@ -48,11 +49,17 @@ def compressed_binary_tree(network: Network, codec: CodecCurves, workers: int, p
     return _cost(network, codec, SyncCounts(2 * levels, levels + 1, levels + 1), partitions, partitions)
 
 
+def compressed_all_gather(network: Network, codec: CodecCurves, workers: int, partitions: int) -> CompressedCost:
+    """Return the cost of sending every rank's payload to every other: few steps, many bytes."""
+    return _cost(network, codec, SyncCounts(workers - 1, 1, workers), partitions, partitions)
+
+
 CompressedFunction = Callable[[Network, CodecCurves, int, int], CompressedCost]
 COMPRESSED: dict[str, CompressedFunction] = {
     "ring": compressed_ring,
     "parameter_server": compressed_parameter_server,
     "binary_tree": compressed_binary_tree,
+    "all_gather": compressed_all_gather,
 }
 
 

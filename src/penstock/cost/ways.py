@@ -11,6 +11,7 @@ from penstock.plan import Route, parse_route
 
 PARAMETER_SERVER = "parameter_server"
 NETWORK_LANE = "network"
+_COMPRESSED_ONLY = set(COMPRESSED) - set(ALL_REDUCE) - {PARAMETER_SERVER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,12 @@ def ways_for(
 ) -> list[Way]:
     """Return every strategy dense and with every codec, each with every number of partitions that can be costed.
 
-    Where a strategy was measured with a codec, only what was measured is considered: beside a measurement a closed form
-    looks better than it is, since it knows nothing of busy processors.
+    Some strategies, such as `all_gather`, carry only what is compressed. Where a strategy was measured with a codec,
+    only what was measured is considered: beside a measurement a closed form looks better than it is, since it knows
+    nothing of busy processors.
     """
-    dense = [way_for(network, strategy, workers) for strategy in strategies]
-    names = [strategy.replace("-", "_") for strategy in strategies]
+    names = [strategy if strategy in network.all_reduce else strategy.replace("-", "_") for strategy in strategies]
+    dense = [way_for(network, name, workers) for name in names if name not in _COMPRESSED_ONLY]
     routes = [Route(name, codec, k) for name in names for codec in codecs for k in partitions]
     measured = _measured_pairs(network) if workers in (None, network.workers) else set()
     return [*dense, *(way_for(network, route, workers) for route in routes if _can_be_costed(network, route, measured))]
