@@ -30,12 +30,16 @@ def fold_step(k: Kernel, p: Procedure, item: Reduce, value: str, size: str) -> N
 def fold_part(k: Kernel, item: Reduce, slot: int) -> list[str]:
     """Return the lines in which a program leaves its part: the value in one slot, whether there is one in the next."""
     part, function = f"{item.name}_part", f"{k.name}_{item.name}"
-    lanes = f"(tl.reshape({part}, [BLOCK]), tl.reshape({part}_on, [BLOCK]))"
+    rows = f"{item.name}_rows"  # one axis after the other: of a reshaped tile Triton 3.6 reduces only a part
     stores = [
         f"tl.store(partials_ptr + {slot + number} * PROGRAMS + tl.program_id(0), {name})"
         for number, name in enumerate((f"{item.name}_one", f"{item.name}_on"))
     ]
-    return [f"{item.name}_one, {item.name}_on = tl.reduce({lanes}, 0, {function})", *stores]
+    return [
+        f"{rows}, {rows}_on = tl.reduce(({part}, {part}_on), 1, {function})",
+        f"{item.name}_one, {item.name}_on = tl.reduce(({rows}, {rows}_on), 0, {function})",
+        *stores,
+    ]
 
 
 def fold_end(k: Kernel, item: Reduce, slot: int, name: str) -> list[str]:

@@ -39,19 +39,29 @@ class Call:
     scratch: Any  # zeros: `triton_select` says how many
     status: Any
     start: Callable[..., None]  # launches a kernel: (kernel, programs, arguments, constants, warps)
+    size: Any = None  # where the size of the result is wanted, if it is counted; a kernel writes it on its way
+
+    def counted(self, size: Any) -> Any:
+        """Return where an operator writes its result's size; `size` says whether it must be somewhere."""
+        if self.size is None and size is not None:
+            return torch.empty(1, dtype=torch.int32, device=size.device)
+        return self.size
 
 
 def nth(call: Call) -> Operand:
     """`nth(v, i)`: element i of `v` sorted, without sorting it."""
     vector, (index, descending) = call.operands[0], call.scalars
-    return Operand(*nth_element(vector.values, vector.size, index, bool(descending), call.scratch, call.start))
+    assert call.size is not None
+    found = nth_element(vector.values, vector.size, index, bool(descending), call.size, call.scratch, call.start)
+    return Operand(found, call.size)
 
 
 def select_topk(call: Call) -> Operand:
     """`topk(v, k)`: indices of the k largest magnitudes."""
     vector, k = call.operands[0], max(0, min(call.scalars[0], call.operands[0].values.numel()))
-    chosen = triton_select.largest_magnitudes(vector.values, k, vector.size, call.scratch, call.start)
-    return Operand(chosen, None if vector.size is None else torch.clamp(vector.size, max=k))
+    count = call.counted(vector.size)
+    chosen = triton_select.largest_magnitudes(vector.values, k, vector.size, call.scratch, call.start, count)
+    return Operand(chosen, count)
 
 
 @triton.jit(do_not_specialize=["numel", "wanted", "seed", "stream"])
@@ -77,11 +87,11 @@ def draw_sample(call: Call) -> Operand:
     vector, wanted = call.operands[0], max(0, min(call.scalars[0], call.operands[0].values.numel()))
     numel, device = vector.values.numel(), vector.values.device
     drawn = torch.empty(wanted, dtype=vector.values.dtype, device=device)
-    count = torch.empty(1, dtype=torch.int32, device=device)
+    count = torch.empty(1, dtype=torch.int32, device=device) if call.size is None else call.size
     counted, size = vector.size is not None, count if vector.size is None else vector.size
     arguments = (vector.values, size, drawn, count, numel, wanted, call.seed, call.step.stream)
     call.start(sample_kernel, max(1, triton.cdiv(wanted, TILE)), arguments, (counted, TILE))
-    return Operand(drawn, count if counted else None)
+    return Operand(drawn, count if counted or call.size is not None else None)
 
 
 @triton.jit(do_not_specialize=["length", "numel", "factor"])

@@ -66,16 +66,17 @@ def rank_digit(
             tl.store(count_ptr, tl.minimum(size, 1))
 
 
-def nth_element(values: Any, size: Any, index: int, descending: bool, scratch: Any, start: Any) -> tuple[Any, Any]:
-    """Return one element in device memory and how many there are: one, or none of an empty vector.
+def nth_element(values: Any, size: Any, index: int, descending: bool, count: Any, scratch: Any, start: Any) -> Any:
+    """Return one element in device memory; `count` is made 1, or 0 where the vector is empty.
 
     `size` is a one-element int32 tensor with how many of `values` count, or None for all of them; `scratch` is as in
     `triton_select`.
     """
     numel, device = values.numel(), values.device
-    found, count = torch.empty(1, dtype=torch.float32, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    found = torch.empty(1, dtype=torch.float32, device=device)
     if numel == 0:
-        return found, count
+        count.zero_()
+        return found
     histogram, state = scratch[:GUESS_BINS], scratch[GUESS_BINS:]
     counted, sized = size is not None, count if size is None else size
     arguments = (values, sized, found, count, histogram, state, numel, index)
@@ -84,4 +85,4 @@ def nth_element(values: Any, size: Any, index: int, descending: bool, scratch: A
         sign, mask = (bins // 2, -(1 << shift)) if is_first else (0, (bins - 1) << shift)
         constants = (counted, descending, bins, shift, sign, mask, TILE)
         start(rank_digit, triton.cdiv(numel, TILE), arguments, constants, 8)
-    return found, count
+    return found

@@ -167,11 +167,11 @@ class Run:
         self._keep(step.name, step.length, step.expr.type)
         self._start(launch, max(1, -(-self.sizes.most(step.length) // self.given["ROWS"])))
 
-    def call(self, step: Apply) -> Call:
+    def call(self, step: Apply, size: Any = None) -> Call:
         """Return an operator's operands."""
         operands = tuple(self.operand(name) for name in step.vectors)
         scalars = tuple(self.sizes.scalar(expr) for expr in step.scalars)
-        return Call(step, operands, scalars, self.seed, self.workspace.scratch, self.owner.status, self.start)
+        return Call(step, operands, scalars, self.seed, self.workspace.scratch, self.owner.status, self.start, size)
 
     def start(
         self, kernel: Any, programs: int, arguments: Sequence[Any], constants: Sequence[Any], warps: int = 4
@@ -188,9 +188,11 @@ class Run:
     def apply(self, step: Apply) -> None:
         """Run a whole-vector operator."""
         run = triton_operators.OPERATORS.get(step.operator) or self.registered(step.operator)
-        made = run(self.call(step))
-        size = self.size(step.length) if step.length.group == 1 else None
-        if size is not None:
+        size = self.size(step.length) if step.length == Length(step.name) else None
+        made = run(self.call(step, size))
+        if size is None and step.length.group == 1:
+            made = Operand(made.values, self.size(step.length))
+        elif size is not None and made.size is not size:
             size.copy_(made.size) if made.size is not None else size.fill_(made.values.numel())
             made = Operand(made.values, size)
         self.operands[step.name] = made

@@ -27,6 +27,7 @@ PREFIX = tl.constexpr(3)  # those bits; at the end: the k-th largest magnitude
 FALLBACK = tl.constexpr(4)
 TICKET = tl.constexpr(5)
 CANDIDATES = tl.constexpr(6)
+COUNTER = 7  # how many were chosen, where nobody wants to know
 STATE_INTS = 8
 
 SAMPLE = 1 << 17
@@ -78,7 +79,7 @@ def resolve(histogram_ptr, rank, BINS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["numel", "k"])
 def guess(
-    x_ptr, size_ptr, histogram_ptr, state_ptr, numel: "i32", k: "i32",
+    x_ptr, size_ptr, histogram_ptr, state_ptr, numel: "i32", k: "i32", chosen_ptr,
     COUNTED: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
     """Rank a strided sample; the threshold should be reached by k elements and not many more."""
@@ -96,15 +97,18 @@ def guess(
         rank = tl.minimum((expected + 4.0 * tl.sqrt(expected) + 3.0).to(tl.int32), count)
         digit_, _ = resolve(histogram_ptr, rank, BINS)
         tl.store(state_ptr + THRESHOLD, digit_ << SHIFT)
+        tl.store(chosen_ptr, wanted)
         tl.store(state_ptr + REMAINING, wanted)
         tl.store(state_ptr + KNOWN, 0)
         tl.store(state_ptr + PREFIX, 0)
 
 
 @triton.jit(do_not_specialize=["k"])
-def begin(size_ptr, state_ptr, k: "i32"):
+def begin(size_ptr, state_ptr, chosen_ptr, k: "i32"):
     """Prepare for looking at every element: the vector is counted, and few."""
-    tl.store(state_ptr + REMAINING, tl.minimum(k, tl.load(size_ptr)))
+    wanted = tl.minimum(k, tl.load(size_ptr))
+    tl.store(chosen_ptr, wanted)
+    tl.store(state_ptr + REMAINING, wanted)
     tl.store(state_ptr + KNOWN, 0)
     tl.store(state_ptr + PREFIX, 0)
     tl.store(state_ptr + FALLBACK, 1)
@@ -267,16 +271,18 @@ def write_exactly(mask_ptr, ties_ptr, above_ptr, equal_ptr, state_ptr, out_ptr, 
             left -= 1
 
 
-def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any = None) -> Any:
+def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any = None, chosen_size: Any = None) -> Any:
     """Return the ascending indices of the k largest |values|, int32, on the device and without waiting for it.
 
     `size` is a one-element int32 tensor with how many of `values` count, or None for all of them; fewer than k leave
     the rest of the result untouched. `scratch` holds zeros before and after: 4096 + STATE_INTS int32. `start` launches
-    a kernel; the driver has a quicker way than Triton's own.
+    a kernel; the driver has a quicker way than Triton's own. `chosen_size` is where the number of them is written.
     """
     start = start or Starter().start
     numel, device = values.numel(), values.device
     if not k or not numel:
+        if chosen_size is not None:
+            chosen_size.zero_()
         return torch.empty(k, dtype=torch.int32, device=device)
     units, limit = triton.cdiv(numel, UNIT.value), min(numel, 4 * k + 4096)
     exact_unit = 4096 if size is not None else UNIT.value  # few and close together: spread them over more programs
@@ -291,12 +297,13 @@ def largest_magnitudes(values: Any, k: int, size: Any, scratch: Any, start: Any 
     counted, sized = size is not None, scratch if size is None else size
     bytes_, tie_bytes = mask.view(torch.uint8), ties.view(torch.uint8)
     programs = min(triton.cdiv(numel, TILE.value), 132)
+    counter = state[COUNTER:] if chosen_size is None else chosen_size
     if counted:
-        start(begin, 1, (size, state, k), (), 1)
+        start(begin, 1, (size, state, counter, k), (), 1)
     else:
         sampling = (counted, SAMPLE, 1024, GUESS_BINS, GUESS_SHIFT)
         samples = triton.cdiv(min(numel, 2 * SAMPLE), 1024)
-        start(guess, samples, (values, sized, histogram, state, numel, k), sampling, 8)
+        start(guess, samples, (values, sized, histogram, state, numel, k, counter), sampling, 8)
         start(mark, units, (values, sized, bytes_, above, state, numel), (counted,), 4)
         start(gather, units, (values, sized, bytes_, above, state, index, candidates, numel, k, limit), (counted,), 4)
     for shift, bins in DIGITS:
