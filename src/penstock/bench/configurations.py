@@ -62,8 +62,8 @@ def steps(strategy: str, codec: str, hosts: int) -> list[Configuration]:
     """Return the steps of Fig. 11, each with what the one before has.
 
     With one piece per rank nothing of a tensor is encoded while another part of it travels; without a number the pieces
-    are small enough for that. Bulk: small tensors are compressed and sent together. Selective: each bucket is
-    compressed or not, in as many pieces and by the strategy that suit it.
+    are small enough for that. Bulk: tensors are batched by size, in stock DDP's buckets. Selective: batches, and how each
+    is compressed or not, are chosen together.
     """
     packed, whole = f"{strategy}+{codec}", f"{strategy}+{codec}/{hosts}"
     every = (NATIVE, packed, whole, f"ring+{codec}", f"parameter_server+{codec}", f"all_gather+{codec}")
@@ -71,6 +71,6 @@ def steps(strategy: str, codec: str, hosts: int) -> list[Configuration]:
         Configuration("stock", PLANNERS["threshold"], (NATIVE,)),
         Configuration("+ codec", PLANNERS["wfbp"], (whole,)),
         Configuration("+ pipelining", PLANNERS["wfbp"], (packed,)),
-        Configuration("+ bulk", PLANNERS["exact"], (packed,)),
+        Configuration("+ bulk", PLANNERS["threshold"], (packed,)),
         Configuration("+ selective", PLANNERS["joint"], tuple(dict.fromkeys(every))),
     ]

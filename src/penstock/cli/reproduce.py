@@ -20,6 +20,7 @@ def reproduce(
     trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
     column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
     pictures: Annotated[str, typer.Option(metavar="FOLDER", help="redraw MG-WFBP's Fig. 1, 2, 10 and 11 there")] = "",
+    record: Annotated[str, typer.Option(metavar="FILE", help="one of penstock bench casync, for hipress")] = "",
     json: JsonOption = False,
 ) -> None:
     """Print published and computed numbers side by side, with a verdict for each."""
@@ -28,7 +29,7 @@ def reproduce(
     if paper not in (*PAPERS, "all"):
         raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
     chosen = PAPERS if paper == "all" else (paper,)
-    found = {name: claims_of(name, trace, column) for name in chosen}
+    found = {name: claims_of(name, trace, column, record) for name in chosen}
     if pictures:
         _draw(pictures, trace, column)
     if json:
@@ -41,10 +42,12 @@ def reproduce(
             print("Fig. 10 and 11 need the authors' trace: --trace googlenet_k80_layers.csv")
 
 
-def claims_of(paper: str, trace: str = "", column: str = "tmpcomm") -> "list[Claim]":
-    """Return the claims of one paper; `trace` is the authors' own, for MG-WFBP."""
+def claims_of(paper: str, trace: str = "", column: str = "tmpcomm", record: str = "") -> "list[Claim]":
+    """Return the claims of one paper; `trace` is MG-WFBP's authors' own, `record` one of HiPress's Fig. 11."""
     if paper == "mg-wfbp":
         return _mg_wfbp(trace, column)
+    if paper == "hipress":
+        return _hipress(record)
     module = import_module(f"penstock.reproduce.{paper.replace('-', '_')}")
     found: list[Claim] = module.claims()
     return found
@@ -54,6 +57,15 @@ def _mg_wfbp(trace: str, column: str) -> "list[Claim]":
     from penstock.reproduce.mg_wfbp import claims
 
     return claims(_authors_trace(trace, column) if trace else None)
+
+
+def _hipress(record: str) -> "list[Claim]":
+    from pathlib import Path
+
+    from penstock.report.benchmark_page import load_record
+    from penstock.reproduce.hipress import claims
+
+    return claims(load_record(Path(record)) if record else None)
 
 
 def _authors_trace(trace: str, column: str) -> "Trace":

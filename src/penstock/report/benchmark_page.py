@@ -29,11 +29,12 @@ def load_records(folder: Path) -> dict[str, Record]:
         raise PenstockError(
             f"no benchmark records in {folder}; wanted .json files written by `penstock bench NAME --out`"
         )
-    records = {path.name: _load(path) for path in paths}
+    records = {path.name: load_record(path) for path in paths}
     return dict(sorted(records.items(), key=lambda item: (position(item[1]["benchmark"]), len(item[0]), item[0])))
 
 
-def _load(path: Path) -> Record:
+def load_record(path: Path) -> Record:
+    """Return one record, checked."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError) as error:

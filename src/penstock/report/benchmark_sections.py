@@ -78,9 +78,10 @@ SECTIONS: dict[str, Section] = {
         "HiPress's Fig. 11 as our own table: replayed iterations on emulated hosts, communication and compression "
         "real, computation waiting as long as the trace says. `stock` is DDP's buckets by gloo's all-reduce. `+ codec` "
         "sends every tensor compressed, one piece per rank; `+ pipelining` cuts it into pieces small enough that one "
-        "is encoded while another travels; `+ bulk` compresses and sends small tensors together; `+ selective` decides "
-        "for each bucket whether and how to compress it. `compressed share` is of the bytes. All ranks share this "
-        "machine's cores and its memory's bandwidth, so encoding is slower here than on as many hosts.",
+        "is encoded while another travels; `+ bulk` compresses and sends what is in a bucket of DDP's together; "
+        "`+ selective` is `joint`: buckets, and whether and how to compress each, chosen together. `compressed share` "
+        "is of the bytes. All ranks share this machine's cores and its memory's bandwidth, so encoding is slower here "
+        "than on as many hosts.",
         shares=("compressed_share",),
     ),
     "joint": Section(

@@ -1,21 +1,23 @@
 """HiPress (Bai et al.): Tables 3, 5 and 7, the volume that one bit saves, and the steps of Fig. 11."""
 
+from collections.abc import Mapping
 from importlib import resources
+from typing import Any
 
 from penstock.compll.parser import parse
 from penstock.cost.codecs import CASYNC, SyncCounts
-from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers, not_built
+from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers
+from penstock.reproduce.hipress_fig_11 import figure_11
 from penstock.reproduce.hipress_table_7 import table_7
 
 TABLE_5 = {"onebit": (21, 9), "tbq": (13, 18), "terngrad": (23, 7), "dgc": (29, 15), "graddrop": (29, 21)}
 
 
-def claims() -> list[Claim]:
-    """Return every claim that the cost model and the shipped compressors can settle."""
+def claims(record: Mapping[str, Any] | None = None) -> list[Claim]:
+    """Return every claim; `record` is one of `penstock bench casync`, which measures Fig. 11."""
     saving = 1 - 1 / 32  # one bit for a float32
     volume = compare_numbers("section 2.4: volume that onebit saves (%)", 96.9, 100 * saving, "computed", 0.001)
-    steps = not_built("Fig. 11: each of pipelining, bulk and selective compression makes it faster", "yes")
-    return [volume, *_table_3(), *(_table_5(name) for name in TABLE_5), *table_7(), steps]
+    return [volume, *_table_3(), *(_table_5(name) for name in TABLE_5), *table_7(), *figure_11(record)]
 
 
 def _table_3() -> list[Claim]:
