@@ -16,7 +16,7 @@ from typing import Any
 from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
-from penstock.runtime.blocks import with_block
+from penstock.runtime.blocks import coded_block, with_block
 from penstock.runtime.codec import Codec
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
@@ -120,7 +120,8 @@ class Communicator:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
-            return build_compressed(strategy, self.transport.world_size, ends, Options(**options))
+            chosen = Options(**{"block_numel": coded_block(codec), **options})
+            return build_compressed(strategy, self.transport.world_size, ends, chosen)
 
         self._run((strategy, bounds, id(codec), *sorted(options.items())), make, data, codec, residual)
 

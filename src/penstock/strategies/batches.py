@@ -22,7 +22,7 @@ from itertools import pairwise
 from penstock.errors import StrategyError
 from penstock.program import split
 
-LARGEST_PIECE = 512 * 1024  # elements; encoding one overlaps sending the one before
+LARGEST_PIECE = 1024 * 1024  # elements; encoding one overlaps sending the one before
 SMALLEST_PIECE = 1024  # elements; a smaller one would be more header than data
 
 Piece = tuple[int, int]  # first element, and one past the last
@@ -87,7 +87,7 @@ def one_batch(bounds: Sequence[int]) -> Batches:
 def piece_count(numel: int, chunks: int, partitions: int | None) -> int:
     """Return into how many pieces a tensor is cut: `partitions`, or one per chunk and more where those are large.
 
-    >>> [piece_count(numel, 4, None) for numel in (10, 5000, 4 << 20)]
+    >>> [piece_count(numel, 4, None) for numel in (10, 5000, 8 << 20)]
     [1, 4, 8]
     """
     wanted = partitions or chunks * max(1, -(-numel // (chunks * LARGEST_PIECE)))
