@@ -45,6 +45,7 @@ class CodecCurves:
     decode: Curve  # of the dense bytes
     decode_add: Curve | None = None  # decoding and merging in one pass; None: as long as `decode`
     fixed_nbytes: float = 0.0  # of every payload, however small: its header
+    block_merge: Curve | None = None  # adding one payload to another without decoding; None: it cannot be done
 
     def __post_init__(self) -> None:
         for name in ("ratio", "fixed_nbytes"):
@@ -63,19 +64,20 @@ class CodecCurves:
 
 
 _CURVE = ("seconds_per_byte", "startup_seconds", "floor_seconds")
-_CODEC = ("ratio", "fixed_nbytes", "encode", "decode", "decode_add")
+_CODEC = ("ratio", "fixed_nbytes", "encode", "decode", "decode_add", "block_merge")
 
 
 def codec_curves_from_fields(fields: Fields) -> CodecCurves:
     """Build curves from one entry of a network file's `codecs`."""
     fields.reject_unknown(_CODEC)
-    merge = fields.optional_member("decode_add")
+    merge, block_merge = fields.optional_member("decode_add"), fields.optional_member("block_merge")
     return CodecCurves(
         ratio=fields.amount("ratio"),
         encode=_curve(fields.member("encode")),
         decode=_curve(fields.member("decode")),
         decode_add=None if merge is None else _curve(merge),
         fixed_nbytes=fields.amount("fixed_nbytes", 0.0),
+        block_merge=None if block_merge is None else _curve(block_merge),
     )
 
 
@@ -92,7 +94,8 @@ def codec_curves_document(curves: CodecCurves) -> dict[str, Any]:
         "encode": _curve_document(curves.encode),
         "decode": _curve_document(curves.decode),
     }
-    return document if curves.decode_add is None else {**document, "decode_add": _curve_document(curves.decode_add)}
+    optional = {"decode_add": curves.decode_add, "block_merge": curves.block_merge}
+    return document | {name: _curve_document(curve) for name, curve in optional.items() if curve is not None}
 
 
 def _curve_document(curve: Curve) -> dict[str, float]:

@@ -4,7 +4,8 @@ import pytest
 
 from penstock.cost.clusters import CLUSTERS
 from penstock.cost.sparse import (
-    SparseCurves,
+    SPARSE,
+    block_curves,
     dense,
     exchange_cost,
     fastest_variant,
@@ -13,10 +14,15 @@ from penstock.cost.sparse import (
     selection_cost,
     top_k,
 )
-from penstock.curves import Curve
+from penstock.cost.ways import way_for, ways_for
+from penstock.curves import CodecCurves, Curve
+from penstock.errors import NetworkError
+from penstock.plan import Route
 from penstock.program import Op
+from penstock.simulator.auto import decide_codec
 from penstock.simulator.program import CodecCost, simulate_program
 from penstock.strategies import build
+from penstock.traces import load_shipped
 
 NETWORK = CLUSTERS["gtop-k-1gbe"]
 ALPHA, BETA = 0.436e-3, 9e-9
@@ -39,18 +45,18 @@ def test_figure_9_crosses_between_8_and_32_workers():
 
 # Our own programs
 
-CURVES = SparseCurves(
-    share=0.01,
+CURVES = CodecCurves(
+    ratio=0.01,
     encode=Curve(1e-9, 0.0),
-    merge=Curve(2e-11, 1e-4),
+    block_merge=Curve(2e-11, 1e-4),
     decode=Curve(4e-11, 2e-4),
     decode_add=Curve(2e-12, 1e-5),
 )
 
 
 def codec_cost(curves):
-    by_op = {Op.ENCODE: curves.encode, Op.MERGE: curves.merge}
-    return CodecCost(curves.share, lambda op, nbytes: by_op.get(op, curves.decode).seconds(nbytes))
+    by_op = {Op.ENCODE: curves.encode, Op.MERGE: curves.block_merge}
+    return CodecCost(curves.ratio, lambda op, nbytes: by_op.get(op, curves.decode).seconds(nbytes))
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 33])
@@ -63,7 +69,7 @@ def test_a_closed_form_is_what_the_simulator_says_of_the_program(strategy, p):
     if p == 1 << (p - 1).bit_length() or strategy == "gtopk_doubling":
         assert simulated == pytest.approx(closed.seconds(M), rel=1e-9)
     else:  # a merge may hide behind a message of a subtree that has fewer ranks, and is ready early
-        assert simulated >= closed.seconds(M) - CURVES.merge.seconds(M) * (1 + 1e-9)
+        assert simulated >= closed.seconds(M) - CURVES.block_merge.seconds(M) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("p", [1, 2, 5, 8, 16])
@@ -76,7 +82,7 @@ def test_the_all_gathers_closed_form_is_what_the_simulator_says(p):
 
 
 def test_without_compute_the_tree_costs_what_the_paper_says():
-    curves = SparseCurves(share=2 * 0.001)
+    curves = block_curves(2 * 0.001)
     for p in (2, 4, 6, 32):
         assert exchange_cost("gtopk", NETWORK, p, curves).seconds(M) == pytest.approx(
             gtop_k(NETWORK, p, 0.001).seconds(M)
@@ -84,7 +90,7 @@ def test_without_compute_the_tree_costs_what_the_paper_says():
 
 
 def test_the_fastest_variant_is_the_all_gather_on_few_workers_and_doubling_on_many():
-    curves = SparseCurves(share=2 * 0.005)
+    curves = block_curves(2 * 0.005)
     assert fastest_variant(NETWORK, 2, curves, M) == "topk_allgather"  # one message either way; the first of equals
     assert {fastest_variant(NETWORK, p, curves, M) for p in (4, 8, 16, 64)} == {"gtopk_doubling"}
     assert fastest_variant(NETWORK, 3, curves, M) == "topk_allgather"  # folding costs two more messages
@@ -92,7 +98,47 @@ def test_the_fastest_variant_is_the_all_gather_on_few_workers_and_doubling_on_ma
 
 def test_the_tree_beats_the_all_gather_from_ten_workers_on_where_only_bytes_count():
     network = replace(NETWORK, alpha_seconds=0.0)
-    assert first_world_size(network, SparseCurves(share=0.01), M) == 10  # 2 ceil(log2 9) = 8 messages against 8
-    assert first_world_size(network, SparseCurves(share=0.01), M, "gtopk_doubling") == 6  # on 5: 4 against 4
-    slow = SparseCurves(share=0.01, merge=Curve(1e-6, 0.0))
+    assert first_world_size(network, block_curves(0.01), M) == 10  # 2 ceil(log2 9) = 8 messages against 8
+    assert first_world_size(network, block_curves(0.01), M, "gtopk_doubling") == 6  # on 5: 4 against 4
+    slow = replace(block_curves(0.01), block_merge=Curve(1e-6, 0.0))
     assert first_world_size(network, slow, M) is None
+
+
+# As planners see them
+
+
+def network_with(curves, workers=16):
+    codecs = {"sparse(density=0.005)": curves, "onebit": replace(curves, block_merge=None)}
+    return replace(NETWORK, workers=workers, codecs=codecs)
+
+
+def test_a_way_costs_selection_and_exchange():
+    network = network_with(CURVES)
+    for strategy in SPARSE:
+        way = way_for(network, f"{strategy}+sparse(density=0.005)")
+        wanted = selection_cost(CURVES) + exchange_cost(strategy, NETWORK, 16, CURVES)
+        assert way.seconds(M) == pytest.approx(wanted.seconds(M))
+        assert way.route == Route(strategy, "sparse(density=0.005)")
+
+
+def test_each_tensor_of_a_bucket_brings_its_own_calls_but_no_message():
+    way = way_for(network_with(CURVES), "gtopk+sparse(density=0.005)")
+    calls = 4 * CURVES.block_merge.startup_seconds + CURVES.decode.startup_seconds
+    assert way.seconds(M, 3) - way.seconds(M, 1) == pytest.approx(2 * calls)
+
+
+def test_planners_are_offered_merging_only_with_codecs_that_can():
+    ways = ways_for(network_with(CURVES), ["ring", "gtopk_doubling"], ["sparse(density=0.005)", "onebit"])
+    assert [str(way.route) for way in ways if way.strategy.startswith("gtopk")] == [
+        "gtopk_doubling+sparse(density=0.005)"
+    ]
+    with pytest.raises(NetworkError, match="gtopk merges blocks, which onebit cannot; use sparse"):
+        way_for(network_with(CURVES), "gtopk+onebit")
+
+
+def test_the_planner_picks_the_variant_that_costs_least():
+    trace = load_shipped("resnet50")
+    for workers, wanted in ((3, "topk_allgather"), (16, "gtopk_doubling")):
+        network = network_with(block_curves(0.01), workers)
+        decision = decide_codec(trace, network, ["sparse(density=0.005)"], compressed_strategies=tuple(SPARSE))
+        assert {bucket.strategy for bucket in decision.plan.buckets} == {wanted}

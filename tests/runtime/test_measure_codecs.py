@@ -61,3 +61,11 @@ def test_compressed_all_reduces_have_lines_too():
     assert first == second
     assert list(first.all_reduce) == routes
     assert all(line.b_seconds_per_byte > 0 for line in first.all_reduce.values())
+
+
+def test_a_sparse_codec_also_has_a_curve_of_merging_blocks():
+    curves = measure_codecs(["sparse(density=0.01)"], seconds=0.2)["sparse(density=0.01)"]
+    assert curves.block_merge is not None
+    assert curves.block_merge.seconds(1 << 20) > 0
+    assert curves.ratio < 0.02
+    assert measure_codecs(["onebit"], seconds=0.05)["onebit"].block_merge is None

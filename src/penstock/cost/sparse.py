@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.cost.collectives import ceil_log2, floor_log2
-from penstock.curves import Curve
+from penstock.cost.compressed import CompressedCost
+from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
 
-FREE = Curve(0.0, 0.0)
+_FREE = Curve(0.0, 0.0)
 BYTES_PER_ENTRY = 8  # int32 index, float32 value
 DENSE_BYTES_PER_ELEMENT = 4
 
@@ -43,17 +44,6 @@ def gtop_k(network: Network, p: int, density: float) -> LinearCost:
 
 def _entry_share(density: float) -> float:
     return density * BYTES_PER_ENTRY / DENSE_BYTES_PER_ELEMENT
-
-
-@dataclass(frozen=True, slots=True)
-class SparseCurves:
-    """What sparse blocks are and cost; all curves are of the dense gradient's bytes."""
-
-    share: float  # block bytes / dense bytes: 2 density for 8 bytes per entry
-    encode: Curve = FREE  # accumulate and select
-    merge: Curve = FREE  # two blocks into one
-    decode: Curve = FREE  # a block into the gradient
-    decode_add: Curve = FREE  # and added to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,36 +78,58 @@ SPARSE: dict[str, Callable[[int], SparseSteps]] = {
 }
 
 
-def exchange_cost(strategy: str, network: Network, p: int, curves: SparseCurves) -> LinearCost:
+def block_curves(share: float) -> CodecCurves:
+    """Return the curves of blocks that cost nothing but their bytes, as the paper counts; `share` of the dense ones."""
+    return CodecCurves(share, _FREE, _FREE, block_merge=_FREE)
+
+
+def exchange_cost(strategy: str, network: Network, p: int, codec: CodecCurves) -> LinearCost:
     """Return the time from the first block sent to the result in the gradient, selection not included."""
-    steps = SPARSE[strategy](p)
-    link = LinearCost(network.alpha_seconds, network.beta_seconds_per_byte * curves.share)
-    parts = ((steps.messages, link), (steps.merges, _line(curves.merge)), (steps.adds, _line(curves.decode_add)))
-    startup = sum(count * line.a_seconds for count, line in parts)
-    per_byte = sum(count * line.b_seconds_per_byte for count, line in parts)
-    return LinearCost(startup, per_byte) + _line(curves.decode)
+    calls = _calls(strategy, network, p, codec)
+    startup = sum(count * line.a_seconds for count, line in calls)
+    return LinearCost(startup, sum(count * line.b_seconds_per_byte for count, line in calls))
 
 
-def selection_cost(curves: SparseCurves) -> LinearCost:
-    """Return the time to accumulate and select, on a processor of its own beside the network."""
-    return _line(curves.encode)
+def selection_cost(codec: CodecCurves) -> LinearCost:
+    """Return the time to accumulate and select."""
+    return _line(codec.encode)
 
 
-def fastest_variant(network: Network, p: int, curves: SparseCurves, nbytes: float) -> str:
+def sparse_cost(strategy: str, network: Network, codec: CodecCurves, p: int) -> CompressedCost:
+    """Return the cost of a bucket for planners: selection and exchange, a block for each tensor in one message."""
+    whole = selection_cost(codec) + exchange_cost(strategy, network, p, codec)
+    alphas = SPARSE[strategy](p).messages * network.alpha_seconds
+    return CompressedCost(LinearCost(alphas, whole.b_seconds_per_byte), whole.a_seconds - alphas)
+
+
+def fastest_variant(network: Network, p: int, codec: CodecCurves, nbytes: float) -> str:
     """Return the sparse all-reduce that takes least for a gradient of `nbytes`; of equal ones the first of `SPARSE`."""
-    return min(SPARSE, key=lambda strategy: exchange_cost(strategy, network, p, curves).seconds(nbytes))
+    return min(SPARSE, key=lambda strategy: exchange_cost(strategy, network, p, codec).seconds(nbytes))
 
 
-def first_world_size(network: Network, curves: SparseCurves, nbytes: float, strategy: str = "gtopk") -> int | None:
+def first_world_size(network: Network, codec: CodecCurves, nbytes: float, strategy: str = "gtopk") -> int | None:
     """Return from how many workers on `strategy` is faster than top-k by all-gather; None where never up to 1024."""
-    slower = [p for p in range(2, 1025) if not _beats_top_k(strategy, network, p, curves, nbytes)]
+    slower = [p for p in range(2, 1025) if not _beats_top_k(strategy, network, p, codec, nbytes)]
     first = max(slower, default=1) + 1
     return first if first <= 1024 else None
 
 
-def _beats_top_k(strategy: str, network: Network, p: int, curves: SparseCurves, nbytes: float) -> bool:
-    ours, theirs = (exchange_cost(name, network, p, curves).seconds(nbytes) for name in (strategy, "topk_allgather"))
+def _beats_top_k(strategy: str, network: Network, p: int, codec: CodecCurves, nbytes: float) -> bool:
+    ours, theirs = (exchange_cost(name, network, p, codec).seconds(nbytes) for name in (strategy, "topk_allgather"))
     return ours < theirs
+
+
+def _calls(strategy: str, network: Network, p: int, codec: CodecCurves) -> list[tuple[int, LinearCost]]:
+    """Return what stands one after the other, and how often."""
+    assert codec.block_merge is not None, "a codec whose blocks can be merged"
+    steps, beta = SPARSE[strategy](p), network.beta_seconds_per_byte
+    message = LinearCost(network.alpha_seconds + beta * codec.fixed_nbytes, beta * codec.ratio)
+    return [
+        (steps.messages, message),
+        (steps.merges, _line(codec.block_merge)),
+        (1, _line(codec.decode)),
+        (steps.adds, _line(codec.merge)),
+    ]
 
 
 def _line(curve: Curve) -> LinearCost:

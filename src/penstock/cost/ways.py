@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.cost.collectives import ALL_REDUCE, CostFunction, parameter_server
-from penstock.cost.compressed import COMPRESSED
+from penstock.cost.compressed import COMPRESSED, CompressedCost
+from penstock.cost.sparse import SPARSE, sparse_cost
 from penstock.errors import NetworkError
 from penstock.network import LinearCost, Network
 from penstock.plan import Route, parse_route
@@ -88,7 +89,7 @@ def ways_for(
     nothing of busy processors.
     """
     names = [strategy if strategy in network.all_reduce else strategy.replace("-", "_") for strategy in strategies]
-    dense = [way_for(network, name, workers) for name in names if name not in _COMPRESSED_ONLY]
+    dense = [way_for(network, name, workers) for name in names if name not in (*_COMPRESSED_ONLY, *SPARSE)]
     routes = [Route(name, codec, k) for name in names for codec in codecs for k in partitions]
     measured = _measured_pairs(network) if workers in (None, network.workers) else set()
     return [*dense, *(way_for(network, route, workers) for route in routes if _can_be_costed(network, route, measured))]
@@ -112,6 +113,9 @@ def _measured_pairs(network: Network) -> set[tuple[str, str | None]]:
 def _can_be_costed(network: Network, route: Route, measured: set[tuple[str, str | None]]) -> bool:
     if (route.strategy, route.codec) in measured:
         return str(route) in network.all_reduce
+    if route.strategy in SPARSE:
+        curves = network.codecs.get(str(route.codec))
+        return route.partitions == 1 and curves is not None and curves.block_merge is not None
     return route.strategy in COMPRESSED
 
 
@@ -125,9 +129,8 @@ def _measured_way(network: Network, route: Route) -> Way:
     """Return a measured line. It was measured on one tensor; what others in a bucket add comes from the curves."""
     line = network.all_reduce[str(route)]
     extra = 0.0
-    if route.codec is not None and route.codec in network.codecs and route.strategy in COMPRESSED:
-        curves = network.codecs[route.codec]
-        extra = COMPRESSED[route.strategy](network, curves, network.workers, route.partitions).seconds_per_tensor
+    if route.codec is not None and route.codec in network.codecs and route.strategy in (*COMPRESSED, *SPARSE):
+        extra = _compressed_cost(network, route, network.workers).seconds_per_tensor
         line = LinearCost(max(0.0, line.a_seconds - extra), line.b_seconds_per_byte)
     return Way(
         route.strategy,
@@ -147,14 +150,17 @@ def _compressed_way(network: Network, route: Route, workers: int) -> Way:
             f"network {network.name!r} has no curves of codec {route.codec!r}; it has: {known}; "
             f"measure them with `penstock measure --codecs {route.codec}`"
         )
-    if route.strategy not in COMPRESSED:
+    if route.strategy in SPARSE and network.codecs[route.codec].block_merge is None:
+        raise NetworkError(f"{route}: {route.strategy} merges blocks, which {route.codec} cannot; use sparse")
+    if route.strategy not in (*COMPRESSED, *SPARSE):
         raise NetworkError(
-            f"{route}: no closed form of a compressed {route.strategy}; wanted one of {', '.join(COMPRESSED)}, "
+            f"{route}: no closed form of a compressed {route.strategy}; wanted one of "
+            f"{', '.join((*COMPRESSED, *SPARSE))}, "
             f"or measure it with `penstock measure --strategies '{route}'`"
         )
     if workers == 1:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
-    cost = COMPRESSED[route.strategy](network, network.codecs[route.codec], workers, route.partitions)
+    cost = _compressed_cost(network, route, workers)
     return Way(
         route.strategy,
         (cost.line,),
@@ -162,6 +168,13 @@ def _compressed_way(network: Network, route: Route, workers: int) -> Way:
         partitions=route.partitions,
         seconds_per_tensor=cost.seconds_per_tensor,
     )
+
+
+def _compressed_cost(network: Network, route: Route, workers: int) -> CompressedCost:
+    curves = network.codecs[str(route.codec)]
+    if route.strategy in SPARSE:
+        return sparse_cost(route.strategy, network, curves, workers)
+    return COMPRESSED[route.strategy](network, curves, workers, route.partitions)
 
 
 def _unknown(network: Network, strategy: str, p: int, known: Mapping[str, CostFunction]) -> str:

@@ -67,14 +67,15 @@ def measure_codecs(
 
 
 def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Memory) -> CodecCurves:
-    times: dict[str, list[tuple[float, float]]] = {"encode": [], "decode": [], "decode_add": []}
+    names = ("encode", "decode", "decode_add", *(("block_merge",) if hasattr(codec, "merge") else ()))
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for numel in NUMELS:
         for operation, run in _operations(codec, numel, memory):
             share = seconds / len(NUMELS) / len(times)
             times[operation].append((float(_ITEMSIZE * numel), _agreed_seconds(run, transport, share, memory)))
     curves = {name: _curve(points, f"{codec.name}: {name} times") for name, points in times.items()}
     ratio, fixed_nbytes = _payload_line(codec)
-    return CodecCurves(ratio, curves["encode"], curves["decode"], curves["decode_add"], fixed_nbytes)
+    return CodecCurves(ratio=ratio, fixed_nbytes=fixed_nbytes, **curves)
 
 
 def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -84,6 +85,8 @@ def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, C
     packed = payload[: codec.encode(gradient, None, payload)]
     yield "decode", lambda: codec.decode(packed, out)
     yield "decode_add", lambda: codec.decode_add(packed, out)
+    if hasattr(codec, "merge"):
+        yield "block_merge", lambda: codec.merge(packed, payload, residual)
 
 
 def _agreed_seconds(run: Callable[[], Any], transport: Transport | None, budget: float, memory: Memory) -> float:

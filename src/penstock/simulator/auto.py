@@ -15,7 +15,7 @@ from penstock.simulator.iteration import predict
 from penstock.trace import Trace
 
 LEAST_GAIN = 0.05  # of the dense iteration
-COMPRESSED_STRATEGIES = ("ring", "parameter_server", "all_gather")
+COMPRESSED_STRATEGIES = ("ring", "parameter_server", "all_gather", "gtopk", "gtopk_doubling")
 
 
 @dataclass(frozen=True, slots=True)
