@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import FRAME_NBYTES, PAYLOAD_FRACTION, bucket_arguments, setup_steps
+from penstock.cluster.links import FRAME_NBYTES, PAYLOAD_FRACTION, bucket_arguments, packet_nbytes, setup_steps
 
 GIGABIT = 10**9
 
@@ -95,3 +95,13 @@ def test_both_buckets_hold_a_frame_and_credit_is_at_most_two_milliseconds(bits_p
 
 def test_payload_is_within_one_percent_of_the_frames():
     assert pytest.approx(0.99268, abs=1e-5) == PAYLOAD_FRACTION
+
+
+@given(st.integers(10**6, 10**10))
+def test_the_largest_packet_of_tcp_fits_the_small_bucket(bits_per_second):
+    arguments = bucket_arguments(bits_per_second)
+    small = int(arguments[arguments.index("mtu") + 1])
+    kernel_keeps, payload = 320, 8948  # for headers; of a frame
+    frames = max(1, (packet_nbytes(bits_per_second) - kernel_keeps) // payload)
+    assert frames * FRAME_NBYTES <= max(small, FRAME_NBYTES)
+    assert frames == min(small // FRAME_NBYTES, 7)  # and it is as large as fits, up to 64 KB

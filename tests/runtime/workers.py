@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator
+from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport.c10d import C10dTransport
 from runtime.oracle import random_tensors
 from runtime.suicidal import Suicidal
@@ -107,3 +108,16 @@ def reduce_on_the_device(rank: int, numel: int) -> np.ndarray:
         results.append(tensor.cpu().numpy())
     assert results[0].tobytes() == results[1].tobytes()
     return results[0]
+
+
+def compare_through_the_store(rank: int, numels: list[int]) -> str:
+    """Compare claims as ranks of NCCL do: through the store, without a message on the network."""
+    from penstock.runtime.cuda.nccl import NcclTransport
+
+    transport = NcclTransport()
+    try:
+        for numel in numels:
+            agree(transport, Claim(strategy="ring", numel=numel + (rank if numel == numels[-1] else 0)), 10.0)
+    except MismatchError as error:
+        return str(error)
+    return "no error"

@@ -25,6 +25,8 @@ NIC = "eth0"
 CREDIT_SECONDS = 2e-3  # what a late timer or a busy core cost is made up for, up to this much
 PEAK = 1.05  # times the rate, while making up
 PEAK_SECONDS = 200e-6  # size of the small bucket beyond one frame; with less, timers are too coarse
+LARGEST_PACKET = 65536  # bytes, that the kernel makes
+_HEADERS = 1000  # more than the kernel sets aside for headers, less than another frame
 QUEUE_NBYTES = 4_000_000  # of a port, as of a switch with deep buffers: at 100 Mb/s, 20 ms of queue cost time-outs
 
 
@@ -57,17 +59,32 @@ def setup_steps(layout: Layout) -> Iterator[Step]:
         yield _ip(host.namespace, _host_lines(host), "giving a host its address", VETH_REMEDY)
         yield _congestion_control(host)
         if host.bits_per_second is not None:
+            yield _packet_limit(host, packet_nbytes(host.bits_per_second))
             yield _bucket(host.namespace, NIC, host.bits_per_second)
             yield _bucket(layout.switch, host.port, host.bits_per_second)
     if layout.racks > 1:
         yield from _uplink_steps(layout)
 
 
+def packet_nbytes(bits_per_second: int) -> int:
+    """Return how large a packet TCP may hand to the link: as many whole frames as the small bucket holds.
+
+    The kernel cuts larger ones into single frames before they enter the bucket, each with its own way through the
+    switch, which eight busy hosts on two cores cannot afford.
+    """
+    frames = max(1, _small_nbytes(bits_per_second) // FRAME_NBYTES)
+    return min(frames * (MTU - 20 - 32) + _HEADERS, LARGEST_PACKET)
+
+
+def _small_nbytes(bits_per_second: int) -> int:
+    return FRAME_NBYTES + round(bits_per_second / 8 * PEAK_SECONDS)
+
+
 def bucket_arguments(bits_per_second: int) -> list[str]:
     """Return `tbf`'s arguments for a link of this rate."""
     bytes_per_second = bits_per_second / 8
     credit = FRAME_NBYTES + round(bytes_per_second * CREDIT_SECONDS)
-    small = FRAME_NBYTES + round(bytes_per_second * PEAK_SECONDS)
+    small = _small_nbytes(bits_per_second)
     arguments = ["rate", f"{bits_per_second}bit", "burst", str(credit), "limit", str(QUEUE_NBYTES + credit)]
     return [*arguments, "peakrate", f"{round(bits_per_second * PEAK)}bit", "mtu", str(small)]
 
@@ -88,6 +105,12 @@ def _cable_lines(host: Host) -> list[str]:
 
 def _host_lines(host: Host) -> list[str]:
     return ["link set lo up", f"addr add {host.address}/24 dev {NIC}", f"link set {NIC} up"]
+
+
+def _packet_limit(host: Host, nbytes: int) -> Step:
+    """Have TCP make packets that fit the bucket whole; without it links hold their rate too, at a higher price."""
+    argv = ("ip", "-n", host.namespace, "link", "set", "dev", NIC, "gso_max_size", str(nbytes))
+    return Step(argv, "", "limiting the size of packets", "", required=False)
 
 
 def _congestion_control(host: Host) -> Step:

@@ -4,8 +4,9 @@
     communicator.all_reduce(gradient)                                     # by ring
     communicator.broadcast(weights, root=2, strategy="linear_pipeline", block_numel=65536)
 
-Works in place on numpy arrays and torch tensors; those on a CUDA device go through pinned host memory. A tensor that
-is not contiguous is copied, and the result is copied back. One call at a time, from any one thread.
+Works in place on numpy arrays and torch tensors; those on a CUDA device go through pinned host memory, or stay there
+with NCCL. A tensor that is not contiguous is copied, and the result is copied back. One call at a time, from any one
+thread.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from penstock.runtime.codec import Codec
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.recorder import Recorder
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport import OnDevice, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
@@ -131,10 +132,11 @@ class Communicator:
         if self._failure is not None:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
         target = data if is_contiguous(data) else contiguous_copy(data)
-        staged = self._stage(target)
+        direct = isinstance(self.transport, OnDevice)
+        staged = None if direct else self._stage(target)
         try:
             host = target if staged is None else staged.host
-            prepared = self._prepare(key, make, flat(host), codec)
+            prepared = self._prepare(key, make, flat(host, direct), codec)
             self._calls += 1
             self._carry_out(prepared, host, staged, residual)
         except BaseException as error:  # also an interrupt: messages may be under way
@@ -169,8 +171,7 @@ class Communicator:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            program, batches = make(target)
-            prepared = prepare(program, self.transport, target.dtype, codec, self.window, self._scratch, batches)
+            prepared = self._prepared_now(*make(target), target.dtype, codec)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
@@ -184,6 +185,12 @@ class Communicator:
         if len(self._prepared) > KEPT_PROGRAMS:
             self._prepared.popitem(last=False)
         return prepared
+
+    def _prepared_now(self, program: Program, batches: Batches | None, dtype: str, codec: Codec | None) -> Prepared:
+        if not isinstance(self.transport, OnDevice):
+            return prepare(program, self.transport, dtype, codec, self.window, self._scratch, batches)
+        on_device: Prepared = self.transport.prepare_on_device(program, dtype)  # used as if it were one
+        return on_device
 
 
 def _claim(prepared: Prepared, codec: Codec | None) -> Claim:

@@ -30,18 +30,20 @@ class Flat:
         return self.numel * storage_dtype(self.dtype).itemsize
 
 
-def flat(data: Any) -> Flat:
-    """Describe a contiguous numpy array or torch CPU tensor.
+def flat(data: Any, on_device: bool = False) -> Flat:
+    """Describe a contiguous numpy array or torch CPU tensor; with `on_device`, a tensor on a CUDA device.
 
     torch is not imported: a tensor is known by its methods.
     """
+    if on_device and not is_on_cuda(data):
+        raise StrategyError("tensor is in host memory; NCCL moves device memory: pass tensor.cuda()")
     if isinstance(data, np.ndarray):
         if not data.flags.c_contiguous or not data.flags.writeable:
             raise StrategyError("array is not contiguous and writable; pass np.ascontiguousarray(array)")
         return Flat(data.__array_interface__["data"][0], data.size, data.dtype.name)
     if not hasattr(data, "data_ptr"):
         raise StrategyError(f"found {shorten(data)}; wanted a numpy array or a torch tensor")
-    if data.device.type != "cpu":
+    if data.device.type != ("cuda" if on_device else "cpu"):
         raise StrategyError(
             f"tensor is on {data.device}; programs run on host memory and, through a Communicator, on cuda: "
             "pass tensor.cpu()"

@@ -1,5 +1,6 @@
 """Tensors on a GPU through engines that move host memory: the bits of the host, and nothing waits for the device."""
 
+import threading
 import time
 
 import numpy as np
@@ -73,10 +74,13 @@ def test_results_are_ordered_with_what_the_stream_did_before_and_does_after() ->
 
 
 def test_a_long_kernel_on_another_stream_is_not_waited_for() -> None:
+    together = threading.Barrier(2)  # one rank's look at the whole device must not meet the other's long kernel
+
     def rank(transport: MemoryTransport) -> tuple[float, bool]:
         communicator, values = Communicator(transport, timeout_seconds=20), torch.ones(500_000, device="cuda")
         communicator.all_reduce(values)  # makes memory and program
         torch.cuda.synchronize()
+        together.wait(20)
         other = torch.cuda.Stream()
         with torch.cuda.stream(other):
             torch.cuda._sleep(4_000_000_000)  # about two seconds

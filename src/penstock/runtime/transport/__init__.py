@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.program import Collective
+from penstock.program import Collective, Program
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -52,6 +52,14 @@ class Transport(Protocol):
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective on `values`, in place; errors as `Work.wait`."""
+
+
+@runtime_checkable
+class OnDevice(Protocol):
+    """An engine that moves device memory; what it prepares is run as `executor.Prepared` is."""
+
+    def prepare_on_device(self, program: Program, dtype: str) -> Any:
+        """Return this rank's part of a program, to be run on the device."""
 
 
 @runtime_checkable

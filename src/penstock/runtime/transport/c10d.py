@@ -27,7 +27,7 @@ class C10dTransport:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._notes = _store(group)
+        self.store = _store(group)  # where the ranks met
 
     @property
     def rank(self) -> int:
@@ -50,13 +50,13 @@ class C10dTransport:
     def leave_note(self, text: str) -> None:
         """Leave a line in the group's store."""
         with contextlib.suppress(RuntimeError):  # the store may have gone with the rank that kept it
-            self._notes.set(f"{_NOTE}{self._rank}", text)
+            self.store.set(f"{_NOTE}{self._rank}", text)
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left in the group's store."""
         try:
-            self._notes.wait([f"{_NOTE}{peer}"], timedelta(seconds=max(seconds, 1e-3)))  # 0 would wait for ever
-            return str(self._notes.get(f"{_NOTE}{peer}"), "utf-8")
+            self.store.wait([f"{_NOTE}{peer}"], timedelta(seconds=max(seconds, 1e-3)))  # 0 would wait for ever
+            return str(self.store.get(f"{_NOTE}{peer}"), "utf-8")
         except RuntimeError:
             return None
 
