@@ -7,6 +7,7 @@ last tenth is held out. One LSTM layer of 512 has 2.4 million parameters and lea
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -93,8 +94,8 @@ def windows(text: Tensor, starts: list[int], width: int) -> Tensor:
 
 
 def _mix(seed: int, rank: int, number: int) -> int:
-    """Return a seed of its own for each batch of each rank, of up to 65,536 ranks and 16 million batches."""
-    return (seed << 40 | rank << 24 | number % 2**24) % 2**63
+    """Return a seed for a batch of a rank; torch's generator looks at 32 bits of it, so all three go into those."""
+    return crc32(f"{seed} {rank} {number}".encode())
 
 
 def _split_text() -> tuple[Tensor, Tensor]:
