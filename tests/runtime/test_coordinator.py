@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 
 from penstock.errors import StrategyError
 from penstock.network import LinearCost
-from penstock.runtime.coordinator import Batch, Bulk, Message, check_rounds, choose_round, plan_rounds
+from penstock.runtime.coordinator import (
+    Batch,
+    Bulk,
+    Message,
+    check_rounds,
+    choose_round,
+    plan_rounds,
+    schedule_timeline,
+)
 
 COST = LinearCost(1.0, 0.25)
 
@@ -117,6 +125,15 @@ def test_batching_saves_startups():
     one_by_one, together = (plan_rounds(messages, COST, Bulk(size, 0.0)) for size in (4, 40))
     assert one_by_one[-1].end_seconds == 10 * (1 + 1)
     assert together[-1].end_seconds == 1 + 10
+
+
+def test_a_schedule_can_be_drawn():
+    messages = [Message("a", 4, 0, 1), Message("b", 4, 0, 1), Message("c", 8, 1, 0)]
+    timeline = schedule_timeline(plan_rounds(messages, COST, Bulk(8, 0.0)))
+    assert [(span.name, span.rank, span.end_seconds) for span in timeline.spans] == [
+        ("2 to rank 1", 0, 3.0),
+        ("1 to rank 0", 1, 3.0),
+    ]
 
 
 def test_mistakes_are_named():

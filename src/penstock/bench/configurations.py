@@ -61,9 +61,9 @@ def joint(dense: str, codecs: Sequence[str]) -> Configuration:
 def steps(strategy: str, codec: str, hosts: int) -> list[Configuration]:
     """Return the steps of Fig. 11, each with what the one before has.
 
-    With one piece per rank nothing of a tensor is encoded while another part of it travels; without a number the pieces
-    are small enough for that. Bulk: tensors are batched by size, in stock DDP's buckets. Selective: batches, and how each
-    is compressed or not, are chosen together.
+    With one piece per rank nothing of a tensor is encoded while another part of it travels; without a number the
+    pieces are small enough for that. Bulk: tensors are batched by size, in stock DDP's buckets. Selective: batches, and
+    how each is compressed or not, are chosen together.
     """
     packed, whole = f"{strategy}+{codec}", f"{strategy}+{codec}/{hosts}"
     every = (NATIVE, packed, whole, f"ring+{codec}", f"parameter_server+{codec}", f"all_gather+{codec}")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.network import LinearCost
+from penstock.timeline import Span, Timeline
 
 Link = tuple[int, int]  # sender, receiver
 
@@ -124,6 +125,22 @@ def plan_rounds(messages: Sequence[Message], cost: LinearCost, bulk: Bulk) -> li
         if left:
             now = _next_event(now, left, sent, bulk)
     return sent
+
+
+def schedule_timeline(schedule: Iterable[Sending]) -> Timeline:
+    """Return the schedule as spans of each sender's lane, to be drawn or laid beside others."""
+    return Timeline(
+        tuple(
+            Span(
+                f"{len(each.batch.messages)} to rank {each.batch.link[1]}",
+                "network",
+                each.start_seconds,
+                each.end_seconds,
+                each.batch.link[0],
+            )
+            for each in schedule
+        )
+    )
 
 
 def check_rounds(rounds: Iterable[Sequence[Batch]]) -> None:
