@@ -8,6 +8,7 @@ import pytest
 
 from browser import chromium
 from penstock.cost.collectives import ALL_REDUCE
+from penstock.cost.compressed import COMPRESSED
 from penstock.cost.ways import way_for
 from penstock.curves import CodecCurves, Curve
 from penstock.fields import parse_json
@@ -72,7 +73,15 @@ def test_lines_that_were_measured_hold_where_they_were_measured(page):
     compare(page, sample_trace(), NETWORK, ("ring", "halving_doubling"))
 
 
-ROUTES = ("ring+c", "ring+c/5", "parameter_server+c", "parameter_server+c/9", "binary_tree+c/3", "ring+measured")
+ROUTES = (
+    "ring+c",
+    "ring+c/5",
+    "parameter_server+c",
+    "parameter_server+c/9",
+    "binary_tree+c/3",
+    "all_gather+c/2",
+    "ring+measured",
+)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2e-4])
@@ -92,7 +101,7 @@ def test_codecs_are_costed_and_planned_alike(page, alpha):
 
 
 def test_a_codec_adds_its_curves_to_the_picture(page):
-    page.locator("#whatif-codec").select_option(label="onebit")
+    page.locator("#whatif-codec").select_option(label="ring+onebit")
     assert page.locator("#whatif-chart path.curve").count() == 6
     shown = page.evaluate("WHAT_IF.rowsAt(WHAT_IF.workers.value)")
     model = page.evaluate("WHAT_IF.subject")
@@ -104,6 +113,25 @@ def test_a_codec_adds_its_curves_to_the_picture(page):
     assert "--all-reduce ring+onebit" in page.text_content("#whatif-command")
     page.locator("#whatif-codec").select_option(label="none")
     assert page.locator("#whatif-chart path.curve").count() == 4
+
+
+def test_the_page_knows_every_closed_form(page):
+    assert page.evaluate("Object.keys(ALL_REDUCE)") == list(ALL_REDUCE)
+    assert page.evaluate("Object.keys(COMPRESSED)") == list(COMPRESSED)
+
+
+def test_a_strategy_without_a_closed_form_is_said_to_have_none(page):
+    page.locator("#whatif-strategy").select_option(label="native")
+    assert page.text_content("#whatif-note").startswith(
+        "native: no closed form; known only as measured, with 4 workers"
+    )
+    assert "–" not in page.text_content("#whatif-table")
+    page.focus("#whatif-workers")
+    page.keyboard.press("ArrowRight")
+    assert "–" in page.text_content("#whatif-table")
+    page.keyboard.press("ArrowLeft")
+    page.locator("#whatif-strategy").select_option(label="ring")
+    assert page.text_content("#whatif-note") == ""
 
 
 def test_several_ways_at_once_are_planned_alike(page):

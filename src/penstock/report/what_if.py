@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from penstock.cost.collectives import ALL_REDUCE
 from penstock.curves import CodecCurves, Curve
 from penstock.network import Network, network_document
 from penstock.report.found_runs import FoundRun
@@ -27,7 +28,7 @@ def _model(run: FoundRun, group: Sequence[FoundRun]) -> dict[str, Any]:
     return {
         "label": f"{trace.label}, {run.group}",
         "workers": run.record.workers,
-        "strategy": next(iter(network.all_reduce), "ring"),
+        "strategy": next((name for name in network.all_reduce if name in ALL_REDUCE), "ring"),
         "trace": trace_document(trace),
         "network": network_document(_with_codecs(network, group)),
         "measured": [point for other in group if (point := _efficiency(other)) is not None],

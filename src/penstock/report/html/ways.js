@@ -15,7 +15,7 @@ function compressedCost(network, codec, count, pieces, batches) {
   return { a: startup, b: share * perByte, each: share * calls };
 }
 
-// Where the partitions are not chosen, a ring and parameter servers cut into one piece per rank, a tree not at all.
+// Where the partitions are not chosen, a ring and parameter servers cut into one piece per rank, others not at all.
 function compressedRing(network, codec, p, partitions) {
   const pieces = partitions === 1 ? p : partitions;
   return compressedCost(network, codec, { sends: 2 * (p - 1), encodes: p, decodes: p }, pieces, Math.ceil(pieces / p));
@@ -33,10 +33,15 @@ function compressedBinaryTree(network, codec, p, partitions) {
   return compressedCost(network, codec, count, partitions, partitions);
 }
 
+function compressedAllGather(network, codec, p, partitions) {
+  return compressedCost(network, codec, { sends: p - 1, encodes: 1, decodes: p }, partitions, partitions);
+}
+
 const COMPRESSED = {
   ring: compressedRing,
   parameter_server: compressedParameterServer,
   binary_tree: compressedBinaryTree,
+  all_gather: compressedAllGather,
 };
 
 function parseRoute(text) {

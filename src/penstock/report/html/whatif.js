@@ -12,19 +12,19 @@ function networkAt(network, alphaStop, rateStop) {
   return { ...rest, alpha_seconds: alphaStop.value, beta_seconds_per_byte: beta, source: "a what-if of the report" };
 }
 
-// The same all-reduce through a codec, or a ring where there is no closed form of that.
-function packedRoute(strategy, codec) {
-  return `${COMPRESSED[strategy] ? strategy : "ring"}+${codec}`;
+// Every way through a codec: by the strategies that have a closed form, and as measured.
+function packedRoutes(network) {
+  const modelled = Object.keys(network.codecs || {}).flatMap((codec) => Object.keys(COMPRESSED).map((strategy) => `${strategy}+${codec}`));
+  return [...new Set([...modelled, ...Object.keys(network.all_reduce || {}).filter((route) => route.includes("+"))])];
 }
 
-// What is compared: the planners on the dense way, and with a codec the optimum over the compressed way and over both.
-function whatIfLines(strategy, codec) {
+// What is compared: the planners on the dense way; with a codec, the optimum over the compressed way and over both.
+function whatIfLines(strategy, packed) {
   const dense = COMPARED.map((planner) => ({ title: TITLES[planner], planner, routes: [strategy] }));
-  if (!codec) return dense;
-  const packed = packedRoute(strategy, codec);
+  if (!packed) return dense;
   return [...dense,
-    { title: `exact, all by ${codec}`, planner: "exact", routes: [packed] },
-    { title: `exact, ${codec} where it pays`, planner: "exact", routes: [strategy, packed] }];
+    { title: `exact, all by ${packed}`, planner: "exact", routes: [packed] },
+    { title: `exact, ${packed} where it pays`, planner: "exact", routes: [strategy, packed] }];
 }
 
 function whatIfRow(model, network, line, p) {
@@ -40,7 +40,7 @@ class WhatIf {
 
   choose(index) {
     const subject = this.report.what_if.models[index];
-    Object.assign(this, { subject, model: modelOf(subject.trace), strategy: subject.strategy, codec: null });
+    Object.assign(this, { subject, model: modelOf(subject.trace), strategy: subject.strategy, packed: null });
     this.workers = { value: subject.workers, fitted: true };
     this.latency = { value: subject.network.alpha_seconds, fitted: true };
     this.rate = { value: 1 / subject.network.beta_seconds_per_byte, fitted: true };
@@ -54,7 +54,7 @@ class WhatIf {
   }
 
   get lines() {
-    return whatIfLines(this.strategy, this.codec);
+    return whatIfLines(this.strategy, this.packed);
   }
 
   rowsAt(p) {
@@ -75,23 +75,31 @@ class WhatIf {
   }
 
   selects() {
-    const { all_reduce: measured, codecs: curves } = this.subject.network;
-    const codecs = [null, ...Object.keys(curves || {})];
-    const dense = Object.keys(measured || {}).filter((route) => !route.includes("+"));
+    const codecs = [null, ...packedRoutes(this.subject.network)];
+    const dense = Object.keys(this.subject.network.all_reduce || {}).filter((route) => !route.includes("+"));
     const strategies = [...new Set([...Object.keys(ALL_REDUCE), ...dense])];
     const select = (id, label, names, chosen, change) =>
       html("label", { class: "chooser", for: id }, label, " ",
         html("select", { id, onchange: (event) => { change(event.target.value); this.update(); } },
           names.map((name, index) => html("option", { value: index, selected: name === chosen ? "" : null }, name))));
     return html("div", { class: "choosers" },
-      select("whatif-codec", "Codec", codecs.map((codec) => codec || "none"), "none", (at) => { this.codec = codecs[at]; }),
+      select("whatif-codec", "Codec", codecs.map((codec) => codec || "none"), "none", (at) => { this.packed = codecs[at]; }),
       select("whatif-strategy", "All-reduce", strategies, this.strategy, (at) => { this.strategy = strategies[at]; }));
   }
 
   update() {
     this.redraw();
     byId("whatif-table").replaceChildren(whatIfTable(this.lines, this.rowsAt(this.workers.value)));
+    byId("whatif-note").textContent = this.note();
     byId("whatif-command").replaceChildren(...this.command());
+  }
+
+  // What cannot be drawn, and why.
+  note() {
+    const { network } = this.subject;
+    const unknown = [this.strategy, this.packed].filter((route) => route && !wayFor(network, route, network.workers + 1));
+    if (!unknown.length) return "";
+    return `${unknown.join(" and ")}: no closed form; known only as measured, with ${network.workers} workers on this network.`;
   }
 
   // The same question on the command line, with the files that it needs.
@@ -101,9 +109,8 @@ class WhatIf {
     const workers = ` --workers ${this.workers.value}`;
     const line = (verb, routes, rest) => html("div", {}, `penstock ${verb} `, files(), `${workers} --all-reduce ${routes}${rest}`);
     const dense = line("simulate", this.strategy, ` --planners ${COMPARED.join(",")}`);
-    if (!this.codec) return [dense];
-    const packed = packedRoute(this.strategy, this.codec);
-    return [dense, line("simulate", packed, " --planners exact"), line("plan", `${this.strategy},${packed}`, " --planner exact")];
+    if (!this.packed) return [dense];
+    return [dense, line("simulate", this.packed, " --planners exact"), line("plan", `${this.strategy},${this.packed}`, " --planner exact")];
   }
 
   chart(width) {
