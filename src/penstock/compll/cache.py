@@ -10,6 +10,7 @@ import pickle
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.compll.ir import Program
@@ -30,20 +31,21 @@ def load_program(path: Path, params: Mapping[str, int | float], folder: Path | N
     folder = folder or default_cache()
     text = path.read_text()
     key = "\n".join([str(path), text, repr(sorted(params.items())), _front_end()])
-    kept = folder / f"{path.stem}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.program"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    kept = folder / f"{path.stem}_{digest}.program"
     try:
         program = pickle.loads(kept.read_bytes())
         if isinstance(program, Program):
             return program
     except Exception:  # not there, cut short, or of another Python: whatever it is, compiling mends it
         pass
-    return _compile_and_keep(path, params, kept)
+    return _compile_and_keep(path, params, kept, digest)
 
 
-def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path) -> Program:
+def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path, digest: str) -> Program:
     from penstock.compll.frontend import compile_file
 
-    program = compile_file(path, params)
+    program = replace(compile_file(path, params), key=digest)
     with suppress(OSError):  # a full or read-only disk costs time, not correctness
         write_whole(kept, pickle.dumps(program))
     return program
@@ -60,5 +62,9 @@ def write_whole(path: Path, data: bytes) -> None:
 def _front_end() -> str:
     """Return something that changes when the front end does."""
     here = Path(__file__).parent
-    files = sorted([*here.glob("*.py"), here / "grammar.lark"])
+    return file_states(sorted([*here.glob("*.py"), here / "grammar.lark"]))
+
+
+def file_states(files: list[Path]) -> str:
+    """Return the names, times and sizes of files."""
     return "".join(f"{file.name}{file.stat().st_mtime_ns}{file.stat().st_size}" for file in files)

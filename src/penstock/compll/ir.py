@@ -270,6 +270,7 @@ class Program:
     layout: Layout
     encode: Encode
     decode: Decode
+    key: str = ""  # of the cache of programs, where it came from there: changes with all it was made from
 
     @property
     def arguments(self) -> tuple[Parameter, ...]:

@@ -115,13 +115,18 @@ def scalar_at(payload: Bytes, offset: int, field: Field) -> Any:
 
 def max_nbytes(program: Program, numel: int, arguments: Mapping[str, Any]) -> int:
     """Return the most bytes that encoding `numel` elements can take."""
-    from penstock.compll.backends.reference import evaluate_static
-
     counts = {GRADIENT: numel}
     for statement in program.encode.statements:
         if isinstance(statement, Filter):
             counts[statement.name] = size_at(statement.over, counts)
         elif isinstance(statement, Apply) and statement.length.of == statement.name:
-            bound = numel if statement.bound is None else evaluate_static(statement.bound, numel, arguments)
-            counts[statement.name] = max(0, min(numel, int(bound)))
+            counts[statement.name] = max(0, min(numel, _most(statement, numel, arguments)))
     return sum(field_nbytes(field, counts) for field in program.layout.fields)
+
+
+def _most(statement: Apply, numel: int, arguments: Mapping[str, Any]) -> int:
+    if statement.bound is None:
+        return numel
+    from penstock.compll.backends.reference import evaluate_static
+
+    return int(evaluate_static(statement.bound, numel, arguments))

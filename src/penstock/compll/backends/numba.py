@@ -19,11 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compll.backends import Arguments
-from penstock.compll.backends.numba_source import generate, kernel_arguments
-from penstock.compll.cache import default_cache, write_whole
-from penstock.compll.feedback import last_decode
+from penstock.compll.backends.numba_arguments import signature
+from penstock.compll.cache import default_cache, file_states, write_whole
 from penstock.compll.functions import FUNCTIONS, Function
-from penstock.compll.fuse import schedule_encode
 from penstock.compll.ir import Program
 from penstock.compll.layout import Bytes, max_nbytes
 from penstock.compll.operators import OPERATORS, Operator
@@ -32,18 +30,6 @@ from penstock.errors import CodecError, NonFiniteError
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-_TYPES = {
-    "gradient": "Array(float32, 1, 'C', readonly=True)",
-    "residual": "float32[::1]",
-    "payload": "Array(uint8, 1, 'C', readonly=True)",
-    "last": "Array(uint8, 1, 'C', readonly=True)",
-    "seed_low": "uint32",
-    "seed_high": "uint32",
-    "factor": "float32",
-    "boundaries": "int64[::1]",
-    "sizes": "int64[::1]",
-    "calls": "uint32[::1]",
-}
 
 
 @dataclass(slots=True)
@@ -161,6 +147,8 @@ class NumbaKernels:
     def subtracts(self) -> bool:
         """Whether feedback leaves the payload to be subtracted from the residual."""
         if self._subtracts is None:  # found once: planning takes longer than encoding a small tensor
+            from penstock.compll.fuse import schedule_encode
+
             self._subtracts = schedule_encode(self.program, feedback=True).subtracts
         return self._subtracts
 
@@ -168,6 +156,8 @@ class NumbaKernels:
     def defers(self) -> bool:
         """Whether feedback can be put off: `encode_later` is there."""
         if self._defers is None:
+            from penstock.compll.feedback import last_decode
+
             self._defers = last_decode(self.program) is not None
         return self._defers
 
@@ -190,19 +180,20 @@ class NumbaKernels:
 def _compile(
     program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator], folder: Path
 ) -> Callable[..., int]:
-    from numba import njit
-
-    source = generate(program, functions, operators, (kind,))
-    module = _load(f"{program.name}_{kind}", source, folder)
-    types = [_TYPES.get(name) or _out_type(kind) for name in kernel_arguments(program, kind)]
-    types += ["float32" if parameter.type.is_float else "int32" for parameter in program.arguments]
-    signature = f"int64({', '.join(types)})"
-    kernel: Any = njit(nogil=True, cache=True, error_model="numpy")(getattr(module, kind))
-    if not _take_from_cache(kernel, signature):
-        kernel.compile(signature)
+    path, wanted = _source(program, kind, functions, operators, folder), signature(program, kind)
+    kernel = _dispatcher(_load_bare(path), kind)
+    if not _take_from_cache(kernel, wanted):
+        kernel = _dispatcher(_load(path), kind)
+        kernel.compile(wanted)
     kernel.disable_compile()
     compiled: Callable[..., int] = kernel
     return compiled
+
+
+def _dispatcher(module: ModuleType, kind: str) -> Any:
+    from numba import njit
+
+    return njit(nogil=True, cache=True, error_model="numpy")(getattr(module, kind))
 
 
 def _take_from_cache(kernel: Any, signature: str) -> bool:
@@ -227,23 +218,62 @@ def _take_from_cache(kernel: Any, signature: str) -> bool:
         return False
 
 
-def _out_type(kind: str) -> str:
-    return "uint8[::1]" if kind.startswith("encode") else "float32[::1]"
+def _source(
+    program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator], folder: Path
+) -> Path:
+    """Return the file with a kernel's source, written to the cache the first time.
 
-
-def _load(name: str, source: str, folder: Path) -> ModuleType:
-    """Return the module with this source, written to the cache the first time."""
-    digest = hashlib.sha256((source + _support_text()).encode()).hexdigest()[:16]
-    path = folder / f"{name}_{digest}.py"
+    A program that came from the cache of programs has a key, and its source need not even be generated again.
+    """
+    name = f"{program.name}_{kind}"
+    if program.key and functions is FUNCTIONS and operators is OPERATORS:
+        path = folder / f"{name}_{_digest(program.key, _writers())}.py"
+        source = "" if path.exists() else _generate(program, kind, functions, operators)
+    else:
+        source = _generate(program, kind, functions, operators)
+        path = folder / f"{name}_{_digest(source, _support_text())}.py"
     if not path.exists():
         write_whole(path, source.encode())
-    spec = importlib.util.spec_from_file_location(f"penstock_generated_{name}_{digest}", path)
+    return path
+
+
+def _generate(program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> str:
+    from penstock.compll.backends.numba_source import generate
+
+    return generate(program, functions, operators, (kind,))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+
+
+def _load_bare(path: Path) -> ModuleType:
+    """Return the module of a kernel without what its source calls: enough to load machine code that is on disk."""
+    module = ModuleType(f"penstock_generated_{path.stem}")
+    module.__dict__["helper"] = lambda function: function
+    # numba finds what it has kept by the line and the byte code of a function: lines keep their numbers, and
+    # `import numpy as np` stays, since Python compiles a call of a module's function otherwise than another.
+    lines = ["" if line.startswith("from ") else line for line in path.read_text().splitlines()]
+    exec(compile("\n".join(lines), str(path), "exec"), module.__dict__)  # our own text, from our own IR
+    sys.modules[module.__name__] = module  # numba looks it up by name
+    return module
+
+
+def _load(path: Path) -> ModuleType:
+    """Return the module of a kernel, ready to be compiled."""
+    spec = importlib.util.spec_from_file_location(f"penstock_generated_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # numba looks it up by name when it loads machine code
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@cache
+def _writers() -> str:
+    """Return something that changes when what writes kernels does; a program's key covers the rest of compll."""
+    return file_states(sorted(Path(__file__).parent.glob("numba*.py")))
 
 
 @cache

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.compll.backends.numba_arguments import ARGUMENTS
 from penstock.compll.backends.numba_expr import Body, Names, bare
-from penstock.compll.backends.numba_many import ARGUMENTS, INSIDE, loop_source
+from penstock.compll.backends.numba_many import INSIDE, loop_source
 from penstock.compll.backends.numba_pass import PassWriter
 from penstock.compll.functions import Function
 from penstock.compll.fuse import schedule_decode, schedule_encode, schedule_later
@@ -277,25 +278,13 @@ def _support_names() -> frozenset[str]:
     return frozenset(name for name in vars(numba_support) if not name.startswith("_"))
 
 
-def kernel_arguments(program: Program, kind: str) -> list[str]:
-    """Return the arguments of a kernel, the program's own last."""
-    heads = {
-        "encode": ["gradient", "out", "seed_low", "seed_high"],
-        "encode_feedback": ["gradient", "residual", "out", "seed_low", "seed_high"],
-        "encode_later": ["gradient", "residual", "last", "out", "seed_low", "seed_high"],
-        "decode": ["payload", "out"],
-        "decode_add": ["payload", "out", "factor"],
-    }
-    return heads.get(kind) or ARGUMENTS[kind]
-
-
 def _kernel(
     program: Program, kind: str, schedule: Schedule, reserved: frozenset[str], operators: Mapping[str, Operator]
 ) -> str:
     names = Names(reserved, {GRADIENT: GRADIENT, RESIDUAL: RESIDUAL, TOTAL: RESIDUAL})  # where the total is kept
     writer = KernelWriter(program, schedule, names, operators, adds=kind == "decode_add")
     own = [writer.names.of(parameter.name) for parameter in program.arguments]
-    arguments = ", ".join([*kernel_arguments(program, kind), *own])
+    arguments = ", ".join([*ARGUMENTS[kind], *own])
     if kind.startswith("encode"):
         writer.encode(later=kind == "encode_later")
     else:
