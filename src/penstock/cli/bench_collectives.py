@@ -16,6 +16,7 @@ def bench_collectives(
     rounds: Annotated[int, typer.Option(help="per size; a round of a small size times every case many times")] = 5,
     measure: Annotated[bool, typer.Option(help="measure alpha, beta and gamma, and predict with them")] = True,
     patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting")] = 60.0,
+    note: Annotated[str, typer.Option(help="what a reader should know about this run; shown with the record")] = "",
     out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
     json: JsonOption = False,
 ) -> None:
@@ -37,7 +38,7 @@ def bench_collectives(
             rows += list(collective_rows(Place(count, rate), job, links))
     if out:
         answers = [{**asdict(claim), "holds": claim.holds} for claim in claims(rows)]
-        save_record(make_record("collectives", rows, claims=answers), out)
+        save_record(make_record("collectives", rows, claims=answers, note=note), out)
     if json:
         print_json(rows)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.bench.record import FORMAT
 from penstock.errors import FormatError, PenstockError
+from penstock.report.benchmark_claims import claims_text
 from penstock.report.benchmark_pictures import draw_benchmarks
 from penstock.report.benchmark_sections import position, section_of
 from penstock.report.benchmark_tables import markdown_table
@@ -64,7 +65,7 @@ def _record_text(name: str, record: Record, results: str) -> str:
     section = section_of(record["benchmark"])
     rows: Sequence[Mapping[str, Any]] = section.summarise(record["rows"]) if section.summarise else record["rows"]
     table = markdown_table(rows, section.rivalry, section.hidden, section.shares) if rows else "No rows.\n"
-    return f"{table}\n{_provenance(name, record, results)}\n"
+    return f"{table}\n{claims_text(record)}{_provenance(name, record, results)}\n"
 
 
 def _provenance(name: str, record: Record, results: str) -> str:
