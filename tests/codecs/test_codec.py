@@ -180,7 +180,7 @@ def test_strided_memory_and_integers_are_refused():
 def test_the_wire_codec_reads_the_payload_at_the_start_of_its_buffer(codec):
     wire, gradient = WireCodec(codec), normal(700)
     buffer = np.full(wire.max_nbytes(700), 0xCD, np.uint8)
-    nbytes = wire.encode(gradient, buffer)
+    nbytes = wire.encode(gradient, None, buffer)
     assert nbytes <= buffer.size
     once, twice = np.empty(700, np.float32), np.zeros(700, np.float32)
     wire.decode(buffer, once)

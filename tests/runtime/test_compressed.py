@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import WireCodec
-from penstock.errors import MismatchError, StrategyError, TransportError
+from penstock.errors import MismatchError, NonFiniteError, StrategyError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from penstock.strategies.compressed import CHUNKS
@@ -214,3 +214,30 @@ def test_a_rank_that_dies_in_the_middle_ends_all_others_with_an_error(strategy: 
     for other in (0, 1, 3):
         assert isinstance(found[other], TransportError)
         assert str(found[other]).startswith(f"{strategy}: rank {other}, step ")
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server", "all_gather"])
+def test_not_a_number_on_one_rank_is_raised_on_all_of_them(strategy: str) -> None:
+    def rank(transport: MemoryTransport) -> tuple[str, np.ndarray, str]:
+        communicator, codec = Communicator(transport, TIMEOUT_SECONDS), WireCodec(make_codec("onebit"))
+        data = np.ones(9000, np.float32)
+        data[5000] = np.nan if transport.rank == 1 else 1.0
+        with pytest.raises(NonFiniteError) as caught:
+            communicator.all_reduce(data, strategy, codec, np.zeros(9000, np.float32))
+        again = np.ones(100, np.float32)
+        communicator.all_reduce(again, strategy, codec)  # the communicator and the codec are of use again
+        return str(caught.value), data, again.tolist()[0]
+
+    found = run_ranks(3, rank)
+    assert any("the gradient holds NaN or infinity; fix the loss" in message for message, _, _ in found)
+    for _, data, again in found:
+        assert np.isnan(data[5000])
+        assert data.tobytes() == found[0][1].tobytes()
+        assert again == 3.0
+
+
+def test_a_step_that_is_to_be_skipped_leaves_not_a_number_everywhere_and_raises_nothing() -> None:
+    tensors = [np.ones(50, np.float32) for _ in range(3)]
+    tensors[2][7] = np.inf
+    codec = lambda rank: WireCodec(make_codec("onebit", on_nonfinite="skip"))  # noqa: E731
+    assert np.isnan(reduce_all(codec, tensors, [np.zeros(50, np.float32) for _ in tensors])[0]).all()

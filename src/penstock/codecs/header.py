@@ -28,6 +28,7 @@ from penstock.errors import CodecError, shorten
 
 MAGIC = b"PNSK"
 VERSION = 1
+FLAGS_OFFSET = 6  # of the byte that holds all flags
 MAX_PARAMETERS = 16
 MAX_NUMEL = 1 << 30  # what the compressor language counts with
 _FIXED = struct.Struct("<4sBBHQQ16s")

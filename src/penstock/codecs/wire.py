@@ -1,17 +1,21 @@
 """A codec as the executor of programs calls it: views of its memory, and buffers of the largest size.
 
 Both sides of a message reserve `max_nbytes`, and the payload is the beginning of it; the header says how much.
+
+A rank whose gradient is not finite must not fail in the middle of a collective, where all others would wait for it.
+Its payload says so instead, every rank decodes NaN as it would without a codec, and `check` raises on all of them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.codecs.codec import Codec
+from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.published import PublishedCodec
 from penstock.codecs.registry import make_codec, parse_spec
 from penstock.codecs.sparse import SparseCodec
-from penstock.errors import CodecError
+from penstock.errors import CodecError, NonFiniteError
 
 
 def wire_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise") -> "WireCodec | SparseCodec | PublishedCodec":
@@ -41,6 +45,7 @@ class WireCodec:
     """What `runtime.codec.Codec` asks for."""
 
     codec: Codec
+    _nonfinite: list[str] = field(default_factory=list, repr=False)  # the first that was seen since the last check
 
     @property
     def name(self) -> str:
@@ -53,12 +58,27 @@ class WireCodec:
 
     def encode(self, read: Any, residual: Any, out: Any) -> int:
         """Write the payload of `read` plus `residual`, which keeps what is not in it; return the payload's bytes."""
-        return self.codec.encode(read, residual, out)
+        try:
+            return self.codec.encode(read, residual, out)
+        except NonFiniteError as error:
+            self._nonfinite[:] = [str(error)]
+            return self.codec.finish(out, read.size, 0, NOT_FINITE)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write the values of the payload that `read` begins with."""
-        self.codec.decode(read[: self.codec.payload_nbytes(read)], out)
+        self.codec.decode(self._payload(read), out)
 
     def decode_add(self, read: Any, out: Any) -> None:
         """Add the values of the payload that `read` begins with."""
-        self.codec.decode_add(read[: self.codec.payload_nbytes(read)], out)
+        self.codec.decode_add(self._payload(read), out)
+
+    def check(self) -> None:
+        """Raise if a payload since the last check was of values that are not finite, and the codec is to raise."""
+        found, self._nonfinite[:] = [*self._nonfinite], []
+        if found and self.codec.on_nonfinite == "raise":
+            raise NonFiniteError(found[0])
+
+    def _payload(self, read: Any) -> Any:
+        if read[FLAGS_OFFSET] & NOT_FINITE and not self._nonfinite:
+            self._nonfinite.append("a gradient of another rank holds NaN or infinity; the message there says more")
+        return read[: self.codec.payload_nbytes(read)]

@@ -139,6 +139,8 @@ class Communicator:
             prepared = self._prepare(key, make, flat(host, direct), codec)
             self._calls += 1
             self._carry_out(prepared, host, staged, residual)
+            if codec is not None and hasattr(codec, "check"):  # what it could not raise while others waited for us
+                codec.check()
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target
