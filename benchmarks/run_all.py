@@ -21,6 +21,7 @@ RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, op
     ("sparse", "sparse-4-hosts", "--hosts 4"),
     ("sparse", "sparse-8-hosts", "--hosts 8"),
     ("sparse", "sparse-16-hosts", "--hosts 16"),
+    ("gtop-k", "gtop-k-table-7", ""),
     ("replay", "replay", "--hosts 4 --traces resnet50,googlenet,densenet201"),
     ("replay", "replay-large", "--hosts 4 --traces resnet152,lstm_ptb --iterations 2"),
     ("replay", "replay-8-hosts", "--hosts 8 --traces resnet50,googlenet,densenet201 --iterations 2"),

@@ -93,3 +93,17 @@ def test_a_record_of_the_steps_is_read_place_by_place():
     assert found["Fig. 11, vgg16 on 4 emulated hosts: each step faster than the one before"] == "matches"
     wanted = "differs: + bulk is not; all ranks share two cores"
     assert found["Fig. 11, vgg16 on 8 emulated hosts: each step faster than the one before"] == wanted
+
+
+def test_gtop_ks_table_7_is_compared_with_what_was_replayed():
+    def rows(model, **seconds):
+        return [{"hosts": 16, "model": model, "method": method, "seconds": each} for method, each in seconds.items()]
+
+    record = {"rows": [*rows("VGG-16", ring=3.0, topk_allgather=0.6, gtopk=0.4), *rows("AlexNet", ring=3.0)]}
+    found = verdicts(gtop_k.claims(record))
+    assert found["Table VII, VGG-16: g/d, replayed on 16 emulated hosts"] == "matches within 0.0%"
+    assert found["Table VII, VGG-16: g/t, replayed on 16 emulated hosts"] == "matches within 0.0%"
+    assert not any("replayed" in what for what in found if "AlexNet" in what)
+    slow = {"rows": rows("ResNet-50", ring=9.0, topk_allgather=6.0, gtopk=5.0)}
+    verdict = verdicts(gtop_k.claims(slow))["Table VII, ResNet-50: g/d, replayed on 16 emulated hosts"]
+    assert verdict.startswith("differs by 50.7%: the table is of 32 GPUs; here 16 hosts share one machine")

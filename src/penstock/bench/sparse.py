@@ -30,20 +30,20 @@ from penstock.strategies import build
 
 STRATEGIES = ("topk_allgather", "gtopk", "gtopk_doubling")
 MERGES = ("computed", "waited")
-_RUNNERS = {"smooth": run_command, "coarse": run_with_plain_buckets}
+RUNNERS = {"smooth": run_command, "coarse": run_with_plain_buckets}
 _NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")
 _TIMEOUT_SECONDS = 400.0
 
 
 def sparse_rows(place: Place, job: Job, links: str = "smooth") -> Iterator[dict[str, Any]]:
     """Run a job on all hosts and yield its rows."""
-    if links not in _RUNNERS or job.merges not in MERGES:
-        wanted = f"{' or '.join(_RUNNERS)}, and {' or '.join(MERGES)}"
+    if links not in RUNNERS or job.merges not in MERGES:
+        wanted = f"{' or '.join(RUNNERS)}, and {' or '.join(MERGES)}"
         raise ClusterError(f"links {links!r} and merges {job.merges!r}; wanted {wanted}")
     output = Output(lambda _: None)
     command = [sys.executable, "-m", "penstock.bench.sparse_worker", json.dumps(asdict(job))]
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with emulated_cluster(place.hosts, place.rate, runner=_RUNNERS[links]) as cluster:
+    with emulated_cluster(place.hosts, place.rate, runner=RUNNERS[links]) as cluster:
         outcome = cluster.run(
             command, engine=job.engine, environment=environment, sink=output, timeout_seconds=_TIMEOUT_SECONDS
         )

@@ -6,6 +6,7 @@ from penstock.cli.bench_casync import bench_casync, bench_joint
 from penstock.cli.bench_codecs import bench_codecs
 from penstock.cli.bench_collectives import bench_collectives
 from penstock.cli.bench_coordinator import bench_coordinator
+from penstock.cli.bench_gtop_k import bench_gtop_k
 from penstock.cli.bench_links import bench_links
 from penstock.cli.bench_page import bench_page
 from penstock.cli.bench_planners import bench_planners
@@ -28,4 +29,5 @@ bench.command("joint")(bench_joint)
 bench.command("casync")(bench_casync)
 bench.command("coordinator")(bench_coordinator)
 bench.command("sparse")(bench_sparse)
+bench.command("gtop-k")(bench_gtop_k)
 bench.command("page")(bench_page)

@@ -1,7 +1,7 @@
 """`penstock reproduce`: the papers' tables, theirs beside ours."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,9 +9,12 @@ from penstock.cli.options import JsonOption
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.reproduce.claim import Claim
     from penstock.trace import Trace
 
+_RECORDS = {"hipress": ("casync", "joint"), "gtop-k": ("gtop-k",)}  # benchmarks that a paper's claims can use
 PAPERS = ("mg-wfbp", "gtop-k", "linear-pipeline", "hipress")
 
 
@@ -20,7 +23,7 @@ def reproduce(
     trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
     column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
     pictures: Annotated[str, typer.Option(metavar="FOLDER", help="redraw MG-WFBP's Fig. 1, 2, 10 and 11 there")] = "",
-    record: Annotated[str, typer.Option(metavar="FILE", help="one of penstock bench casync, for hipress")] = "",
+    record: Annotated[str, typer.Option(metavar="FILE", help="one of penstock bench casync or gtop-k")] = "",
     json: JsonOption = False,
 ) -> None:
     """Print published and computed numbers side by side, with a verdict for each."""
@@ -43,13 +46,11 @@ def reproduce(
 
 
 def claims_of(paper: str, trace: str = "", column: str = "tmpcomm", record: str = "") -> "list[Claim]":
-    """Return the claims of one paper; `trace` is MG-WFBP's authors' own, `record` one of HiPress's Fig. 11."""
+    """Return the claims of one paper; `trace` is MG-WFBP's authors' own, `record` a measurement for one of them."""
     if paper == "mg-wfbp":
         return _mg_wfbp(trace, column)
-    if paper == "hipress":
-        return _hipress(record)
     module = import_module(f"penstock.reproduce.{paper.replace('-', '_')}")
-    found: list[Claim] = module.claims()
+    found: list[Claim] = module.claims(_record_for(paper, record)) if paper in _RECORDS else module.claims()
     return found
 
 
@@ -59,13 +60,14 @@ def _mg_wfbp(trace: str, column: str) -> "list[Claim]":
     return claims(_authors_trace(trace, column) if trace else None)
 
 
-def _hipress(record: str) -> "list[Claim]":
+def _record_for(paper: str, path: str) -> "Mapping[str, Any] | None":
+    """Return the record at `path` if it is one of the paper's benchmark."""
     from pathlib import Path
 
     from penstock.report.benchmark_page import load_record
-    from penstock.reproduce.hipress import claims
 
-    return claims(load_record(Path(record)) if record else None)
+    record = load_record(Path(path)) if path else None
+    return record if record is not None and record["benchmark"].startswith(_RECORDS[paper]) else None
 
 
 def _authors_trace(trace: str, column: str) -> "Trace":

@@ -171,6 +171,19 @@ SECTIONS: dict[str, Section] = {
         ),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds"),
     ),
+    "gtop-k": Section(
+        "gTop-k's Table VII",
+        "Iterations as the paper runs them, computing, compressing and communicating one after the other, density 0.001. "
+        "Communication is real; computing and compressing is waiting as long as the paper's GPU took. The paper has 32 "
+        "hosts with a processor each; here all of them share one machine. `penstock reproduce gtop-k --record` compares.",
+        Rivalry(
+            group=("hosts", "rate", "model"),
+            seconds="seconds",
+            label=lambda row: str(row["method"]),
+            ours=lambda row: str(row["method"]).startswith("gtopk"),
+            peer=lambda row: not str(row["method"]).startswith("gtopk"),
+        ),
+    ),
     "codecs": Section(
         "Compressors",
         "Encoding and decoding gradients: generated kernels beside the same in torch, eager and compiled, and "
