@@ -10,7 +10,8 @@ CODECS = {
     "onebit": CodecCurves(1 / 32, Curve(1e-10, 2e-6, 3e-6), Curve(5e-11, 1e-6), Curve(7e-11, 1e-6), fixed_nbytes=44),
     "fp16": CodecCurves(0.5, Curve(1e-10, 2e-6), Curve(5e-11, 1e-6)),
 }
-NETWORK = Network(4, 1e-4, 1e-9, 1e-10, {"ring": LinearCost(6e-4, 1.6e-9)}, CODECS, name="lab", source="by hand")
+LINES = {"ring": LinearCost(6e-4, 1.6e-9), "ring+onebit": LinearCost(1e-3, 1e-10, 2e-5)}
+NETWORK = Network(4, 1e-4, 1e-9, 1e-10, LINES, CODECS, name="lab", source="by hand")
 
 
 def test_a_network_survives_the_round_trip(tmp_path):
@@ -20,7 +21,7 @@ def test_a_network_survives_the_round_trip(tmp_path):
 
 def test_costs_are_lines_and_add_up():
     assert LinearCost(1.0, 0.5).seconds(4) == 3.0
-    assert LinearCost(1.0, 0.5) + LinearCost(2.0, 0.25) == LinearCost(3.0, 0.75)
+    assert LinearCost(1.0, 0.5) + LinearCost(2.0, 0.25, 3.0) == LinearCost(3.0, 0.75, 3.0)
     assert NETWORK.link.seconds(1000) == pytest.approx(1e-4 + 1e-6)
 
 

@@ -29,20 +29,25 @@ class LinearCost:
 
     a_seconds: float  # startup: paid once per message, however small
     b_seconds_per_byte: float
+    c_seconds_per_tensor: float = 0.0  # each tensor of a compressed bucket after the first: its own calls of a codec
 
     def __post_init__(self) -> None:
-        for name in ("a_seconds", "b_seconds_per_byte"):
+        for name in ("a_seconds", "b_seconds_per_byte", "c_seconds_per_tensor"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise NetworkError(f"{name} is {value}; wanted a finite number >= 0")
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time one message of `nbytes` takes."""
+        """Return the time one message of `nbytes` takes, if it holds one tensor."""
         return self.a_seconds + self.b_seconds_per_byte * nbytes
 
     def __add__(self, other: "LinearCost") -> "LinearCost":
         """Return the cost of doing both, one after the other."""
-        return LinearCost(self.a_seconds + other.a_seconds, self.b_seconds_per_byte + other.b_seconds_per_byte)
+        return LinearCost(
+            self.a_seconds + other.a_seconds,
+            self.b_seconds_per_byte + other.b_seconds_per_byte,
+            self.c_seconds_per_tensor + other.c_seconds_per_tensor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,9 @@ def network_from_fields(fields: Fields) -> Network:
     fields.reject_unknown(_FIELDS)
     lines = {}
     for name, line in fields.mapping("all_reduce", {}):
-        line.reject_unknown(("a_seconds", "b_seconds_per_byte"))
-        lines[name] = LinearCost(line.amount("a_seconds"), line.amount("b_seconds_per_byte"))
+        line.reject_unknown(("a_seconds", "b_seconds_per_byte", "c_seconds_per_tensor"))
+        further = line.amount("c_seconds_per_tensor", 0.0)
+        lines[name] = LinearCost(line.amount("a_seconds"), line.amount("b_seconds_per_byte"), further)
     return Network(
         workers=fields.integer("workers", 1),
         alpha_seconds=fields.amount("alpha_seconds"),
@@ -107,13 +113,15 @@ def network_document(network: Network) -> dict[str, Any]:
         "gamma_seconds_per_byte": network.gamma_seconds_per_byte,
     }
     if network.all_reduce:
-        document["all_reduce"] = {
-            name: {"a_seconds": line.a_seconds, "b_seconds_per_byte": line.b_seconds_per_byte}
-            for name, line in network.all_reduce.items()
-        }
+        document["all_reduce"] = {name: _line_document(line) for name, line in network.all_reduce.items()}
     if network.codecs:
         document["codecs"] = {name: codec_curves_document(curves) for name, curves in network.codecs.items()}
     return {**document, "source": network.source} if network.source else document
+
+
+def _line_document(line: LinearCost) -> dict[str, float]:
+    document = {"a_seconds": line.a_seconds, "b_seconds_per_byte": line.b_seconds_per_byte}
+    return document | ({"c_seconds_per_tensor": line.c_seconds_per_tensor} if line.c_seconds_per_tensor else {})
 
 
 def save_network(network: Network, path: str | os.PathLike[str]) -> None:

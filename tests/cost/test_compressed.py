@@ -21,11 +21,11 @@ def test_a_bucket_of_one_tensor_costs_what_equation_2_says(workers, k, nbytes):
         assert way.seconds(nbytes) == pytest.approx(sync_seconds(counts, workers, pieces, nbytes, SEND, ONEBIT))
 
 
-def test_every_tensor_of_a_bucket_brings_its_own_calls_and_header():
-    """A ring of 4 ranks encodes 4 pieces and decodes 4; a tensor that lies in one of them is 4 / 4 of each call."""
+def test_every_tensor_of_a_bucket_brings_its_own_calls_and_headers():
+    """A ring of 4 ranks cuts each tensor into 4 pieces: 4 encodes, 4 decodes and 6 sends of a header one by one."""
     way = way_for(NETWORK, "ring+onebit")
-    header = 2 * 3 / 4 * 2.0 * 32
-    assert way.seconds(1000, 3) - way.seconds(1000, 2) == pytest.approx(5.0 + 3.0 + header)
+    headers = 6 * 2.0 * 32
+    assert way.seconds(1000, 3) - way.seconds(1000, 2) == pytest.approx(4 * 5.0 + 4 * 3.0 + headers)
     assert way_for(NETWORK, "ring").seconds(1000, 3) == way_for(NETWORK, "ring").seconds(1000, 1)
 
 
@@ -44,12 +44,19 @@ def test_one_worker_compresses_nothing():
 
 
 def test_a_measured_line_is_of_one_tensor():
-    measured = Network(4, 7.0, 2.0, 0.5, {"ring+onebit": LinearCost(500.0, 0.3)}, {"onebit": ONEBIT})
+    measured = Network(4, 7.0, 2.0, 0.5, {"ring+onebit": LinearCost(5000.0, 0.3)}, {"onebit": ONEBIT})
     way = way_for(measured, "ring+onebit")
     assert way.measured
-    assert way.seconds(100) == pytest.approx(500 + 30)
+    assert way.seconds(100) == pytest.approx(5000 + 30)
     assert way.seconds(100, 2) - way.seconds(100) == pytest.approx(way_for(NETWORK, "ring+onebit").seconds_per_tensor)
     assert not way_for(measured, "ring+onebit", 8).measured
+
+
+def test_what_further_tensors_add_may_be_measured_too():
+    measured = Network(4, 7.0, 2.0, 0.5, {"ring+onebit": LinearCost(500.0, 0.3, 25.0)}, {"onebit": ONEBIT})
+    way = way_for(measured, "ring+onebit")
+    assert way.seconds(100) == pytest.approx(500 + 30)
+    assert way.seconds(100, 3) == pytest.approx(500 + 30 + 2 * 25)
 
 
 def test_all_combinations_that_can_be_costed_are_ways():

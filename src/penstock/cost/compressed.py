@@ -1,8 +1,9 @@
 """Compressed collectives as lines: what Eq. 2 of HiPress says of our programs, in a form that planners can add up.
 
-A bucket of n tensors and m dense bytes costs `a + b m + c n`: every tensor is compressed by itself (partition, then
-compress, then batch), so each brings its own calls of the codec and its own header, besides its bytes. A bucket of one
-tensor costs exactly what Eq. 2 says, where no curve lies on its floor; where one does, the line is above it.
+A bucket of n tensors and m dense bytes costs `a + b m + c n`: every tensor is cut into pieces and compressed by itself
+(partition, then compress, then batch), so each brings its own calls of the codec and its own headers, besides its
+bytes. A bucket of one tensor costs exactly what Eq. 2 says, where no curve lies on its floor; where one does, and for
+tensors too small to be cut, the line is above it.
 
     ring                K pieces, in ceil(K/N) batches; N encodes and N decodes of a piece are not hidden
     parameter server    K pieces; every rank encodes all of them, an aggregator decodes N of each of its own
@@ -64,11 +65,7 @@ COMPRESSED: dict[str, CompressedFunction] = {
 
 
 def _cost(network: Network, codec: CodecCurves, count: SyncCounts, pieces: int, batches: int) -> CompressedCost:
-    """Add up `batches` times Eq. 2 for one of `pieces` parts.
-
-    n tensors cut into K pieces are n + K - 1 calls of the codec. One tensor's share of them is c; the other K - 1
-    stand in a.
-    """
+    """Add up `batches` times Eq. 2 for one of `pieces` parts: sends are shared by all tensors, calls by none."""
     beta = network.beta_seconds_per_byte
     calls = count.encodes * codec.encode.least_seconds + count.decodes * codec.decode.least_seconds
     calls += count.sends * beta * codec.fixed_nbytes
@@ -77,6 +74,5 @@ def _cost(network: Network, codec: CodecCurves, count: SyncCounts, pieces: int, 
         + count.encodes * codec.encode.seconds_per_byte
         + count.decodes * codec.decode.seconds_per_byte
     )
-    share = batches / pieces
-    startup = batches * (count.sends * network.alpha_seconds + calls) - share * calls
-    return CompressedCost(LinearCost(startup, share * per_byte), share * calls)
+    line = LinearCost(batches * count.sends * network.alpha_seconds, batches / pieces * per_byte)
+    return CompressedCost(line, batches * calls)

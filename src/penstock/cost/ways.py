@@ -126,19 +126,19 @@ def _as_route(network: Network, route: str | Route) -> Route:
 
 
 def _measured_way(network: Network, route: Route) -> Way:
-    """Return a measured line. It was measured on one tensor; what others in a bucket add comes from the curves."""
+    """Return a measured line. What further tensors add was measured too, or comes from the codec's curves."""
     line = network.all_reduce[str(route)]
-    extra = 0.0
-    if route.codec is not None and route.codec in network.codecs and route.strategy in (*COMPRESSED, *SPARSE):
-        extra = _compressed_cost(network, route, network.workers).seconds_per_tensor
-        line = LinearCost(max(0.0, line.a_seconds - extra), line.b_seconds_per_byte)
+    further = line.c_seconds_per_tensor
+    if not further and route.codec is not None and route.codec in network.codecs and route.strategy in COMPRESSED:
+        curves = network.codecs[route.codec]
+        further = COMPRESSED[route.strategy](network, curves, network.workers, route.partitions).seconds_per_tensor
     return Way(
         route.strategy,
-        (line,),
+        (LinearCost(max(0.0, line.a_seconds - further), line.b_seconds_per_byte) if further else line,),
         measured=True,
         codec=route.codec,
         partitions=route.partitions,
-        seconds_per_tensor=extra,
+        seconds_per_tensor=further,
     )
 
 

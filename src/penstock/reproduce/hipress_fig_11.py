@@ -61,9 +61,9 @@ def _ways() -> tuple[Way, Way]:
     dense = Way("ring", (LinearCost(0.0, 0.0), line), _LANES)
     calls = count.encodes * ONEBIT.encode.least_seconds + count.decodes * ONEBIT.decode.least_seconds
     work = count.encodes * ONEBIT.encode.seconds_per_byte + count.decodes * ONEBIT.decode.seconds_per_byte
-    codec = LinearCost((1 - share) * calls, share * work)
+    codec = LinearCost(0.0, share * work)
     sends = replace(line, b_seconds_per_byte=line.b_seconds_per_byte * RATIO)
-    return dense, Way("ring", (codec, sends), _LANES, codec="onebit", seconds_per_tensor=share * calls)
+    return dense, Way("ring", (codec, sends), _LANES, codec="onebit", seconds_per_tensor=calls)
 
 
 def _claim(model: str, seconds: Sequence[float], how: str) -> Claim:

@@ -6,8 +6,9 @@ back, so that a token bucket or a switch buffer cannot flatter it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -22,11 +23,14 @@ from penstock.runtime.reduce import Merge, merge_kernel
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
+LARGER = (1 << 25, 1 << 26)  # of compressed all-reduces, which a processor's cache flatters up to here
+TENSORS, TENSOR_NUMEL = 32, 2048  # of the bucket that shows what each tensor costs by itself
 NATIVE = "native"  # the engine's own all-reduce
 TAG = 1
 WAIT_SECONDS = 60.0
 _PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
 _LEAST, _MOST = 3, 50  # timed rounds per size
+_BLOCKS = 5  # of such rounds, of which the median counts
 _SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
 _SHARE = 0.06  # of the budget, for one size
 
@@ -87,11 +91,13 @@ def measure_lines(transport: Transport, strategies: Sequence[str], seconds: floa
 Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size
 
 
-def _agreed_points(transport: Transport, one_round: Round, seconds: float) -> list[tuple[float, float]]:
+def _agreed_points(
+    transport: Transport, one_round: Round, seconds: float, sizes: Sequence[int] = SIZES
+) -> list[tuple[float, float]]:
     """Return (bytes, seconds per round) for growing sizes until the budget is spent."""
     points: list[tuple[float, float]] = []
     left = seconds
-    for size in SIZES:
+    for size in sizes:
         first, second = _noise(size), np.zeros(size, np.uint8)
         pilot = _agreed_seconds(transport, one_round, first, second, _PILOTS)
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
@@ -135,20 +141,35 @@ def _native_round(transport: Transport, values: Bytes, _: Bytes) -> None:
     transport.native(Collective.ALL_REDUCE, values.view(np.float32), "float32", 0, WAIT_SECONDS)
 
 
-def _route_round(communicator: Communicator, text: str) -> Round:
-    """Return what carries out one all-reduce by a route such as `ring` or `ring+onebit/4`."""
+def _route_round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
+    """Return what carries out one all-reduce by a route, `ring` or `ring+onebit/4`, of tensors that end at `parts`."""
     route = parse_route(text)
     if route.codec is None:
         return lambda _, values, __: communicator.all_reduce(values.view(np.float32), strategy=route.strategy)
-    from penstock.codecs.wire import wire_codec
+    from penstock.codecs.registry import make_codec
+    from penstock.codecs.wire import WireCodec
 
-    codec = wire_codec(route.codec)
+    codec = WireCodec(make_codec(route.codec))
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
         gradient, kept = values.view(np.float32), residual.view(np.float32)
-        communicator.all_reduce(gradient, route.strategy, codec, kept, **route.options)
+        communicator.all_reduce(gradient, route.strategy, codec, kept, parts, **route.options)
 
     return compressed
+
+
+def _with_tensors(transport: Transport, communicator: Communicator, text: str, fit: Fit) -> Fit:
+    """Return the line with what every further tensor of a bucket adds: many small ones against one as large."""
+    numel = TENSORS * TENSOR_NUMEL
+    seconds = []
+    for bounds in ((0, numel), tuple(range(0, numel + 1, TENSOR_NUMEL))):
+        one_round = _route_round(communicator, text, bounds)
+        values, residual = _noise(4 * numel), np.zeros(4 * numel, np.uint8)
+        _agreed_seconds(transport, one_round, values, residual, _PILOTS)
+        blocks = [_agreed_seconds(transport, one_round, values, residual, _LEAST) for _ in range(_BLOCKS)]
+        seconds.append(median(blocks))
+    further = max(0.0, (seconds[1] - seconds[0]) / (TENSORS - 1))
+    return replace(fit, line=replace(fit.line, c_seconds_per_tensor=further))
 
 
 def _merge_round(kernel: Merge, _: Transport, out: Bytes, other: Bytes) -> None:

@@ -10,9 +10,7 @@ function compressedCost(network, codec, count, pieces, batches) {
   calls += count.sends * beta * (codec.fixed_nbytes || 0);
   const perByte = count.sends * beta * codec.ratio + count.encodes * codec.encode.seconds_per_byte +
     count.decodes * codec.decode.seconds_per_byte;
-  const share = batches / pieces;
-  const startup = batches * (count.sends * network.alpha_seconds + calls) - share * calls;
-  return { a: startup, b: share * perByte, each: share * calls };
+  return { a: batches * count.sends * network.alpha_seconds, b: (batches / pieces) * perByte, each: batches * calls };
 }
 
 // Where the partitions are not chosen, a ring and parameter servers cut into one piece per rank, others not at all.
@@ -49,11 +47,12 @@ function parseRoute(text) {
   return { strategy, codec: codec || null, partitions: Number(partitions || 1) };
 }
 
-// A line measured in the network; what further tensors of a bucket add to it comes from the codec's curves.
+// A line measured in the network; what further tensors of a bucket add was measured too, or comes from the codec's curves.
 function measuredWay(network, route) {
-  const { a_seconds: a, b_seconds_per_byte: b } = network.all_reduce[route];
+  const { a_seconds: a, b_seconds_per_byte: b, c_seconds_per_tensor: further } = network.all_reduce[route];
   const { strategy, codec, partitions } = parseRoute(route);
   const curves = (network.codecs || {})[codec];
+  if (further) return { route, a: Math.max(0, a - further), b, each: further, measured: true };
   if (!curves || !COMPRESSED[strategy]) return { route, a, b, each: 0, measured: true };
   const { each } = COMPRESSED[strategy](network, curves, network.workers, partitions);
   return { route, a: Math.max(0, a - each), b, each, measured: true };
