@@ -1,5 +1,3 @@
-from time import sleep
-
 import pytest
 
 from penstock.errors import CodecError
@@ -14,26 +12,31 @@ class Paced:
 
     name = "paced"
 
+    def __init__(self):
+        self.now = 0.0  # of a clock that only these operations move
+
     def max_nbytes(self, numel):
         return 40 + numel // 4
 
     def encode(self, gradient, residual, out):
-        sleep(2e-3 + 4e-9 * gradient.nbytes)
+        self.now += 2e-3 + 4e-9 * gradient.nbytes
         return out.size
 
     def decode(self, payload, out):
-        sleep(1e-3 + 2e-9 * out.nbytes)
+        self.now += 1e-3 + 2e-9 * out.nbytes
 
     def decode_add(self, payload, out):
-        sleep(1e-3 + 3e-9 * out.nbytes)
+        self.now += 1e-3 + 3e-9 * out.nbytes
 
 
-def test_a_codec_of_known_lines_is_measured_within_a_few_percent():
-    curves = module._measure(Paced(), None, 0.5, HostMemory())
+def test_a_codec_of_known_lines_is_measured_as_it_is(monkeypatch):
+    codec = Paced()
+    monkeypatch.setattr(module, "perf_counter", lambda: codec.now)
+    curves = module._measure(codec, None, 0.5, HostMemory())
     assert (curves.ratio, curves.fixed_nbytes) == (1 / 16, 40)
     for curve, startup, slope in ((curves.encode, 2e-3, 4e-9), (curves.decode, 1e-3, 2e-9), (curves.merge, 1e-3, 3e-9)):
-        assert curve.least_seconds == pytest.approx(startup, rel=0.35)  # sleeping is never short, and a machine is busy
-        assert curve.seconds_per_byte == pytest.approx(slope, rel=0.2)
+        assert curve.least_seconds == pytest.approx(startup, rel=0.02)
+        assert curve.seconds_per_byte == pytest.approx(slope, rel=1e-6)
 
 
 def test_curves_say_what_the_codec_does_to_sizes_and_grow_with_bytes():

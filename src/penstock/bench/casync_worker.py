@@ -60,8 +60,8 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
         document = row.document()
         document.pop("planner")
         share = packed / max(1, sum(trace.nbytes))
-        routes = ", ".join(dict.fromkeys(str(bucket.route) for bucket in plans[name].buckets))
-        yield {"what": job.trace, "how": name, "routes": routes, "compressed_share": share, **document}
+        used = ", ".join(dict.fromkeys(str(bucket.route) for bucket in plans[name].buckets))
+        yield {"what": job.trace, "how": name, "routes": used, "compressed_share": share, **document}
 
 
 def main() -> None:
