@@ -63,6 +63,31 @@ def test_a_merge_keeps_the_largest_of_the_sum_and_hands_the_rest_to_the_residual
     assert np.array_equal(blocks[0], other), "a merge changes only one of its blocks"
 
 
+LARGE = {
+    "gaussian": lambda rng, numel: rng.standard_normal(numel),
+    "few different values": lambda rng, numel: rng.integers(-2, 3, numel),
+    "sorted": lambda rng, numel: np.sort(rng.standard_normal(numel)),
+    "all in one place": lambda rng, numel: np.where(np.arange(numel) < numel // 9, 1e6 * rng.standard_normal(numel), 0),
+    "zeros": lambda rng, numel: np.zeros(numel),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("density", [0.001, 0.06])
+def test_large_tensors_whose_threshold_is_guessed_from_a_sample_are_exact_too(kind, density):
+    rng, numel, codec = np.random.default_rng(7), 300_000, SparseCodec(density)
+    gradients = [LARGE[kind](rng, numel).astype(np.float32) for _ in range(2)]
+    residual = np.zeros(numel, np.float32)
+    blocks = [encode(codec, gradient, np.zeros(numel, np.float32)) for gradient in gradients]
+    sent = [decode(codec, block, numel).copy() for block in blocks]
+    for gradient, one in zip(gradients, sent, strict=True):
+        assert np.array_equal(one, keep_largest(gradient, codec.entries(numel)))
+    codec.merge(blocks[0], blocks[1], residual)
+    merged = decode(codec, blocks[1], numel)
+    assert np.array_equal(np.abs(merged).sum(), np.abs(keep_largest(sent[0] + sent[1], codec.entries(numel))).sum())
+    assert np.array_equal(merged + residual, sent[0] + sent[1])
+
+
 @given(FORMS, st.integers(1, 300), st.integers(0, 99))
 def test_two_ranks_that_merge_the_same_blocks_get_the_same_bytes(codec, numel, seed):
     rng = np.random.default_rng(seed)
