@@ -96,7 +96,10 @@ METHODS: dict[str, Method] = {
     **{f"penstock-{name}": Method(partial(_planned, planner=name), PLANNED, plans=True) for name in PLANNERS},
     "penstock-exact-native": Method(partial(_planned, planner="exact", strategy="native"), PLANNED, plans=True),
     **{f"penstock-bsp-{name}": Method(partial(_bulk_synchronous, algorithm=name), PLANNED) for name in ALGORITHMS},
-    "penstock-onebit": Method(partial(_planned, codec="onebit"), OTHER, plans=True, risky=True),
+    **{
+        f"penstock-{name}": Method(partial(_planned, codec=codec), OTHER, plans=True)
+        for name, codec in (("onebit", "onebit"), ("terngrad", "terngrad(bitwidth=2)"))
+    },
 }
 
 
