@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from penstock.curves import CodecCurves, Curve
 from penstock.errors import FitError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
@@ -19,10 +20,12 @@ from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook
 from penstock.torch.bsp import BulkSynchronous
 
+ONEBIT = ("ring+onebit", "parameter_server+onebit")
 CODECS = ("onebit", "terngrad(bitwidth=2)", "tbq", "topk(density=0.25)")
 ROUTES = (
     "native",
     *(f"{name}+{codec}" for name in ("ring", "parameter_server", "linear_pipeline") for codec in CODECS),
+    *(f"{name}+sparse(density=0.1)" for name in ("gtopk", "gtopk_doubling", "topk_allgather")),
 )
 NETWORK = Network(2, 1e-4, 1e-9, 1e-10, dict.fromkeys(ROUTES, LinearCost(1e-4, 1e-9)))  # for tests that do not measure
 
@@ -480,3 +483,41 @@ def losses(rank: int, options: dict[str, Any], iterations: int = 60) -> list[flo
         optimizer.zero_grad()
         found.append(float(loss))
     return found
+
+
+def train_momentum(rank: int, options: dict[str, Any] | None, steps: int) -> Any:
+    """Train `Echo` with momentum 0.5 in our exchange, or in torch's optimizer where there are no options."""
+    module = Echo()
+    wrapper = TorchDDP(module) if options is None else OurDDP(module, codec="gtopk", momentum=0.5, **options)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0, momentum=0.5 if options is None else 0.0)
+    for step in range(steps):
+        wrapper(echo_inputs(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([module.first, module.second]).detach().numpy()
+
+
+def echo_plan(codec: str, strategy: str = "gtopk") -> Plan:
+    bucket = Bucket(("second", "first"), 228, strategy, codec)
+    return Plan("echo", 2, "hand", (bucket,))
+
+
+def densities(rank: int) -> list[int]:
+    """Return how many elements of `Echo` each iteration changes while the density warms up."""
+    module = Echo()
+    plan = echo_plan("sparse(density=0.01)")
+    wrapper = OurDDP(module, codec="gtopk", density=0.01, warmup=[0.5, 0.25], warmup_every=2, plan=plan)
+    found = []
+    for step in range(7):
+        wrapper(echo_inputs(rank, step)).backward()
+        found.append(int(sum((each.grad != 0).sum() for each in module.parameters())))
+        wrapper.zero_grad()
+    return found
+
+
+def echo_auto(rank: int, seconds_per_byte: float) -> dict[str, Any]:
+    """Let the wrapper decide whether to compress, where a compressed byte costs so much and a dense one 1e-3."""
+    curve = Curve(1e-12, 1e-9)
+    lines = {"native": LinearCost(1e-4, 1e-3), **dict.fromkeys(ONEBIT, LinearCost(1e-4, seconds_per_byte))}
+    network = Network(2, 1e-4, 1e-3, 1e-10, lines, {"onebit": CodecCurves(1 / 32, curve, curve)})
+    return _echo(rank, {"codec": "auto", "network": network}, 8)

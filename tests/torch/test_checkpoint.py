@@ -85,7 +85,7 @@ def test_residuals_follow_the_gradient_scaler():
 
 
 def test_a_skipped_step_leaves_what_was_owed_before_it():
-    memory = Memory("skip")
+    memory = Memory(on_nonfinite="skip")
     memory.residuals.bucket(["a"], [1])[:] = 3
     memory.begin()
     memory.residuals.bucket(["a"], [1])[:] = 1

@@ -11,10 +11,14 @@ CASES = {
     "ring": {"codec": EXACT, "strategy": "ring"},
     "parameter server": {"codec": EXACT, "strategy": "parameter_server"},
     "auto": {"codec": EXACT, "network": None},
-    "bucket views": {"codec": EXACT, "gradient_as_bucket_view": True},
     "every tensor by itself": {"codec": EXACT, "planner": "wfbp"},
     "after the backward pass": {"codec": EXACT, "planner": "naive"},
     "static graph": {"codec": EXACT, "static_graph": True},
+    "without bucket views": {"codec": EXACT, "gradient_as_bucket_view": False},
+    "gtopk": {"codec": "gtopk", "density": 0.1},
+    "gtopk by a tree": {"codec": "gtopk", "density": 0.1, "strategy": "gtopk"},
+    "topk": {"codec": "topk", "density": 0.1},
+    "gtopk, small tensors dense": {"codec": "gtopk", "density": 0.1, "dense_below": 25},
 }
 ROUNDED = {  # codecs whose values are rounded, so that sums are right to float32's precision only
     "onebit": {"codec": "onebit"},
@@ -58,16 +62,19 @@ def test_codecs_that_round_owe_what_they_rounded(two_ranks, case):
 @pytest.mark.parametrize("case", CASES | ROUNDED)
 def test_the_plan_names_the_codec(two_ranks, case):
     plan = two_ranks[0][case]["plan"]
-    assert {bucket.codec for bucket in plan.buckets} == {(CASES | ROUNDED)[case]["codec"]}
+    codec = (CASES | ROUNDED)[case]["codec"]
+    wanted = codec if "topk" not in codec or "(" in codec else "sparse(density=0.1)"
+    assert {bucket.codec for bucket in plan.buckets} == {wanted}
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 def test_any_number_of_workers(world_size):
-    cases = {"onebit": {"codec": "onebit"}, "exact": {"codec": EXACT}}
+    cases = {"onebit": {"codec": "onebit"}, "exact": {"codec": EXACT}, "gtopk": {"codec": "gtopk", "density": 0.1}}
     ranks = spawn(world_size, training.echo, cases)
     wanted = gradients(world_size)
     check_conserved([rank["onebit"] for rank in ranks], wanted, tolerance=1e-4)
-    check_conserved([rank["exact"] for rank in ranks], wanted, tolerance=0.0 if world_size in (1, 4) else 1e-4)
+    for case in ("exact", "gtopk"):
+        check_conserved([rank[case] for rank in ranks], wanted, tolerance=0.0 if world_size in (1, 4) else 1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -143,3 +150,47 @@ def test_a_codec_and_a_hook_of_the_users_exclude_one_another():
 def test_compression_trains():
     losses = spawn(2, training.losses, {"codec": "onebit"})[0]
     assert losses[-1] < 0.2 * losses[0]
+
+
+def test_small_tensors_travel_dense_where_asked(two_ranks):
+    owed = two_ranks[0]["gtopk, small tensors dense"]["owed"]
+    assert not owed[37:].any()  # the second tensor has 20 elements
+    assert owed[:37].any()
+
+
+def test_momentum_of_the_exchange_is_the_optimizers_where_everything_travels_dense():
+    options = {"density": 0.1, "dense_below": 1000, "plan": training.echo_plan("sparse(density=0.1)")}
+    ours = spawn(2, training.train_momentum, options, 6)
+    np.testing.assert_array_equal(ours[0], spawn(2, training.train_momentum, None, 6)[0])
+
+
+def test_momentum_is_corrected_as_in_deep_gradient_compression():
+    plan = training.echo_plan("sparse(density=0.1)")
+    ours = spawn(1, training.train_momentum, {"density": 0.1, "plan": plan}, 6)[0]
+    velocity, owed, weights = np.zeros(57), np.zeros(57), np.zeros(57)
+    for step in range(6):
+        velocity = 0.5 * velocity + training.echo_inputs(0, step).numpy()
+        owed += velocity
+        sent = np.concatenate([largest(owed[:37], 4), 37 + largest(owed[37:], 2)])
+        weights[sent] -= owed[sent]
+        owed[sent] = velocity[sent] = 0
+    np.testing.assert_array_equal(ours, weights)
+
+
+def largest(values, count):
+    """Indices of the largest magnitudes, the lowest index first among equals."""
+    return np.argsort(-np.abs(values), kind="stable")[:count]
+
+
+def test_density_warms_up_stage_by_stage_on_all_ranks_alike():
+    ranks = spawn(2, training.densities)
+    assert ranks[0] == ranks[1] == [18 + 10, 18 + 10, 9 + 5, 9 + 5, 1 + 1, 1 + 1, 1 + 1]  # of 37 and 20 elements
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"), [(1e-6, "compression is on: onebit for 1 of 1 messages"), (1.0, "compression is left off: ")]
+)
+def test_auto_compresses_only_where_that_is_predicted_to_pay(line, reason):
+    rank = spawn(2, training.echo_auto, line)[0]
+    assert reason in rank["explain"]
+    assert {bucket.codec for bucket in rank["plan"].buckets} == ({"onebit"} if line < 1 else {None})

@@ -85,20 +85,26 @@ def parse_header(payload: bytes | memoryview, max_numel: int = MAX_NUMEL) -> Hea
     """
     if len(payload) < _FIXED.size:
         raise CodecError(f"payload of {len(payload)} bytes; wanted at least {_FIXED.size}: it was cut short")
+    return _parse(bytes(payload[: header_nbytes(min(payload[5], MAX_PARAMETERS))]), max_numel, len(payload))
+
+
+@lru_cache(maxsize=4096)
+def _parse(payload: bytes, max_numel: int, received: int) -> Header:
+    """Parse the bytes of a header; remembered, since training receives the same few again and again."""
     magic, version, count, flags, numel, body_nbytes, name = _FIXED.unpack_from(payload)
     if magic != MAGIC:
         raise CodecError(f"payload begins with {magic!r}; wanted {MAGIC!r}: these bytes are not from a penstock codec")
     if version != VERSION:
         raise CodecError(f"payload has header version {version}; wanted {VERSION}: use the same penstock on all ranks")
-    _check_rest(payload, count, flags, numel <= max_numel, numel)
+    _check_rest(payload, count, flags, numel <= max_numel, numel, received)
     parameters = struct.unpack_from(f"<{count}d", payload, _FIXED.size)
     return Header(name.rstrip(b"\0").decode("ascii", "replace"), parameters, numel, body_nbytes, flags)
 
 
-def _check_rest(payload: bytes | memoryview, count: int, flags: int, possible: bool, numel: int) -> None:
+def _check_rest(payload: bytes, count: int, flags: int, possible: bool, numel: int, received: int) -> None:
     nbytes = header_nbytes(count)
     if count > MAX_PARAMETERS or len(payload) < nbytes:
-        raise CodecError(f"header with {count} parameters in a payload of {len(payload)} bytes: it is damaged")
+        raise CodecError(f"header with {count} parameters in a payload of {received} bytes: it is damaged")
     end = nbytes - _CHECKSUM.size
     found, wanted = _CHECKSUM.unpack_from(payload, end)[0], zlib.crc32(payload[:end])
     if found != wanted:

@@ -14,6 +14,7 @@ from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, take_buckets
+from penstock.torch.compression import AUTO, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.exchange import Memory
 from penstock.torch.explain import explain
@@ -21,15 +22,13 @@ from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
 from penstock.torch.planning import (
-    AUTO,
-    DEFAULT,
-    NATIVE,
     Decision,
     agree,
     candidates,
     check_options,
     check_same,
     decide,
+    decide_whether,
     in_registration_order,
 )
 from penstock.torch.profile import Profiler
@@ -46,7 +45,6 @@ class Settings:
 
     planner: str
     strategy: str
-    codec: str | None
     network: Network | None  # None: measure
     trace: Trace | None  # None: profile
     plan: Plan | None  # None: plan
@@ -56,7 +54,7 @@ class Settings:
 
     def check(self) -> None:
         """Refuse bad options before any iteration."""
-        check_options(self.planner, self.strategy, self.codec)
+        check_options(self.planner, self.strategy)
         if self.profile_iterations <= WARMUP:
             raise PlanError(f"profile_iterations is {self.profile_iterations}; wanted at least {WARMUP + 1}")
         if not 0 <= self.replan_drift < float("inf"):
@@ -81,6 +79,8 @@ class Conductor:
         self._obstacle = ""  # why torch's buckets are kept, or ""
         if obstacle := can_hold_plans(wrapper):
             self._keep_buckets(obstacle)
+        elif memory.compression.momentum.factor:  # ours from the first iteration on
+            self._hook_in(Route(NATIVE))
         self._time_every_iteration()
 
     @property
@@ -135,6 +135,8 @@ class Conductor:
             self._hold(self._decision.plan)
         elif self._obstacle:
             self._keep_buckets(self._obstacle)
+        elif self.memory.compression.momentum.factor:
+            self._hook_in(Route(NATIVE))
         self._time_every_iteration()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,6 +181,8 @@ class Conductor:
             self._wrapper.find_unused_parameters and not self._wrapper.static_graph
         ):  # torch never rebuilds these buckets
             trace = in_registration_order(trace, {name: each.numel() for name, each in self._trained()})
+        if self.memory.compression.codec == AUTO:
+            return decide_whether(trace, network, self._routes())
         return decide(trace, network, self.settings.planner, self._routes())
 
     def _trace(self) -> Trace:
@@ -189,7 +193,7 @@ class Conductor:
         return known
 
     def _routes(self) -> tuple[Route, ...]:
-        return candidates(self.settings.strategy, self.settings.codec, engine_of(self._group, self._device))
+        return candidates(self.settings.strategy, self.memory.compression, engine_of(self._group, self._device))
 
     # What came of it
 
@@ -218,7 +222,8 @@ class Conductor:
 
     def _hold(self, plan: Plan) -> None:
         hook = self.user_hook
-        if hook is None and (not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)):
+        ours = not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)
+        if hook is None and (ours or self.memory.compression.momentum.factor):
             self._sender = self._sender or self._make_sender(Route(NATIVE))
             self._sender.follow(plan)
             hook = (None, self._sender.hook)
@@ -231,10 +236,18 @@ class Conductor:
     def _keep_buckets(self, obstacle: str) -> None:
         """Keep torch's buckets from now on; a codec that was asked for compresses them as they are."""
         self._obstacle = obstacle
-        if self.settings.codec is not None:
-            strategy = self.settings.strategy if self.settings.strategy != AUTO else DEFAULT
-            self._sender = self._make_sender(Route(strategy, self.settings.codec))
+        compression, strategy = self.memory.compression, self.settings.strategy
+        if compression.codec not in (None, AUTO):
+            self._hook_in(Route(compression.strategies[0] if strategy == AUTO else strategy, compression.codec))
+        elif compression.momentum.factor:
+            self._hook_in(Route(NATIVE))
+
+    def _hook_in(self, otherwise: Route) -> None:
+        """Send torch's own buckets ourselves, all by one route."""
+        if self._sender is None:
+            self._sender = self._make_sender(otherwise)
             TorchDDP.register_comm_hook(self._wrapper, None, self._sender.hook)
+        self._sender.otherwise = otherwise
 
     def _make_sender(self, otherwise: Route) -> BucketSender:
         names = {id(parameter): name for name, parameter in self._trained()}

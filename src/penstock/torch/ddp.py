@@ -20,9 +20,10 @@ from penstock.plan import Plan, load_plan
 from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP
 from penstock.torch.checkpoint import State
+from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor, Settings
 from penstock.torch.exchange import Memory, Scaler
-from penstock.torch.planning import AUTO, Decision
+from penstock.torch.planning import Decision
 from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace
 
@@ -35,12 +36,16 @@ _TORCH_ARGUMENTS = (
 class DistributedDataParallel(TorchDDP):
     """torch's DistributedDataParallel with planned buckets; every argument of torch's is passed on.
 
+    One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time.
     planner: naive, wfbp, single, threshold, greedy or exact. strategy: `native` (the engine's own all-reduce), the name
     of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace, plan: values or files
     that replace measuring, profiling and planning. measurements: a folder that keeps measured networks, by cluster.
     profile_iterations: how many synchronised iterations to profile. replan_drift: plan again when communication takes
     that part longer or less long than predicted (0.3: 30%) for a while; 0 is off.
-    codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ... on_nonfinite: what a
+    codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
+    or topk, with its density; `auto` compresses where that is predicted to pay, and `explain` says whether. warmup:
+    densities before that, `warmup_every` iterations each (`codecs.warmup`). dense_below: tensors of fewer elements
+    travel dense. momentum, nesterov: corrected as in DGC, for an optimizer that has none. on_nonfinite: what a
     compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips;
     with `grad_scaler`, skip, and residuals follow its scale.
     """
@@ -52,6 +57,12 @@ class DistributedDataParallel(TorchDDP):
         planner: str = "exact",
         strategy: str = AUTO,
         codec: str | None = None,
+        density: float | None = None,
+        warmup: Warmup = None,
+        warmup_every: int = 1,
+        dense_below: int = 0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
         on_nonfinite: str = "raise",
         grad_scaler: Scaler | None = None,
         network: Network | str | None = None,
@@ -65,7 +76,6 @@ class DistributedDataParallel(TorchDDP):
         settings = Settings(
             planner=planner,
             strategy=strategy,
-            codec=codec,
             network=load_network(network) if isinstance(network, str) else network,
             trace=load_trace(trace) if isinstance(trace, str) else trace,
             plan=load_plan(plan) if isinstance(plan, str) else plan,
@@ -74,8 +84,11 @@ class DistributedDataParallel(TorchDDP):
             replan_drift=replan_drift,
         )
         settings.check()
-        memory = Memory(on_nonfinite, grad_scaler)
+        compression = make_compression(codec, density, warmup, warmup_every, dense_below, momentum, nesterov)
+        compression.check_strategy(strategy)
+        memory = Memory(compression, on_nonfinite, grad_scaler)
         options |= dict(zip(_TORCH_ARGUMENTS, arguments, strict=False))
+        options.setdefault("gradient_as_bucket_view", True)
         super().__init__(module, **options)
         self._conductor = Conductor(self, settings, options, memory)
 
@@ -87,8 +100,10 @@ class DistributedDataParallel(TorchDDP):
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Register a hook of the user's: buckets are planned all the same, and every bucket goes through the hook."""
-        if (codec := self._conductor.settings.codec) is not None:
-            raise PlanError(f"codec {codec!r} needs the hook for itself; register none, or leave codec=None")
+        compression = self._conductor.memory.compression
+        if compression.codec is not None or compression.momentum.factor:
+            what = f"codec {compression.codec!r}" if compression.codec else "momentum="
+            raise PlanError(f"{what} needs the hook for itself; register none, or leave codec=None and momentum=0")
         super().register_comm_hook(state, hook)
         self._conductor.user_hook = (state, hook)
 

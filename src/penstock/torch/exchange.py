@@ -5,17 +5,22 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.codecs.codec import ON_NONFINITE
+from penstock.codecs.momentum import sent_from
 from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.torch.checkpoint import FORMAT, State, state_for
+from penstock.torch.compression import Compression
 from penstock.torch.residuals import Floats, Residuals
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 from penstock.torch.watched import Watched, watched_codec
 
+DENSE = "ring"  # strategy of what travels dense beside a codec
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)  # other gradients travel dense
 
 
@@ -45,41 +50,61 @@ class Parcel:
 class Memory:
     """What an exchange remembers from one iteration to the next; the model keeps it, not the communication thread."""
 
-    def __init__(self, on_nonfinite: str = "raise", scaler: Scaler | None = None) -> None:
+    def __init__(
+        self,
+        compression: Compression | None = None,
+        on_nonfinite: str = "raise",
+        scaler: Scaler | None = None,
+    ) -> None:
         """`scaler` is the GradScaler of the training loop, where there is one: residuals follow its scale."""
         if on_nonfinite not in ON_NONFINITE:
             raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
-        self.residuals = Residuals()
+        self.compression = compression or Compression()
+        self.residuals, self.velocities = Residuals(), Residuals()
         self.skips = on_nonfinite == "skip" or scaler is not None
         self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
         self._scaler, self._scale = scaler, 1.0
-        self.iterations = 0  # that compressed something
+        self.iterations = 0  # that compressed something; warm-up counts them
 
     def begin(self) -> None:
         """Begin an iteration: undo what a skipped step sent, and follow the gradient scaler."""
-        if self.skips and self.spoilt:
-            self.residuals.restore()
+        self._undo()
         if self._scaler is not None and (scale := self._scaler.get_scale()) != self._scale:
-            self.residuals.multiply(scale / self._scale)
+            for store in self._stores.values():
+                store.multiply(scale / self._scale)
             self._scale = scale
         if self.skips:
-            self.residuals.save()
+            for store in self._stores.values():
+                store.save()
         self.spoilt = False
         self.iterations += 1
 
     def state_dict(self, rank: int, world_size: int) -> State:
         """Return this rank's state: what a skipped step sent is not part of it."""
-        if self.skips and self.spoilt:
-            self.residuals.restore()
-        kept = {name: torch.from_numpy(values) for name, values in self.residuals.values().items()}
+        self._undo()
+        kept = {
+            kind: {name: torch.from_numpy(values) for name, values in store.values().items()}
+            for kind, store in self._stores.items()
+        }
         counters = {"iterations": self.iterations, "scale": self._scale}
-        return {"format": FORMAT, "rank": rank, "world_size": world_size, "memories": {"residual": kept}, **counters}
+        return {"format": FORMAT, "rank": rank, "world_size": world_size, "memories": kept, **counters}
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> None:
         """Take this rank's share of the states of all ranks that there were."""
         state = state_for(states, rank, world_size)
-        self.residuals.load(state["memories"]["residual"])
+        for kind, store in self._stores.items():
+            store.load(state["memories"].get(kind, {}))
         self.iterations, self._scale, self.spoilt = int(state["iterations"]), float(state["scale"]), False
+
+    @property
+    def _stores(self) -> dict[str, Residuals]:
+        return {"residual": self.residuals, "velocity": self.velocities}
+
+    def _undo(self) -> None:
+        """Forget what an iteration did whose step was skipped."""
+        if self.skips and self.spoilt:
+            for store in self._stores.values():
+                store.restore()
 
 
 class Exchange:
@@ -104,9 +129,11 @@ class Exchange:
         self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
         if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
             parcel.values.div_(self._world_size)
+            self._gain_momentum(parcel.values, parcel)
             self._communicator.all_reduce(parcel.values, strategy=parcel.route.strategy)
         else:
-            self._average_compressed(parcel, self._codec(parcel.route.codec))
+            spec = self.memory.compression.codec_at(parcel.route.codec, self.memory.iterations - 1)
+            self._average_compressed(parcel, self._codec(spec))
 
     def traffic(self) -> Traffic:
         """Return what this rank has sent so far."""
@@ -116,6 +143,8 @@ class Exchange:
         """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full."""
         values = parcel.values if parcel.values.dtype == torch.float32 else parcel.values.float()
         values.div_(self._world_size)
+        velocity = self._gain_momentum(values, parcel)
+        small = self._take_out_small(values, parcel.sizes)
         residual = self.memory.residuals.bucket(parcel.names, parcel.sizes)
         aside = self._set_aside(values, residual, parcel.sizes) if self._leaves_out else []
         self._communicator.all_reduce(
@@ -126,12 +155,51 @@ class Exchange:
             parts=tuple(accumulate(parcel.sizes, initial=0)),
             **parcel.route.options,
         )
+        if velocity is not None:
+            self.memory.compression.momentum.after(velocity, self._sent(residual, parcel.sizes))
         for start, kept in aside:
             residual[start : start + kept.size] += kept
+        self._average_small(values, small)
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
         if values is not parcel.values:
             parcel.values.copy_(values)
+
+    def _gain_momentum(self, values: torch.Tensor, parcel: Parcel) -> Floats | None:
+        """Replace gradients by what momentum makes of them, where it is not left to the optimizer."""
+        momentum = self.memory.compression.momentum
+        if not momentum.factor or values.dtype != torch.float32:
+            return None
+        velocity = self.memory.velocities.bucket(parcel.names, parcel.sizes)
+        momentum.before(values.numpy(), velocity)
+        return velocity
+
+    def _sent(self, residual: Floats, sizes: Sequence[int]) -> NDArray[np.bool_]:
+        """Return where values left for good; what travels dense keeps its velocity, as with plain momentum."""
+        sent = sent_from(residual)
+        for start, stop in self._small(sizes):
+            sent[start:stop] = False
+        return sent
+
+    def _small(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        bounds = pairwise(accumulate(sizes, initial=0))
+        return [(start, stop) for start, stop in bounds if 0 < stop - start < self.memory.compression.dense_below]
+
+    def _take_out_small(self, values: torch.Tensor, sizes: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+        """Take out tensors that travel dense and leave zeros, which cost a codec next to nothing."""
+        found = []
+        for start, stop in self._small(sizes):
+            found.append((start, values[start:stop].clone()))
+            values[start:stop] = 0.0
+        return found
+
+    def _average_small(self, values: torch.Tensor, small: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Sum the small tensors of a bucket in one dense message, and put them back."""
+        if small:
+            packed = torch.cat([part for _, part in small])
+            self._communicator.all_reduce(packed, strategy=DENSE)
+            for (start, part), total in zip(small, torch.split(packed, [len(p) for _, p in small]), strict=True):
+                values[start : start + len(part)] = total
 
     def _set_aside(self, values: torch.Tensor, residual: Floats, sizes: Sequence[int]) -> list[tuple[int, Floats]]:
         """Take out of the residual what tensors without a gradient owe, so that it is not sent now.

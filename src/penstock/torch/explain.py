@@ -34,9 +34,11 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
         )
     if measured_seconds:
         yield f"measured iteration {_ms(median(measured_seconds))} (median of {len(measured_seconds)})"
+    if decision.reason:
+        yield decision.reason
     if decision.alternatives:
         others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in decision.alternatives if name != plan.planner)
-        yield f"other planners would take: {others}"
+        yield f"{'predicted' if decision.reason else 'other planners would take'}: {others}"
 
 
 def _drift(drift: Drift) -> Iterator[str]:

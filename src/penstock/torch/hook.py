@@ -16,9 +16,10 @@ from penstock.errors import PlanError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
 from penstock.torch.checkpoint import State
+from penstock.torch.compression import AUTO, NATIVE, Warmup, make_compression
 from penstock.torch.exchange import Exchange, Memory, Parcel, Scaler
 from penstock.torch.measured import Sent
-from penstock.torch.planning import NATIVE, check_codec, check_strategy
+from penstock.torch.planning import check_strategy
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 
 Future = torch.futures.Future[torch.Tensor]
@@ -29,9 +30,15 @@ TIMEOUT_SECONDS = 300.0  # of one message
 
 
 def comm_hook(
-    strategy: str = "ring",
+    strategy: str = AUTO,
     codec: str | None = None,
     *,
+    density: float | None = None,
+    warmup: Warmup = None,
+    warmup_every: int = 1,
+    dense_below: int = 0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
     module: torch.nn.Module | None = None,
     on_nonfinite: str = "raise",
     grad_scaler: Scaler | None = None,
@@ -42,18 +49,23 @@ def comm_hook(
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
     Every rank must call this at the same time, as it makes a process group. `codec` compresses every bucket, with
-    error feedback. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`;
-    with `module` the state names parameters as it does, otherwise by the order in which torch brings them. Say
-    `find_unused_parameters` where the wrapper does.
+    error feedback; it and what follows mean what they do in `DistributedDataParallel`. The first of the two values has
+    `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with `module` the state names parameters as it
+    does, otherwise by the order in which torch brings them. Say `find_unused_parameters` where the wrapper does.
     """
+    if codec == AUTO:
+        raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
+    compression = make_compression(codec, density, warmup, warmup_every, dense_below, momentum, nesterov)
+    strategy = compression.strategies[0] if strategy == AUTO else strategy
     check_strategy(strategy)
-    check_codec(codec)
+    compression.check_strategy(strategy)
     group = process_group or dist.group.WORLD
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
-    memory = Memory(on_nonfinite, grad_scaler)
-    sender = BucketSender(group, timeout_seconds, Route(strategy, codec), memory, names, find_unused_parameters)
+    memory = Memory(compression, on_nonfinite, grad_scaler)
+    route = Route(strategy, compression.codec)
+    sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters)
     return sender, sender.hook
 
 
@@ -69,7 +81,7 @@ class BucketSender:
         names: dict[int, str],  # of parameters, by id
         leaves_out: bool = False,  # parameters may have no gradient in some iterations
     ) -> None:
-        self._engine, self._otherwise, self._names = group, otherwise, names
+        self._engine, self.otherwise, self._names, self._memory = group, otherwise, names, memory
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         transport = CountingTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
@@ -97,7 +109,7 @@ class BucketSender:
     def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
         """Average one bucket over all ranks."""
         parcel = self._parcel(bucket)
-        if parcel.route == Route(NATIVE) and self._overlap:
+        if parcel.route == Route(NATIVE) and self._overlap and not self._memory.compression.momentum.factor:
             return self._by_engine(parcel.values)
         future: Future = torch.futures.Future()
         self._held.append((parcel, future))
@@ -117,16 +129,16 @@ class BucketSender:
 
     def exchange_state_dict(self) -> State:
         """Return what this rank still owes, by parameter; call it between iterations."""
-        return self._exchange.memory.state_dict(self.rank, self.world_size)
+        return self._memory.state_dict(self.rank, self.world_size)
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
         """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
-        self._exchange.memory.load_state_dicts(states, self.rank, self.world_size)
+        self._memory.load_state_dicts(states, self.rank, self.world_size)
 
     def _parcel(self, bucket: dist.GradBucket) -> Parcel:  # type: ignore[name-defined]
         parameters = bucket.parameters()
         names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
-        route = self._routes.get(frozenset(names), self._otherwise)
+        route = self._routes.get(frozenset(names), self.otherwise)
         sizes = tuple(parameter.numel() for parameter in parameters)
         return Parcel(bucket.buffer(), names, sizes, route, is_first=bucket.index() == 0)
 

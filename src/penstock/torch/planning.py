@@ -5,21 +5,20 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from penstock.codecs.registry import make_codec
 from penstock.cost.ways import Way, way_for
 from penstock.errors import PenstockError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route
-from penstock.planners import PLANNERS, find_planner
+from penstock.planners import PLANNERS, Planner, find_planner
+from penstock.simulator.auto import decide_codec
 from penstock.simulator.iteration import predict
 from penstock.strategies import names
+from penstock.torch.compression import AUTO, NATIVE, SPARSE_STRATEGIES, Compression
 from penstock.trace import Tensor, Trace
 
-NATIVE = "native"  # the engine's own all-reduce, as torch's DDP calls it
-AUTO = "auto"
-DEFAULT = "ring"
 CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
-COMPRESSING = ("ring", "parameter_server")  # the same, with a codec
+AUTO_CODECS = ("onebit",)  # what codec="auto" considers
+CLEARLY = 0.05  # of the predicted iteration: what another way must save to be preferred to the first candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,46 +29,62 @@ class Decision:
     trace: Trace | None = None
     network: Network | None = None
     alternatives: tuple[tuple[str, float], ...] = ()  # (planner, predicted iteration in seconds)
+    reason: str = ""  # why compression is on or off, where that was to be decided
 
 
-def check_options(planner: str, strategy: str, codec: str | None) -> None:
+def check_options(planner: str, strategy: str) -> None:
     """Refuse unknown names before any iteration runs."""
     find_planner(planner)
     if strategy != AUTO:
         check_strategy(strategy, AUTO)
-    if codec is not None and strategy == NATIVE:
-        raise PlanError(f"codec {codec!r} with strategy 'native': the engine compresses nothing; wanted 'auto' or ours")
-    check_codec(codec)
 
 
 def check_strategy(strategy: str, *others: str) -> None:
     """Refuse an unknown all-reduce; `others` are named as wanted too."""
-    known = (*others, *names("all_reduce"))
+    known = (*others, *names("all_reduce"), *SPARSE_STRATEGIES)
     if strategy not in known:
         raise PlanError(f"no all-reduce strategy called {strategy!r}; wanted one of {', '.join(known)}")
 
 
-def check_codec(codec: str | None) -> None:
-    """Refuse a codec that cannot be made."""
-    if codec is not None:
-        make_codec(codec)
-
-
-def candidates(strategy: str, codec: str | None = None, engine: str = "gloo") -> tuple[Route, ...]:
+def candidates(strategy: str, compression: Compression, engine: str = "gloo") -> tuple[Route, ...]:
     """Return the routes to measure and plan with; dense ones of ours run on gloo, so NCCL's own beats them anyway."""
     if strategy != AUTO:
-        return (Route(strategy, codec),)
-    if codec is not None:
-        return tuple(Route(name, codec) for name in COMPRESSING)
-    return tuple(Route(name) for name in (CANDIDATES if engine == "gloo" else (NATIVE,)))
+        return (Route(strategy, compression.codec),)
+    dense = tuple(Route(name) for name in (CANDIDATES if engine == "gloo" else (NATIVE,)))
+    if compression.codec == AUTO:
+        return (*dense, *(Route(name, codec) for codec in AUTO_CODECS for name in compression.strategies))
+    if compression.codec is not None:
+        return tuple(Route(name, compression.codec) for name in compression.strategies)
+    return dense
 
 
 def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route]) -> Decision:
     """Plan `trace` on `network` with `planner`, and predict what every planner would give."""
-    ways = _ways(network, routes)
-    plans = {name: predict(trace, each, ways, network.workers) for name, each in PLANNERS.items()}
+    plans = {name: _clearly_best(trace, network, each, routes) for name, each in PLANNERS.items()}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
     return Decision(plans[planner], trace, network, alternatives)
+
+
+def decide_whether(trace: Trace, network: Network, routes: Sequence[Route]) -> Decision:
+    """Plan with and without codecs, and compress only where that is predicted to pay."""
+    dense = [way.strategy for way in _ways(network, [route for route in routes if route.codec is None])]
+    packed = [route for route in routes if route.codec is not None]
+    codecs = list(dict.fromkeys(route.codec for route in packed if route.codec))
+    strategies = list(dict.fromkeys(route.strategy for route in packed))
+    found = decide_codec(trace, network, codecs, dense, strategies)
+    alternatives = (("without a codec", found.dense.iteration_seconds),)
+    return Decision(found.plan, trace, network, alternatives, found.reason)
+
+
+def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route]) -> Plan:
+    """Return the plan that uses the first route only, unless choosing among all saves clearly more.
+
+    The first takes the least processor time (the engine's own runs without the interpreter, a ring decodes the least),
+    and what communication takes from computation on the same cores is in no prediction.
+    """
+    ways = _ways(network, routes)
+    first, best = (predict(trace, planner, some, network.workers) for some in (ways[:1], ways))
+    return best if best.iteration_seconds < (1 - CLEARLY) * first.iteration_seconds else first
 
 
 def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:

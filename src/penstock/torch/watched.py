@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.codecs.registry import make_codec
-from penstock.codecs.wire import WireCodec
+from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.errors import NonFiniteError
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec import Codec, Merging
 from penstock.runtime.transport import Array, Bytes
 
 ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
@@ -20,9 +19,10 @@ ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; 
 
 def watched_codec(spec: str, seed: int) -> "Watched":
     """Return the codec that a plan writes as `spec`; `seed` differs between ranks."""
-    codec = make_codec(spec, seed)
-    marking = WireCodec(make_codec(spec, seed, on_nonfinite="skip"))
-    return Watched(WireCodec(codec), marking, codec.count_from)
+    codec, marking = wire_codec(spec, seed), wire_codec(spec, seed, on_nonfinite="skip")
+    if isinstance(codec, WireCodec):
+        return Watched(codec, marking, codec.codec.count_from)
+    return WatchedMerging(codec, marking)
 
 
 class Watched:
@@ -65,3 +65,13 @@ class Watched:
         """Look at one value: a payload that is not finite makes NaN of all."""
         if out.size and np.isnan(out[0]):
             self._seen = True
+
+
+class WatchedMerging(Watched):
+    """The same for a sparse codec, whose blocks are added without decoding them."""
+
+    _codec: Merging
+
+    def merge(self, read: Bytes, write: Bytes, residual: Array | None) -> None:
+        """Add an encoded block to another; what falls out goes to the residual."""
+        self._codec.merge(read, write, residual)

@@ -1,0 +1,98 @@
+"""What a user asks of compression, as the exchange needs it: codec, strategies, densities, momentum.
+
+    DDP(model, codec="onebit")
+    DDP(model, codec="gtopk", density=0.001, warmup="paper", warmup_every=steps_per_epoch, momentum=0.9)
+
+`gtopk`, `topk` and `gtopk_published` are sparse exchanges: a codec that sends the largest entries together with the
+strategies that merge them. Every other codec goes through any strategy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.codecs.momentum import Momentum
+from penstock.codecs.registry import parse_spec
+from penstock.codecs.warmup import Schedule, warmup
+from penstock.codecs.wire import SPARSE_CODECS, wire_codec
+from penstock.errors import CodecError
+
+AUTO = "auto"
+NATIVE = "native"
+ANY = ("ring", "parameter_server")  # what "auto" measures and lets the planner choose from; the first is preferred
+DENSITY = 0.001
+Warmup = str | Sequence[float] | Schedule | None
+
+
+@dataclass(frozen=True, slots=True)
+class SparseExchange:
+    """A codec that sends few entries, and the strategies for its blocks."""
+
+    codec: str
+    strategies: tuple[str, ...]
+
+
+SPARSE: Mapping[str, SparseExchange] = {
+    "gtopk": SparseExchange("sparse", ("gtopk_doubling", "gtopk")),
+    "topk": SparseExchange("sparse", ("topk_allgather",)),
+    "gtopk_published": SparseExchange("published", ("gtopk",)),
+}
+SPARSE_STRATEGIES = tuple(dict.fromkeys(name for exchange in SPARSE.values() for name in exchange.strategies))
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How buckets are compressed."""
+
+    codec: str | None = None  # as plans write it, at its final density; None: not at all
+    strategies: tuple[str, ...] = ANY  # that can carry it
+    schedule: Schedule | None = None  # density of each stage of a warm-up
+    stage_iterations: int = 1  # of each stage
+    dense_below: int = 0  # tensors of fewer elements travel dense, beside the others of their bucket
+    momentum: Momentum = field(default_factory=Momentum)
+
+    def check_strategy(self, strategy: str) -> None:
+        """Refuse a strategy that cannot carry the codec."""
+        if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
+            raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")
+        if self.codec is not None and strategy == NATIVE:
+            raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
+
+    def codec_at(self, spec: str, iteration: int) -> str:
+        """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
+        name, parameters = parse_spec(spec)
+        if self.schedule is None or name not in SPARSE_CODECS:
+            return spec
+        parameters["density"] = self.schedule(iteration // self.stage_iterations)
+        return f"{name}({', '.join(f'{key}={value:g}' for key, value in parameters.items())})"
+
+
+def make_compression(
+    codec: str | None,
+    density: float | None = None,
+    warmup_spec: Warmup = None,
+    warmup_every: int = 1,
+    dense_below: int = 0,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+) -> Compression:
+    """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    if codec is None or codec not in SPARSE:
+        _refuse_density(codec, density, warmup_spec)
+        if codec is not None and codec != AUTO:
+            wire_codec(codec)
+        return Compression(codec, dense_below=dense_below, momentum=Momentum(momentum, nesterov))
+    chosen, final = SPARSE[codec], DENSITY if density is None else density
+    spec = f"{chosen.codec}(density={final:g})"
+    wire_codec(spec)
+    if warmup_every < 1:
+        raise CodecError(f"warmup_every is {warmup_every}; wanted at least 1 iteration for each density")
+    schedule = None if warmup_spec is None else warmup(warmup_spec, final)
+    return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, Momentum(momentum, nesterov))
+
+
+def _refuse_density(codec: str | None, density: float | None, warmup_spec: Warmup) -> None:
+    if density is not None or warmup_spec is not None:
+        wanted = ", ".join(SPARSE)
+        raise CodecError(
+            f"density or warmup with codec {codec!r}; wanted one of {wanted}, or write {codec}(density=...)"
+        )
