@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.codecs.momentum import Momentum
-from penstock.codecs.registry import parse_spec
+from penstock.codecs.registry import codec_names, parse_spec
 from penstock.codecs.warmup import Schedule, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
@@ -76,6 +76,7 @@ def make_compression(
     nesterov: bool = False,
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    codec, density = _with_density(codec, density)
     if codec is None or codec not in SPARSE:
         _refuse_density(codec, density, warmup_spec)
         if codec is not None and codec != AUTO:
@@ -88,6 +89,18 @@ def make_compression(
         raise CodecError(f"warmup_every is {warmup_every}; wanted at least 1 iteration for each density")
     schedule = None if warmup_spec is None else warmup(warmup_spec, final)
     return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, Momentum(momentum, nesterov))
+
+
+def _with_density(codec: str | None, density: float | None) -> tuple[str | None, float | None]:
+    """Take `gtopk(density=0.01)` apart; `topk(density=0.01)` is the codec of the language, for any strategy."""
+    if codec is None or codec == AUTO:
+        return codec, density
+    name, parameters = parse_spec(codec)
+    if name not in SPARSE or (parameters and name in codec_names()):
+        return codec, density
+    if unknown := sorted(parameters.keys() - {"density"}):
+        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted density")
+    return name, parameters.get("density", density)
 
 
 def _refuse_density(codec: str | None, density: float | None, warmup_spec: Warmup) -> None:

@@ -13,7 +13,7 @@ from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.simulator.auto import decide_codec
 from penstock.simulator.iteration import predict
 from penstock.strategies import names
-from penstock.torch.compression import AUTO, NATIVE, SPARSE_STRATEGIES, Compression
+from penstock.torch.compression import AUTO, NATIVE, SPARSE_STRATEGIES, Compression, make_compression
 from penstock.trace import Tensor, Trace
 
 CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
@@ -32,11 +32,13 @@ class Decision:
     reason: str = ""  # why compression is on or off, where that was to be decided
 
 
-def check_options(planner: str, strategy: str) -> None:
+def check_options(planner: str, strategy: str, codec: str | None = None) -> None:
     """Refuse unknown names before any iteration runs."""
     find_planner(planner)
     if strategy != AUTO:
         check_strategy(strategy, AUTO)
+    if codec is not None:
+        make_compression(codec).check_strategy(strategy)
 
 
 def check_strategy(strategy: str, *others: str) -> None:
