@@ -187,7 +187,10 @@ SECTIONS: dict[str, Section] = {
     "codecs": Section(
         "Compressors",
         "Encoding and decoding gradients: generated kernels beside the same in torch, eager and compiled, and "
-        "beside copying the gradient.",
+        "beside copying the gradient. `moved` are the bytes that an operation cannot avoid to read and write, `floor` "
+        "their time at the bandwidth of the copy. One-pass operations (tbq, every decode) are at that floor on a GPU, "
+        "and so is `torch.compile`: there is nothing left to be faster by. On a CPU a kernel may pass it, where a copy "
+        "does not reach the memory's bandwidth or finds the gradient in the cache.",
         Rivalry(
             group=("device", "codec", "operation", "nbytes"),
             seconds="seconds",

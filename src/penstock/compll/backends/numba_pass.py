@@ -332,7 +332,10 @@ class PassWriter:
         self.kernel.depth -= 1
 
     def _filter(self, output: Filter) -> None:
-        """Write the gathering of kept elements; eight at a time are passed over where none is kept."""
+        """Write the gathering of kept elements; eight at a time are passed over where none is kept.
+
+        Otherwise without a branch, which would be guessed wrong too often: an element that is not kept is overwritten.
+        """
         line, name = self.kernel.line, self.names.of(output.name)
         line(f"{name}_keep[size:] = 0")
         line(f"words = {name}_keep.view(np.uint64)")
@@ -342,11 +345,9 @@ class PassWriter:
         line("    continue")
         body = self._body(first=False)
         text = body.value(output.value)
-        body.lines += [f"{name}[{name}_count] = {text}", f"{name}_count += 1"]
-        line("for i in range(8 * j, 8 * j + 8):")
-        self.kernel.depth += 1
-        self.kernel.block(f"if {name}_keep[i]:", body.lines)
-        self.kernel.depth -= 2
+        body.lines += [f"{name}[{name}_count] = {text}", f"{name}_count += {name}_keep[i]"]
+        self.kernel.block("for i in range(8 * j, min(8 * j + 8, size)):", body.lines)
+        self.kernel.depth -= 1
 
     def _scatter(self, output: Scatter) -> None:
         body = self._body(first=False)

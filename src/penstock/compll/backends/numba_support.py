@@ -149,11 +149,13 @@ def read_at(vector: Any, index: Any, zero: Any) -> Any:
 @helper
 def spread(values: Any, group: Any, start: Any, size: Any, out: Any) -> None:
     """Element i of `out` is that of the group that element start + i belongs to; `start` is a multiple of `group`."""
-    for first in range(0, size, group):
-        value = values[(start + first) // group]
-        part = out[first : first + block_size(first, size, group)]
-        for i in range(part.size):
-            part[i] = value
+    first, whole = start // group, size // group
+    for j in range(whole):
+        value = values[first + j]
+        for i in range(group):
+            out[group * j + i] = value
+    for i in range(group * whole, size):
+        out[i] = values[first + whole]
 
 
 # Packing
