@@ -332,21 +332,18 @@ class PassWriter:
         self.kernel.depth -= 1
 
     def _filter(self, output: Filter) -> None:
-        """Write the gathering of kept elements; eight at a time are passed over where none is kept.
-
-        Otherwise without a branch, which would be guessed wrong too often: an element that is not kept is overwritten.
-        """
+        """Write the gathering of kept elements: a byte of 1 for each, eight to a word, taken from the lowest bit up."""
         line, name = self.kernel.line, self.names.of(output.name)
         line(f"{name}_keep[size:] = 0")
         line(f"words = {name}_keep.view(np.uint64)")
         line("for j in range((size + 7) // 8):")
         self.kernel.depth += 1
-        line("if words[j] == 0:")
-        line("    continue")
+        line("word = words[j]")
         body = self._body(first=False)
+        body.lines.append("i = 8 * j + (lowest_bit(word) >> 3)")
         text = body.value(output.value)
-        body.lines += [f"{name}[{name}_count] = {text}", f"{name}_count += {name}_keep[i]"]
-        self.kernel.block("for i in range(8 * j, min(8 * j + 8, size)):", body.lines)
+        body.lines += [f"{name}[{name}_count] = {text}", f"{name}_count += 1", "word &= word - ONE"]
+        self.kernel.block("while word != 0:", body.lines)
         self.kernel.depth -= 1
 
     def _scatter(self, output: Scatter) -> None:

@@ -28,6 +28,7 @@ _TOP = np.uint64(56)
 _SHIFT = np.uint32(8)
 _SCALE = np.float32(2.0**-24)
 _WORD = np.uint64(32)
+ONE = np.uint64(1)
 
 helper = njit(error_model="numpy", nogil=True)
 _philox = njit(inline="always")(philox4x32)
@@ -43,6 +44,16 @@ def float_bits(typingctx: Any, x: Any) -> Any:
 def bits_float(typingctx: Any, x: Any) -> Any:
     """The float32 with an int32's bit pattern."""
     return float32(int32), lambda context, builder, signature, args: builder.bitcast(args[0], ir.FloatType())
+
+
+@intrinsic
+def lowest_bit(typingctx: Any, x: Any) -> Any:
+    """The number of the lowest bit of a uint64 that is set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return int64(uint64), generate
 
 
 @intrinsic
