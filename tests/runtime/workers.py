@@ -8,10 +8,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.sparse import SparseCodec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.strategies import SPARSE
 from runtime.oracle import random_tensors
 from runtime.suicidal import Suicidal
 
@@ -121,3 +123,17 @@ def compare_through_the_store(rank: int, numels: list[int]) -> str:
     except MismatchError as error:
         return str(error)
     return "no error"
+
+
+def reduce_sparsely(rank: int, gradients: np.ndarray, density: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """All-reduce every step's gradients by every sparse strategy; return what was applied, and what this rank keeps."""
+    communicator = Communicator(C10dTransport(), timeout_seconds=20)
+    found = {}
+    for _, strategy in SPARSE:
+        residual, applied = np.zeros(gradients.shape[2], np.float32), []
+        for step in gradients:
+            data = step[rank].copy()
+            communicator.all_reduce(data, strategy, codec=SparseCodec(density), residual=residual)
+            applied.append(data)
+        found[strategy] = np.array(applied), residual
+    return found

@@ -1,12 +1,20 @@
 """The same strategies over gloo, in real processes."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 from penstock.runtime.dtypes import DTYPES
-from penstock.strategies import STRATEGIES
+from penstock.strategies import SPARSE, STRATEGIES
 from runtime.oracle import check, random_tensors
-from runtime.workers import disagree_about_size, make_different_known_calls, run_cases, run_on_a_subgroup
+from runtime.workers import (
+    disagree_about_size,
+    make_different_known_calls,
+    reduce_sparsely,
+    run_cases,
+    run_on_a_subgroup,
+)
+from sparse_oracle import dyadic
 from spawn import spawn
 
 NATIVE_LACKS = {"int16"}
@@ -56,3 +64,12 @@ def test_different_known_calls_time_out_instead_of_aborting_the_process() -> Non
 def test_native_refuses_what_gloo_lacks() -> None:
     with pytest.raises(Exception, match=r"native on torch.distributed: no int16; choose another strategy"):
         spawn(1, run_cases, [("all_reduce", "native", 4, "int16", 0)])
+
+
+def test_sparse_all_reduces_over_gloo_lose_nothing_and_agree() -> None:
+    gradients = dyadic(np.random.default_rng(0), (3, 3, 20_000))
+    results = spawn(3, reduce_sparsely, gradients, 0.01)
+    for _, strategy in SPARSE:
+        applied, kept = (np.array([result[strategy][part] for result in results]) for part in (0, 1))
+        assert all(np.array_equal(one, applied[0]) for one in applied)
+        assert np.array_equal(applied[0].sum(axis=0) + kept.sum(axis=0), gradients.sum(axis=(0, 1)))
