@@ -125,10 +125,10 @@ def test_a_strategy_without_a_closed_form_is_said_to_have_none(page):
     assert page.text_content("#whatif-note").startswith(
         "native: no closed form; known only as measured, with 4 workers"
     )
-    assert "–" not in page.text_content("#whatif-table")
+    assert "\u2013" not in page.text_content("#whatif-table")
     page.focus("#whatif-workers")
     page.keyboard.press("ArrowRight")
-    assert "–" in page.text_content("#whatif-table")
+    assert "\u2013" in page.text_content("#whatif-table")
     page.keyboard.press("ArrowLeft")
     page.locator("#whatif-strategy").select_option(label="ring")
     assert page.text_content("#whatif-note") == ""

@@ -115,9 +115,14 @@ class Conductor:
         if logger is None or not started:
             return None
         logger.set_runtime_stats_and_log()
-        sent = self._sender.sent if self._sender is not None else ()
+        sent, notes = ((), None) if self._sender is None else (self._sender.sent, self._sender.recorder)
         data = self._wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        return measured_timeline(data, sent, started[-1], dist.get_rank(self._group))
+        return measured_timeline(data, sent, started[-1], dist.get_rank(self._group), notes)
+
+    def record_instructions(self, on: bool) -> None:
+        """Note every instruction of the iterations to come; nothing where the engine averages buckets by itself."""
+        if self._sender is not None:
+            self._sender.record(on)
 
     def explain(self) -> str:
         """Say what was decided and why."""

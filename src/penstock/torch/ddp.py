@@ -126,6 +126,13 @@ class DistributedDataParallel(TorchDDP):
         they are known; None before the first one is over."""
         return self._conductor.measured_timeline()
 
+    def record_instructions(self, on: bool = True) -> None:
+        """Let `measured_timeline` show every encode, send, recv, merge and decode of the iterations to come.
+
+        This looks at the clock between all of them: turn it on for an iteration that is to be drawn, then off.
+        """
+        self._conductor.record_instructions(on)
+
     def explain(self) -> str:
         """Say what was decided and why."""
         return self._conductor.explain()

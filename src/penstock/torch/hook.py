@@ -15,6 +15,7 @@ import torch.distributed as dist
 from penstock.errors import PlanError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.recorder import Recorder
 from penstock.torch.checkpoint import State
 from penstock.torch.compression import AUTO, NATIVE, Warmup, make_compression
 from penstock.torch.exchange import Exchange, Memory, Parcel, Scaler
@@ -85,6 +86,7 @@ class BucketSender:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         transport = CountingTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
+        self._communicator = communicator
         self._exchange = Exchange(communicator, transport, memory, leaves_out)
         self._engine_traffic = Traffic(0, 0)  # of buckets that the engine averaged by itself
         self._routes: dict[frozenset[str], Route] = {}
@@ -97,6 +99,17 @@ class BucketSender:
     def begin(self) -> None:
         """Begin an iteration."""
         self.sent = []
+        if self.recorder is not None:
+            self.recorder.clear()
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What notes the instructions of this iteration, where somebody asked for it."""
+        return self._communicator.recorder
+
+    def record(self, on: bool) -> None:
+        """Note when each instruction starts and ends from now on, or stop doing so."""
+        self._communicator.recorder = Recorder() if on else None
 
     def follow(self, plan: Plan) -> None:
         """Use the plan's routes from now on."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.runtime.recorder import Recorder
 from penstock.timeline import COMPUTE, Span, Timeline
 
 NETWORK = "network"
@@ -24,11 +25,12 @@ class Sent:
 
 
 def measured_timeline(
-    data: Mapping[str, Any], sent: Sequence[Sent], origin_seconds: float, rank: int
+    data: Mapping[str, Any], sent: Sequence[Sent], origin_seconds: float, rank: int, notes: Recorder | None = None
 ) -> Timeline | None:
     """Return the iteration that `data`, torch's logging data, is about; None where torch has timed none yet.
 
-    `origin_seconds` is when its forward pass started, on the clock of `sent`.
+    `origin_seconds` is when its forward pass started, on the clock of `sent`. Instructions that `notes` holds stand in
+    lanes of their own beside the buckets.
     """
     if "backward_compute_time" not in data:
         return None
@@ -38,6 +40,7 @@ def measured_timeline(
     if sent:
         since = [(each.name, each.start_seconds - origin_seconds, each.end_seconds - origin_seconds) for each in sent]
         spans += [Span(name, NETWORK, max(start, 0.0), max(stop, 0.0), rank) for name, start, stop in since]
+        spans += notes.timeline(origin_seconds, [each.name for each in sent]).spans if notes is not None else ()
     else:
         start = max(0.0, end - data["backward_compute_comm_overlap_time"] * _NANO)
         spans.append(Span("all buckets", NETWORK, start, start + data["backward_comm_time"] * _NANO, rank))

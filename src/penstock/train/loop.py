@@ -58,7 +58,9 @@ class Loop:
     def _steps(self, batches: Iterator[Any], count: int, wish: Wish) -> tuple[bool, float]:
         """Take `count` steps; return whether somebody wants to stop, and the mean seconds of a step."""
         losses, seconds = [], []
-        for _ in range(count):
+        for number in range(self.step + 1, self.step + count + 1):
+            if number == self.job.steps:
+                self.wrapped.record_instructions()  # the last iteration is the one that reports draw
             start = perf_counter()
             losses.append(self._one(batches))
             seconds.append(perf_counter() - start)

@@ -58,6 +58,11 @@ class Wrapped:
         nbytes = self._iterations * ring_nbytes(gradient_nbytes(self.model.module), self.model.process_group.size())
         return Traffic(nbytes, nbytes)
 
+    def record_instructions(self) -> None:
+        """Let the measured timeline show every instruction from now on, where our wrapper carries them out."""
+        if self._ours is not None:
+            self._ours.record_instructions()
+
     def measured_timeline(self) -> Timeline | None:
         """Return the last iteration as it was, on this rank; of torch's own wrapper, by torch's own clocks."""
         if self._ours is not None:
