@@ -87,7 +87,7 @@ class Digits:
 @lru_cache(maxsize=2)
 def _digits(held_out: bool) -> Images:
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-not-found]
+        from sklearn.datasets import load_digits
     except ModuleNotFoundError:
         raise TrainError(
             "task 'digits' needs scikit-learn, which is not here; `pip install 'penstock[digits]'`"
