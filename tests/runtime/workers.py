@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.handshake import Claim, agree
@@ -66,7 +67,7 @@ def make_different_known_calls(rank: int) -> str:
 
 
 def survive_the_death_of(
-    rank: int, victim: int, actions: int, strategy: str, numel: int, timeout_seconds: float
+    rank: int, victim: int, actions: int, strategy: str, numel: int, timeout_seconds: float, codec: str = ""
 ) -> tuple[float, str, list[str]]:
     """Run all-reduces while `victim` kills itself before its `actions`-th message; return when and how we failed."""
     transport: Any = C10dTransport()
@@ -74,10 +75,11 @@ def survive_the_death_of(
         transport = Suicidal(transport, actions)
     communicator = Communicator(transport, timeout_seconds)
     tensor = torch.ones(numel)
+    compression: dict[str, Any] = {"codec": wire_codec(codec), "residual": torch.zeros(numel)} if codec else {}
     try:
         for _ in range(1000):
             started = time.monotonic()
-            communicator.all_reduce(tensor, strategy=strategy, block_numel=max(1, numel // 10))
+            communicator.all_reduce(tensor, strategy=strategy, block_numel=max(1, numel // 10), **compression)
     except TransportError as error:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         return time.monotonic() - started, str(error), names
