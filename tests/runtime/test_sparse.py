@@ -18,7 +18,7 @@ NAMES = [name for _, name in SPARSE]
 TIMEOUT_SECONDS = 20.0
 
 
-def run_steps(strategy, codec, gradients, residuals, parts=None):
+def run_steps(strategy, codec, gradients, residuals, parts=None, **options):
     """All-reduce every step's gradients; return what was applied in each, the same bits on all ranks."""
 
     def rank(transport):
@@ -27,7 +27,9 @@ def run_steps(strategy, codec, gradients, residuals, parts=None):
         results = []
         for step in gradients:
             data = step[transport.rank].copy()
-            communicator.all_reduce(data, strategy, codec=own, residual=residuals[transport.rank], parts=parts)
+            communicator.all_reduce(
+                data, strategy, codec=own, residual=residuals[transport.rank], parts=parts, **options
+            )
             results.append(data)
         return results
 
@@ -71,6 +73,16 @@ def test_every_world_size_conserves_the_sum_over_several_steps(strategy, world_s
     applied = run_steps(strategy, SparseCodec(0.02), gradients, residuals)
     np.testing.assert_array_equal(total(applied) + total(residuals), total(gradients))
     assert all(np.count_nonzero(one) <= 8 * (world_size if strategy == "topk_allgather" else 1) for one in applied)
+
+
+@pytest.mark.parametrize("outer", NAMES)
+@pytest.mark.parametrize("world_size", [1, 4, 5, 7])
+def test_sparse_between_nodes_and_dense_inside_conserves_the_sum(outer, world_size):
+    gradients = dyadic(np.random.default_rng(world_size), (3, world_size, 300))
+    residuals = zeros(world_size, 300)
+    options = {"outer": outer, "ranks_per_node": 2}
+    applied = run_steps("hierarchical", SparseCodec(0.05), gradients, residuals, [0, 100, 300], **options)
+    np.testing.assert_array_equal(total(applied) + total(residuals), total(gradients))
 
 
 # What is applied

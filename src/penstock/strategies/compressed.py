@@ -30,9 +30,9 @@ def build_compressed(
     elements travel together.
     """
     options, name = options or Options(), name.replace("-", "_")
-    if ("all_reduce", name) in SPARSE:
+    if ("all_reduce", options.outer if name == hierarchical.NAME else name) in SPARSE:
         batches = one_batch(bounds)
-        return build("all_reduce", name, world_size, len(batches.pieces), options), batches
+        return compressed_program(name, world_size, len(batches.pieces), options), batches
     if name not in CHUNKS:
         known = (*CHUNKS, *(sparse for _, sparse in SPARSE))
         raise StrategyError(f"no compressed strategy {name!r}; known: {', '.join(known)}")
