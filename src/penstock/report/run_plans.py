@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.curves import CodecCurves
 from penstock.plan import Bucket, Plan
 from penstock.report.found_runs import FoundRun
-from penstock.run_record import RunRecord
+from penstock.report.run_codecs import run_codecs
 from penstock.trace import Trace
 
 
@@ -16,21 +17,13 @@ def plan_view(run: FoundRun) -> dict[str, Any] | None:
         return None
     if trace is not None:
         plan.check_against(trace)
-    ratios = codec_ratios(run.record)
+    codecs = run_codecs(run.record)
     return {
         "name": run.name,
         "about": _about(plan),
-        "tensors": [] if trace is None else _tensors(plan, trace, ratios),
-        "buckets": [_bucket(index, bucket, ratios) for index, bucket in enumerate(plan.buckets)],
+        "tensors": [] if trace is None else _tensors(plan, trace, codecs),
+        "buckets": [_bucket(index, bucket, codecs) for index, bucket in enumerate(plan.buckets)],
     }
-
-
-def codec_ratios(record: RunRecord) -> dict[str, float]:
-    """Return compressed bytes over dense bytes of each codec that the run measured."""
-    known = {} if record.network is None else {name: curves.ratio for name, curves in record.network.codecs.items()}
-    if record.codec is not None and record.codec_cost is not None:
-        known[record.codec] = record.codec_cost.ratio
-    return known
 
 
 def _about(plan: Plan) -> str:
@@ -42,17 +35,17 @@ def _about(plan: Plan) -> str:
     )
 
 
-def _tensors(plan: Plan, trace: Trace, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
+def _tensors(plan: Plan, trace: Trace, codecs: Mapping[str, CodecCurves]) -> list[dict[str, Any]]:
     bucket_of = {name: index for index, bucket in enumerate(plan.buckets) for name in bucket.tensors}
     found = []
     for tensor, nbytes in zip(trace.tensors, trace.nbytes, strict=True):
         index = bucket_of[tensor.name]
-        encoded = _encoded(nbytes, plan.buckets[index].codec, ratios)
+        encoded = _encoded(nbytes, plan.buckets[index].codec, codecs)
         found.append({"name": tensor.name, "nbytes": nbytes, "bucket": index, "encoded_nbytes": encoded})
     return found
 
 
-def _bucket(index: int, bucket: Bucket, ratios: Mapping[str, float]) -> dict[str, Any]:
+def _bucket(index: int, bucket: Bucket, codecs: Mapping[str, CodecCurves]) -> dict[str, Any]:
     codec = f", {bucket.codec}" if bucket.codec else ", as it is"
     partitions = f", {bucket.partitions} partitions" if bucket.partitions > 1 else ""
     return {
@@ -60,11 +53,11 @@ def _bucket(index: int, bucket: Bucket, ratios: Mapping[str, float]) -> dict[str
         "name": bucket.name,
         "tensors": len(bucket.tensors),
         "nbytes": bucket.nbytes,
-        "encoded_nbytes": _encoded(bucket.nbytes, bucket.codec, ratios),
+        "encoded_nbytes": _encoded(bucket.nbytes, bucket.codec, codecs),
         "how": f"{bucket.strategy}{codec}{partitions}",
     }
 
 
-def _encoded(nbytes: int, codec: str | None, ratios: Mapping[str, float]) -> float | None:
-    """Return the predicted bytes after encoding; None for dense buckets and for codecs without a known ratio."""
-    return ratios[codec] * nbytes if codec is not None and codec in ratios else None
+def _encoded(nbytes: int, codec: str | None, codecs: Mapping[str, CodecCurves]) -> float | None:
+    """Return the predicted bytes of a payload; None for dense buckets and for codecs that were not measured."""
+    return codecs[codec].payload_nbytes(nbytes) if codec is not None and codec in codecs else None

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.cost.collectives import ALL_REDUCE
-from penstock.curves import CodecCurves, Curve
+from penstock.curves import CodecCurves
 from penstock.network import Network, network_document
 from penstock.report.found_runs import FoundRun
-from penstock.run_record import CodecCost
+from penstock.report.run_codecs import run_codecs
 from penstock.trace import trace_document
 
 
@@ -39,20 +39,8 @@ def _with_codecs(network: Network, group: Sequence[FoundRun]) -> Network:
     """Return the network with the curves of every codec that a run of the group measured."""
     found: dict[str, CodecCurves] = {}
     for run in group:
-        found |= dict(run.record.network.codecs) if run.record.network is not None else {}
-        if run.record.codec is not None and run.record.codec_cost is not None:
-            found.setdefault(run.record.codec, _curves(run.record.codec_cost))
+        found = run_codecs(run.record) | found
     return replace(network, codecs=found)
-
-
-def _curves(cost: CodecCost) -> CodecCurves:
-    """Return a run's codec cost as curves, all of the dense bytes: a run counts decoding by compressed ones."""
-    encode, decode = cost.encode, cost.decode
-    return CodecCurves(
-        ratio=cost.ratio,
-        encode=Curve(encode.seconds_per_byte, encode.startup_seconds),
-        decode=Curve(decode.seconds_per_byte * cost.ratio, decode.startup_seconds),
-    )
 
 
 def _efficiency(run: FoundRun) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 const LANE_HEIGHT = 18;
 const LANE_GAP = 3;
 const AXIS_HEIGHT = 22;
-const LANES = ["compute", "encode", "network", "push", "pull", "send", "recv", "native", "decode", "merge", "copy"]; // from the top
+const LANES = ["compute", "network", "push", "pull", "encode", "send", "recv", "native", "decode", "merge", "copy"]; // from the top
 const KINDS = { compute: "compute", encode: "encode", decode: "decode", merge: "decode", copy: "decode" }; // all else is the wire
 
 function kindOf(lane) {
