@@ -9,6 +9,7 @@ from mutations import change, drop, duplicate, shifted, swap_operands, with_rank
 from oracle import meets_its_contract
 from penstock.program import Op, Program, Slice
 from penstock.strategies import SPARSE, STRATEGIES, Options, build
+from penstock.strategies.compressed import CHUNKS, compressed_program
 from penstock.verify import verify
 
 POINT_TO_POINT = [key for key in (*STRATEGIES, *SPARSE) if key[1] != "native"]
@@ -20,6 +21,8 @@ def programs(draw: st.DrawFn) -> Program:
     operation, name = draw(st.sampled_from(POINT_TO_POINT))
     world_size = draw(st.integers(2, 6))
     options = Options(block_numel=draw(st.integers(1, 4)), root=draw(st.integers(0, world_size - 1)))
+    if operation == "all_reduce" and name in CHUNKS and draw(st.booleans()):
+        return compressed_program(name, world_size, draw(st.integers(1, 12)), options)
     return build(operation, name, world_size, draw(st.integers(1, 12)), options)
 
 
