@@ -11,7 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 COMMANDS = re.findall(r"\| `((?:penstock|torchrun) [^`]+)` \|", README)
-ELSEWHERE = ("--hosts", "FILE.cll", "--nproc-per-node", "penstock profile")  # run by tests of their own
+ELSEWHERE = (
+    "--hosts",
+    "FILE.cll",
+    "--nproc-per-node",
+    "penstock profile",
+    "penstock train",
+)  # run by tests of their own
 
 
 def test_the_readme_shows_commands():

@@ -21,7 +21,7 @@ def test_the_demo_trains_three_ways_and_writes_the_page(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "2 workers over loopback, because no rate was asked for" in result.stderr
     runs = [load_run(path) for path in tmp_path.glob("*/run.json")]
-    assert {run.name for run in runs} == {"stock DDP", "exact plan", "onebit, exact plan"}
+    assert {run.name for run in runs} == {"stock DDP", "exact plan", "fp8, exact plan"}
     for run in runs:
         assert run.name in result.stdout
         assert run.where == "loopback"

@@ -17,7 +17,7 @@ def demo(
     workers: Annotated[int, typer.Option(help="local workers", min=1)] = 4,
     rate: Annotated[str, typer.Option(help="of each emulated NIC, where this machine can emulate hosts")] = "1gbit",
     steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 60,
-    codecs: Annotated[str, typer.Option(help="compressors to try, with commas between")] = "onebit",
+    codecs: Annotated[str, typer.Option(help="compressors to try, with commas between")] = "fp8",
 ) -> None:
     """Train three ways, one after the other, and show what each cost and what it learned."""
     from penstock.cli.output import stderr_console

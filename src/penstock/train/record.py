@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.run_record import RunRecord
+from penstock.network import Network
+from penstock.run_record import CodecCost, CodecLine, RunRecord
 from penstock.timeline import Span, Timeline
 from penstock.torch.clocks import device_name
 from penstock.train.loop import Loop
@@ -48,8 +49,22 @@ def make_record(loop: Loop, engine: str) -> RunRecord:
         plan=plan,
         trace=trace,
         network=network,
+        codec_cost=_codec_cost(network, job.codec_spec),
         predicted=plan.timeline if plan is not None and plan.timeline.spans else None,
         measured=_all_timelines(loop.wrapped.measured_timeline()),
+    )
+
+
+def _codec_cost(network: Network | None, codec: str | None) -> CodecCost | None:
+    """Return what the codec costs, where it was measured with the network."""
+    if network is None or codec is None or codec not in network.codecs:
+        return None
+    curves = network.codecs[codec]
+    encode, decode = curves.encode, curves.decode
+    return CodecCost(
+        curves.ratio,
+        CodecLine(encode.startup_seconds, encode.seconds_per_byte),
+        CodecLine(decode.startup_seconds, decode.seconds_per_byte / curves.ratio),  # a record counts compressed bytes
     )
 
 
