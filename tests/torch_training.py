@@ -18,7 +18,7 @@ from penstock.errors import FitError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan, Route
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import comm_hook
+from penstock.torch import comm_hook, overlap
 from penstock.torch import measure as measuring
 from penstock.torch.bsp import BulkSynchronous
 from penstock.torch.device_measure import measure_device_network
@@ -243,6 +243,7 @@ def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict
     """Train each (model, algorithm, strategy) of `penstock.torch.bsp`, and the model with torch's wrapper."""
     found = {}
     for model, algorithm, strategy in cases:
+        overlap.Split.least_nbytes = 0 if model == "plain" else 1 << 20  # layer by layer, and all of them together
         torch.manual_seed(1 + rank)  # ranks start apart: rank 0's weights count
         module = MODELS[model]()
         bsp = BulkSynchronous(module, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), algorithm, strategy)

@@ -98,7 +98,11 @@ METHODS: dict[str, Method] = {
     **{f"penstock-bsp-{name}": Method(partial(_bulk_synchronous, algorithm=name), PLANNED) for name in ALGORITHMS},
     **{
         f"penstock-{name}": Method(partial(_planned, codec=codec), OTHER, plans=True)
-        for name, codec in (("onebit", "onebit"), ("terngrad", "terngrad(bitwidth=2)"))
+        for name, codec in (
+            ("onebit", "onebit"),
+            ("terngrad", "terngrad(bitwidth=2)"),
+            ("gtopk", "gtopk(density=0.001)"),
+        )
     },
 }
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 METHODS = (
     "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,ddp-fp16,ddp-bf16,ddp-powersgd,"
-    "penstock-exact,penstock-exact-native,penstock-wfbp,penstock-bsp-split,penstock-onebit"
+    "penstock-exact,penstock-exact-native,penstock-wfbp,penstock-bsp-split,"
+    "penstock-onebit,penstock-terngrad,penstock-gtopk"
 )
 
 

@@ -1,6 +1,6 @@
 """The layers of a module as flat buffers: what is sent, and where it comes from and goes to."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +24,10 @@ class Layer:
             else:
                 torch.div(parameter.grad, divide_by, out=part)
 
-    def unpack_gradients(self) -> None:
-        """Write the buffer into the gradients."""
+    def lend_gradients(self) -> None:
+        """Let the buffer be the gradients, without a copy, until they are forgotten."""
         for parameter, part in zip(self.parameters, self._parts(), strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(part)
+            parameter.grad = part
 
     def pack_weights(self) -> None:
         """Fill the buffer with the weights."""
@@ -53,16 +51,35 @@ def one_layer(module: torch.nn.Module) -> Layer:
     return _layer("all", [parameter for parameter in module.parameters() if parameter.requires_grad])
 
 
-def layers_of(module: torch.nn.Module) -> tuple[Layer, ...]:
-    """Return the submodules that own trained parameters, in registration order; a shared one belongs to the first."""
+def layers_of(module: torch.nn.Module, least_nbytes: int = 0) -> tuple[Layer, ...]:
+    """Return the submodules that own trained parameters, in registration order; a shared one belongs to the first.
+
+    Neighbours are put together until they have `least_nbytes`: a normalisation's few bytes would otherwise cost as many
+    startups as a convolution's megabytes.
+    """
+    groups: list[tuple[str, list[torch.nn.Parameter]]] = []
+    for name, own in _owners(module):
+        if groups and _belongs(own, groups[-1][1], least_nbytes):
+            first, members = groups[-1]
+            groups[-1] = f"{first.split(' .. ')[0]} .. {name}", members + own
+        else:
+            groups.append((name, own))
+    return tuple(_layer(name, members) for name, members in groups)
+
+
+def _owners(module: torch.nn.Module) -> Iterator[tuple[str, list[torch.nn.Parameter]]]:
     seen: set[int] = set()
-    found = []
     for name, submodule in module.named_modules():
         own = [p for p in submodule.parameters(recurse=False) if p.requires_grad and id(p) not in seen]
         seen.update(id(parameter) for parameter in own)
         if own:
-            found.append(_layer(name or "module", own))
-    return tuple(found)
+            yield name or "module", own
+
+
+def _belongs(own: list[torch.nn.Parameter], members: list[torch.nn.Parameter], least_nbytes: int) -> bool:
+    """Say whether a layer goes with the one before it: of one type, and that one is small."""
+    same = {(each.dtype, each.device.type) for each in (*own, *members)}
+    return len(same) == 1 and sum(each.numel() * each.element_size() for each in members) < least_nbytes
 
 
 def _layer(name: str, parameters: list[torch.nn.Parameter]) -> Layer:

@@ -14,11 +14,12 @@ class Layered(Algorithm):
     """Sends layer by layer: gradients as soon as backward has them, in one order on all ranks: the last layer first."""
 
     gradients_by = "reduce"
+    least_nbytes = 0  # of a layer, smaller neighbours together; Algorithm 1 sends every layer by itself
 
     def begin(self) -> None:
         """Start from rank 0's weights, with an optimizer per layer and hooks on gradients and layers."""
         super().begin()
-        self.layers = layers_of(self.module)
+        self.layers = layers_of(self.module, self.least_nbytes)
         self.optimizers = {layer: self.make_optimizer(layer.parameters) for layer in self.layers}
         self.ready: dict[Layer, int] = dict.fromkeys(self.layers, 0)  # parameters whose gradient has come
         self.sent: dict[Layer, Future[None]] = {}
@@ -94,7 +95,7 @@ class Layers(Layered):
         for layer in self.layers:
             self.sent[layer].result()
             if self.sender.rank == ROOT:
-                layer.unpack_gradients()
+                layer.lend_gradients()
                 self.optimizers[layer].step()
                 layer.pack_weights()
             self.coming[layer] = self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast"))
@@ -109,6 +110,7 @@ class Split(Layered):
     """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here."""
 
     gradients_by = "reduce_scatter"
+    least_nbytes = 1 << 20
 
     def _second_half(self) -> None:
         for layer in self.layers:
@@ -117,6 +119,6 @@ class Split(Layered):
     def _arrive(self, layer: Layer) -> None:
         if (coming := self.coming.pop(layer, None)) is not None:
             coming.result()
-            layer.unpack_gradients()
+            layer.lend_gradients()
             self.optimizers[layer].step()
             forget_gradients(layer)

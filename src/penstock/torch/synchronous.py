@@ -82,7 +82,7 @@ class ReduceBroadcast(Algorithm):
         self.whole.pack_gradients(self.sender.world_size)
         self.sender.start("reduce", self.whole.flat, root=ROOT, **self._by("reduce")).result()
         if self.sender.rank == ROOT:
-            self.whole.unpack_gradients()
+            self.whole.lend_gradients()
             self.optimizer.step()
             self.whole.pack_weights()
         self._broadcast(self.whole)
@@ -106,7 +106,7 @@ class AllReduce(Algorithm):
         """All-reduce, update everywhere, and sometimes broadcast."""
         self.whole.pack_gradients(self.sender.world_size)
         self.sender.start("all_reduce", self.whole.flat, **self._by("all_reduce")).result()
-        self.whole.unpack_gradients()
+        self.whole.lend_gradients()
         self.optimizer.step()
         self.steps += 1
         if self.steps % self.resync_every == 0:
