@@ -38,6 +38,9 @@ def measure(
         for what, fit in measured.fits.items()
         for line in [fit.line]
     ]
+    for what, fit in measured.fits.items():
+        if fit.line.c_seconds_per_tensor:
+            rows.append((f"{what}: each further tensor", 1e6 * fit.line.c_seconds_per_tensor, "", "", ""))
     for codec, curves in measured.network.codecs.items():
         for what, curve in (("encode", curves.encode), ("decode", curves.decode), ("decode and add", curves.merge)):
             rows.append((f"{codec}: {what}", 1e6 * curve.least_seconds, 1e9 * curve.seconds_per_byte, "", ""))
