@@ -173,9 +173,10 @@ SECTIONS: dict[str, Section] = {
     ),
     "gtop-k": Section(
         "gTop-k's Table VII",
-        "Iterations as the paper runs them, computing, compressing and communicating one after the other, density 0.001. "
-        "Communication is real; computing and compressing is waiting as long as the paper's GPU took. The paper has 32 "
-        "hosts with a processor each; here all of them share one machine. `penstock reproduce gtop-k --record` compares.",
+        "Iterations as the paper runs them, computing, compressing and communicating one after the other, density "
+        "0.001. Communication is real; computing and compressing is waiting as long as the paper's GPU took. The paper "
+        "has 32 hosts with a processor each; here all of them share one machine. `penstock reproduce gtop-k --record` "
+        "compares.",
         Rivalry(
             group=("hosts", "rate", "model"),
             seconds="seconds",
