@@ -557,6 +557,8 @@ def timelines(rank: int) -> tuple[Any, Any, list[str]]:
         for step in range(7):
             _loss(wrapper, rank, step, {}).backward()
         found.append(wrapper.measured_timeline())
+        assert "measured compute " in wrapper.explain(picture=True)
+        assert "predicted network " in wrapper.explain(picture=True)
         planned = [bucket.name for bucket in wrapper.plan.buckets]
     return found[0], found[1], planned
 

@@ -32,6 +32,7 @@ from penstock.torch.planning import (
     in_registration_order,
 )
 from penstock.torch.profile import Profiler
+from penstock.torch.text_picture import text_picture
 from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
 
@@ -124,11 +125,16 @@ class Conductor:
         if self._sender is not None:
             self._sender.record(on)
 
-    def explain(self) -> str:
+    def explain(self, picture: bool) -> str:
         """Say what was decided and why."""
         measured = [after - before for before, after in pairwise(self._started)]
         wanted = self.settings.profile_iterations
-        return explain(self._decision, self._obstacle, self._profiled, wanted, measured, self._drift)
+        words = explain(self._decision, self._obstacle, self._profiled, wanted, measured, self._drift)
+        return "\n".join([words, *text_picture(self._timelines())]) if picture else words
+
+    def _timelines(self) -> dict[str, Timeline]:
+        found = {"predicted": self.plan.timeline if self.plan else None, "measured": self.measured_timeline()}
+        return {name: timeline for name, timeline in found.items() if timeline is not None}
 
     def traffic(self) -> Traffic:
         """Return what this rank has sent so far."""

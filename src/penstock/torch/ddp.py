@@ -133,9 +133,9 @@ class DistributedDataParallel(TorchDDP):
         """
         self._conductor.record_instructions(on)
 
-    def explain(self) -> str:
-        """Say what was decided and why."""
-        return self._conductor.explain()
+    def explain(self, picture: bool = False) -> str:
+        """Say what was decided and why; with `picture`, also draw the predicted iteration above the measured one."""
+        return self._conductor.explain(picture)
 
     def bytes_sent(self) -> Traffic:
         """Return the bytes this rank has put on the wire so far, and what a dense all-reduce of the same would have."""
