@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 
 from penstock.report.pictures import save_figure
 
-Rows = Sequence[Mapping[str, Any]]
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
 _OURS, _PEER, _BASE, _EXPOSED = "#2b6cb0", "#c05621", "#a0aec0", "#f6ad55"
 
 
@@ -91,12 +92,21 @@ def draw_collectives(rows: Rows) -> Figure:
 def _draw_sizes(axis: Axes, rows: Rows) -> None:
     kinds = dict.fromkeys((row["engine"], row["strategy"], row["rate"]) for row in rows)
     for engine, strategy, rate in kinds:
-        mine = [row for row in rows if (row["engine"], row["strategy"], row["rate"]) == (engine, strategy, rate)]
-        mine.sort(key=lambda row: float(row["nbytes"]))
+        mine = _least_disturbed(
+            [row for row in rows if (row["engine"], row["strategy"], row["rate"]) == (engine, strategy, rate)]
+        )
         style = "--" if strategy == "native" else "-"
         sizes, times = [row["nbytes"] / 1e6 for row in mine], [1e3 * row["seconds"] for row in mine]
         axis.plot(sizes, times, style, marker=".", label=f"{engine} {strategy}, {rate}")
     _logarithmic(axis, "MB", "ms")
+
+
+def _least_disturbed(rows: Rows) -> list[Row]:
+    """Return one row per size, in order: of several records the one during which others used the machine least."""
+    best: dict[float, Row] = {}
+    for row in sorted(rows, key=lambda one: float(one.get("others") or 0.0), reverse=True):
+        best[float(row["nbytes"])] = row
+    return [best[size] for size in sorted(best)]
 
 
 def draw_scaling(rows: Rows) -> Figure:
