@@ -188,3 +188,13 @@ def test_the_wire_codec_reads_the_payload_at_the_start_of_its_buffer(codec):
     wire.decode_add(buffer, twice)
     assert np.array_equal(twice, once + once)
     assert wire.name == codec.name
+
+
+@pytest.mark.parametrize("position", range(0, 48, 3))
+def test_a_damaged_header_is_refused_by_the_wire_codec_too(position):
+    wire = WireCodec(make_codec("onebit"))
+    buffer = np.zeros(wire.max_nbytes(100), np.uint8)
+    wire.encode(normal(100), None, buffer)
+    buffer[position] ^= 0xFF
+    with pytest.raises(CodecError):
+        wire.decode(buffer, np.zeros(100, np.float32))

@@ -29,6 +29,7 @@ from penstock.errors import CodecError, shorten
 MAGIC = b"PNSK"
 VERSION = 1
 FLAGS_OFFSET = 6  # of the byte that holds all flags
+BODY_NBYTES = slice(16, 24)  # where the bytes of the body are written
 MAX_PARAMETERS = 16
 MAX_NUMEL = 1 << 30  # what the compressor language counts with
 _FIXED = struct.Struct("<4sBBHQQ16s")

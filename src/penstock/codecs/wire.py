@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.codecs.codec import Codec
-from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
+from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.published import PublishedCodec
 from penstock.codecs.registry import make_codec, parse_spec
 from penstock.codecs.sparse import SparseCodec
@@ -81,4 +81,5 @@ class WireCodec:
     def _payload(self, read: Any) -> Any:
         if read[FLAGS_OFFSET] & NOT_FINITE and not self._nonfinite:
             self._nonfinite.append("a gradient of another rank holds NaN or infinity; the message there says more")
-        return read[: self.codec.payload_nbytes(read)]
+        body_nbytes = int.from_bytes(read[BODY_NBYTES].tobytes(), "little")  # whether that is true, `decode` checks
+        return read[: self.codec.header_nbytes + body_nbytes]
