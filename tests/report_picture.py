@@ -18,7 +18,7 @@ def draw(page_file: Path, picture: Path, timeline: str) -> None:
         for choice in ("timeline", "plan"):
             page.locator(f"#{choice}-choice select").select_option(label=timeline)
         page.screenshot(path=picture, full_page=True)
-    Image.open(picture).quantize(128).save(picture, optimize=True)  # a page of flat colours: a quarter of the bytes
+    Image.open(picture).quantize(256).save(picture, optimize=True)  # a page of flat colours: a quarter of the bytes
 
 
 if __name__ == "__main__":
