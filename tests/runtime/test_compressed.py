@@ -1,8 +1,10 @@
 """Compressed all-reduces over the memory engine: same bits everywhere, and nothing lost."""
 
 import contextlib
+import gc
 import threading
 import time
+import tracemalloc
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -16,9 +18,13 @@ from penstock.codecs.codec import Codec
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import WireCodec
 from penstock.errors import MismatchError, NonFiniteError, StrategyError, TransportError
+from penstock.program import Op
 from penstock.runtime import Communicator
+from penstock.runtime.executor import WINDOW
+from penstock.runtime.schedule import Do, choose_window, schedule
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
-from penstock.strategies.compressed import CHUNKS
+from penstock.strategies import Options
+from penstock.strategies.compressed import CHUNKS, build_compressed
 from runtime.programs import Halves
 from runtime.threads import outcomes, run_ranks
 
@@ -248,3 +254,45 @@ def test_a_step_that_is_to_be_skipped_leaves_not_a_number_everywhere_and_raises_
     tensors[2][7] = np.inf
     codec = lambda rank: WireCodec(make_codec("onebit", on_nonfinite="skip"))  # noqa: E731
     assert np.isnan(reduce_all(codec, tensors, [np.zeros(50, np.float32) for _ in tensors])[0]).all()
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server", "all_gather"])
+def test_a_block_is_encoded_while_another_is_on_its_way(strategy: str) -> None:
+    program, _ = build_compressed(strategy, 3, [0, 90_000], Options(partitions=9, block_numel=10_000))
+    for instructions in program.ranks:
+        flying: set[int] = set()
+        hidden = 0
+        for do, index in schedule(instructions, choose_window(program, WINDOW)):
+            if do is Do.SEND:
+                flying.add(index)
+            elif do is Do.WAIT:
+                flying.discard(index)
+            elif instructions[index].op is Op.ENCODE and flying:
+                hidden += 1
+        assert hidden >= 6  # of nine
+
+
+def test_nothing_is_allocated_after_the_first_compressed_call() -> None:
+    numel = 1 << 18
+    tensors, residuals = dyadic(2, numel), [np.zeros(numel, np.float32) for _ in range(2)]
+    codec = wire("onebit")
+
+    def rank(transport: MemoryTransport) -> Communicator:
+        communicator = Communicator(transport, TIMEOUT_SECONDS)
+        communicator.all_reduce(tensors[transport.rank], codec=codec, residual=residuals[transport.rank])
+        return communicator
+
+    communicators = run_ranks(2, rank)
+    gc.collect()
+    tracemalloc.start()
+    again = [
+        threading.Thread(target=c.all_reduce, args=(tensors[rank], "ring", codec, residuals[rank]))
+        for rank, c in enumerate(communicators)
+    ]
+    for thread in again:
+        thread.start()
+    for thread in again:
+        thread.join()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 1024  # a chunk is 512 KB, its payload 16 KB
