@@ -1,10 +1,10 @@
-"""Links that cost less processor time: one plain token bucket instead of two.
+"""Links of one plain token bucket instead of two, to compare with.
 
-`cluster.links` limits short bursts with a second, small bucket. On eight hosts and two cores those links, not their
-rate, decide: in runs that took turns, gloo's own all-reduce of 16 MB took 347-350 ms on them and 232-236 on plain
-buckets of 256 KB (floor 224). Probably because packets of up to 64 KB do not fit the small bucket and the kernel cuts
-them into frames; that was not traced. The price of a plain bucket: after a pause 256 KB pass at once, so that short
-messages look cheaper than on a cable; for what is compared here, megabytes, that is 2 ms at most.
+`cluster.links` limits short bursts with a second, small bucket. While packets of up to 64 KB did not fit it, the kernel
+cut them into frames, and on eight hosts and two cores that decided: gloo's own all-reduce of 16 MB took 347-350 ms on
+those links and 232-236 on plain buckets of 256 KB (floor 224). Since packets are limited to what the small bucket
+holds (`links.packet_nbytes`) both cost about the same. The price of a plain bucket: after a pause 256 KB pass at once,
+so that short messages look cheaper than on a cable; for megabytes that is 2 ms at most.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,9 @@ from penstock.cli.options import JsonOption, parse_counts
 def bench_collectives(
     hosts: Annotated[str, typer.Option(help="numbers of hosts")] = "4,8",
     rate: Annotated[str, typer.Option(help="of each NIC: 1gbit, none; or loopback: no emulated hosts")] = "1gbit",
-    links: Annotated[str, typer.Option(help="smooth; or coarse, which take less processor time")] = "smooth",
+    links: Annotated[
+        str, typer.Option(help="smooth; or coarse: plain token buckets, which let short messages pass at once")
+    ] = "smooth",
     engine: Annotated[str, typer.Option(help="gloo, mpi, or both")] = "gloo,mpi",
     sizes: Annotated[str, typer.Option(help="bytes")] = "65536,1000000,16000000,64000000",
     rounds: Annotated[int, typer.Option(help="per size; a round of a small size times every case many times")] = 5,
