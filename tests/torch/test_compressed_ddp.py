@@ -62,6 +62,10 @@ def test_codecs_that_round_owe_what_they_rounded(two_ranks, case):
 @pytest.mark.parametrize("case", CASES | ROUNDED)
 def test_the_plan_names_the_codec(two_ranks, case):
     plan = two_ranks[0][case]["plan"]
+    if plan is None:  # measured on a machine too busy for it: torch's buckets are compressed as they are
+        assert "the network could not be measured" in two_ranks[0][case]["explain"]
+        assert case == "auto"
+        return
     codec = (CASES | ROUNDED)[case]["codec"]
     wanted = codec if "topk" not in codec or "(" in codec else "sparse(density=0.1)"
     assert {bucket.codec for bucket in plan.buckets} == {wanted}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import torch_graphs
 from penstock.zoo import ZOO
-from spawn import spawn, spawn_outcomes
+from spawn import spawn_outcomes
 
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
 SMALL_BATCH = {"lstm_ptb": 2, "resnet20": 2, "gpt_small": 1, "googlenet": 1}
@@ -28,8 +28,16 @@ def check(ranks, rtol=2e-4, atol=2e-5):
 
 def check_graphs(world_size, drawn):
     """Train graphs on so many workers."""
-    for ranks in zip(*spawn(world_size, torch_graphs.train_graphs, drawn, ALGORITHMS), strict=True):
+    for ranks in zip(*run(world_size, torch_graphs.train_graphs, drawn, ALGORITHMS), strict=True):
         check(ranks)
+
+
+def run(world_size, function, *arguments):
+    """Let every rank have the time that a busy machine takes."""
+    found = [outcome.value for outcome in spawn_outcomes(world_size, function, *arguments, seconds=1500)]
+    for each in found:
+        assert not isinstance(each, Exception), each
+    return found
 
 
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
@@ -39,21 +47,19 @@ def test_random_modules_train_as_with_torch_by_every_planner_and_algorithm(drawn
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-@given(drawn=st.lists(graphs, min_size=3, max_size=5))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=st.lists(graphs, min_size=3, max_size=4))
 def test_many_random_modules_on_any_number_of_workers(world_size, drawn):
     check_graphs(world_size, drawn)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", ["lstm_ptb", "resnet20", "vgg16_cifar", "gpt_small"])
 def test_the_zoo_trains_as_with_torch(model, world_size):
     assert model in ZOO
     arguments = (model, SMALL_BATCH.get(model, 2), ALGORITHMS[:3], torch_graphs.ITERATIONS)
-    outcomes = spawn_outcomes(world_size, torch_graphs.train_zoo, *arguments, seconds=1200)
-    ranks = [outcome.value for outcome in outcomes]
-    for rank in ranks:
-        assert not isinstance(rank, Exception), rank
-    check(ranks, rtol=5e-3, atol=5e-4)
+    check(run(world_size, torch_graphs.train_zoo, *arguments), rtol=5e-3, atol=5e-4)

@@ -18,7 +18,11 @@ from penstock.errors import CodecError
 
 AUTO = "auto"
 NATIVE = "native"
-ANY = ("ring", "parameter_server")  # what "auto" measures and lets the planner choose from; the first is preferred
+ANY = (
+    "ring",
+    "parameter_server",
+    "all_gather",
+)  # what "auto" measures and lets the planner choose from; the first is preferred
 DENSITY = 0.001
 Warmup = str | Sequence[float] | Schedule | None
 

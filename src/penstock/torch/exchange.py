@@ -128,9 +128,7 @@ class Exchange:
                 codec.begin(self.memory.iterations)
         self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
         if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
-            parcel.values.div_(self._world_size)
-            self._gain_momentum(parcel.values, parcel)
-            self._communicator.all_reduce(parcel.values, strategy=parcel.route.strategy)
+            self._average_dense(parcel)
         else:
             spec = self.memory.compression.codec_at(parcel.route.codec, self.memory.iterations - 1)
             self._average_compressed(parcel, self._codec(spec))
@@ -139,9 +137,20 @@ class Exchange:
         """Return what this rank has sent so far."""
         return Traffic(self._transport.sent_nbytes, self._dense_nbytes)
 
+    def _average_dense(self, parcel: Parcel) -> None:
+        values = parcel.values.cpu() if self.memory.compression.momentum.factor else parcel.values
+        values.div_(self._world_size)
+        self._gain_momentum(values, parcel)
+        self._communicator.all_reduce(values, strategy=parcel.route.strategy)
+        if values is not parcel.values:
+            parcel.values.copy_(values)
+
     def _average_compressed(self, parcel: Parcel, codec: Watched) -> None:
-        """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full."""
-        values = parcel.values if parcel.values.dtype == torch.float32 else parcel.values.float()
+        """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full.
+
+        Those on a GPU go through host memory, where the residuals are.
+        """
+        values = parcel.values.to("cpu", torch.float32)  # the same memory where they already are
         values.div_(self._world_size)
         velocity = self._gain_momentum(values, parcel)
         small = self._take_out_small(values, parcel.sizes)

@@ -91,7 +91,9 @@ class BucketSender:
         self._engine_traffic = Traffic(0, 0)  # of buckets that the engine averaged by itself
         self._routes: dict[frozenset[str], Route] = {}
         self._overlap = True
-        self._held: list[tuple[Parcel, Future]] = []  # where a plan sends nothing before the end
+        self._held: list[
+            tuple[Parcel, Future, torch.cuda.Event | None]
+        ] = []  # where a plan sends nothing before the end
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
@@ -125,7 +127,7 @@ class BucketSender:
         if parcel.route == Route(NATIVE) and self._overlap and not self._memory.compression.momentum.factor:
             return self._by_engine(parcel.values)
         future: Future = torch.futures.Future()
-        self._held.append((parcel, future))
+        self._held.append((parcel, future, _event(parcel.values)))
         if self._overlap or bucket.is_last():
             for job in self._held:
                 self._thread.submit(self._average, *job)
@@ -163,13 +165,20 @@ class BucketSender:
         averaged: Future = work.get_future().then(lambda done: done.value()[0])
         return averaged
 
-    def _average(self, parcel: Parcel, future: Future) -> None:
-        """Average one bucket; runs on the communication thread, and after a failure only passes that on."""
+    def _average(self, parcel: Parcel, future: Future, ready: torch.cuda.Event | None) -> None:
+        """Average one bucket; runs on the communication thread, and after a failure only passes that on.
+
+        On a GPU the bucket is `ready` when the backward pass's stream says so, and torch may use it when ours is done.
+        """
         try:
             if self.failure is not None:
                 raise self.failure
             start = perf_counter()
+            if ready is not None:
+                ready.synchronize()
             self._exchange.average(parcel)
+            if ready is not None:
+                torch.cuda.current_stream(parcel.values.device).synchronize()
             self.sent.append(Sent(parcel.name, start, perf_counter()))
             future.set_result(parcel.values)
         except Exception as error:
@@ -179,3 +188,12 @@ class BucketSender:
     def close(self) -> None:
         """End the communication thread once it has sent what it was given."""
         self._thread.shutdown()
+
+
+def _event(values: torch.Tensor) -> torch.cuda.Event | None:
+    """Return an event behind the work that fills `values`, None in host memory."""
+    if not values.is_cuda:
+        return None
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(values.device))
+    return event
