@@ -17,6 +17,7 @@ METHODS = {
     "one message, native": {"planner": "single", "strategy": "native"},
     "onebit": {"planner": "single", "strategy": "ring", "codec": "onebit"},
     "terngrad, which draws": {"planner": "wfbp", "strategy": "parameter_server", "codec": "terngrad"},
+    "gtopk": {"planner": "single", "codec": "gtopk", "density": 0.1},
 }
 
 
@@ -43,6 +44,8 @@ def test_half_and_half_gives_the_bits_of_the_whole(tmp_path, network, method):
     assert unbroken.values["weights_sha256"] != fresh.values["weights_sha256"]
     losses = [[step["loss"] for step in each.values["record"]["steps"]] for each in (unbroken, resumed)]
     assert losses[0] == losses[1]
+    made_from = [(each.values["record"]["trace"], each.values["record"]["network"]) for each in (unbroken, resumed)]
+    assert made_from[0] == made_from[1]
     assert len(losses[0]) == 12
 
 

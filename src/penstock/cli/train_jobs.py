@@ -62,10 +62,12 @@ def _check_task(name: str) -> None:
 
 
 def _check_codec(job: Job) -> None:
-    if job.codec_spec is not None:
+    if job.codec:
+        from penstock.torch.compression import make_compression
         from penstock.torch.planning import check_options
 
-        check_options(job.planner, job.strategy, job.codec_spec)
+        check_options(job.planner, job.strategy)
+        make_compression(job.codec, job.density or None).check_strategy(job.strategy)
 
 
 def _check_rate(workers: int, rate: str) -> None:

@@ -18,26 +18,20 @@ import torch.distributed as dist
 
 from penstock.errors import FormatError, TrainError
 from penstock.fields import write_json
-from penstock.plan import Plan, plan_document
-from penstock.train.job import Job
-from penstock.train.saved import FORMAT, Saved, complete_checkpoints
+from penstock.train.saved import Saved, complete_checkpoints, saved_document
 
 KEPT_CHECKPOINTS = 2
 
 
-def save_checkpoint(
-    folder: str,
-    step: int,
-    seconds: float,
-    job: Job,
-    plan: Plan | None,
-    common: Mapping[str, Any],
-    own: Mapping[str, Any],
-) -> Path:
-    """Write a checkpoint; all ranks call this, rank 0 with what is `common`, each with its `own`."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    target = Path(folder) / f"step-{step:08d}"
-    partial = Path(folder) / f".{target.name}.partial"
+def checkpoint_path(folder: str, step: int) -> Path:
+    """Return where the checkpoint after `step` belongs."""
+    return Path(folder) / f"step-{step:08d}"
+
+
+def save_checkpoint(saved: Saved, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Write a checkpoint to `saved.path`; all ranks call this, rank 0 with what is `common`, each with its `own`."""
+    rank, target = dist.get_rank(), saved.path
+    partial = target.with_name(f".{target.name}.partial")
     if rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -45,13 +39,11 @@ def save_checkpoint(
     _write(partial / f"rank-{rank}.pt", own)
     if rank == 0:
         _write(partial / "model.pt", common)
-        document = {"format": FORMAT, "step": step, "seconds": seconds, "world_size": world_size, "job": job.document()}
-        write_json(partial / "job.json", document | {"plan": None if plan is None else plan_document(plan)})
+        write_json(partial / "job.json", saved_document(saved))
     dist.barrier()
     if rank == 0:
-        _publish(partial, target, world_size)
+        _publish(partial, target, saved.world_size)
     dist.barrier()
-    return target
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

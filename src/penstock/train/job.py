@@ -83,7 +83,7 @@ class Job:
             return
         find_planner(self.planner)
         known = (AUTO, *names("all_reduce"))
-        if self.strategy not in known:
+        if self.strategy not in known and not self.codec:  # sparse codecs have strategies of their own
             raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}")
         if self.density and not 0 < self.density <= 1:
             raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")

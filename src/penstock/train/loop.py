@@ -10,13 +10,14 @@ from torch import Tensor
 
 from penstock.torch.measured import communication_seconds
 from penstock.train.agree import mean_metric, same_buffers, share, steps_until_look
-from penstock.train.checkpoint import save_checkpoint
+from penstock.train.checkpoint import checkpoint_path, save_checkpoint
 from penstock.train.events import Event, Tell
 from penstock.train.history import History
 from penstock.train.job import Job
 from penstock.train.meter import Meter
 from penstock.train.method import Wrapped
 from penstock.train.randomness import random_state, undisturbed
+from penstock.train.saved import Saved
 from penstock.train.settle import synchronise
 from penstock.train.stopping import Wish
 from penstock.train.task import Shard, Task, to_device
@@ -125,8 +126,9 @@ class Loop:
             "history": self.history.state(),
         }
         own = {"exchange": self.wrapped.exchange_state(), "random": random_state()}
-        plan, seconds = self.wrapped.plan, self.history.seconds
-        path = save_checkpoint(self.job.save, self.step, seconds, self.job, plan, common, own)
+        path, world_size = checkpoint_path(self.job.save, self.step), self.shard.world_size
+        plan, found = self.wrapped.plan, self.wrapped.found
+        save_checkpoint(Saved(path, self.step, self.history.seconds, world_size, self.job, plan, *found), common, own)
         self.tell(Event("saved", self.step, {"path": str(path)}))
 
     @property

@@ -14,6 +14,7 @@ from penstock.torch.measured import measured_timeline
 from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
 from penstock.train.job import Job
+from penstock.train.saved import Saved
 
 PROFILED = 5  # iterations that the wrapper profiles before it plans
 
@@ -21,8 +22,10 @@ PROFILED = 5  # iterations that the wrapper profiles before it plans
 class Wrapped:
     """A model that is trained by several workers, with the questions that a report asks of it."""
 
-    def __init__(self, module: nn.Module, job: Job, device: torch.device, plan: Plan | None) -> None:
-        """`plan` is that of the run which is resumed, where there is one."""
+    def __init__(self, module: nn.Module, job: Job, device: torch.device, saved: Saved | None = None) -> None:
+        """`saved` is the run that goes on with as many workers as before: its plan is kept."""
+        plan = saved.plan if saved is not None else None
+        self._saved = saved
         options: dict[str, Any] = {"device_ids": [device.index]} if device.type == "cuda" else {}
         self._ours = None if job.is_stock else _planned(module, job, plan, options)
         self.model: TorchDDP = self._ours or TorchDDP(module, **options)
@@ -41,6 +44,8 @@ class Wrapped:
     def found(self) -> tuple[Trace | None, Network | None]:
         """What the plan was made from."""
         decision = self._ours.decision if self._ours is not None else None
+        if (decision is None or decision.trace is None) and self._saved is not None:
+            return self._saved.trace, self._saved.network
         return (None, None) if decision is None else (decision.trace, decision.network)
 
     def explain(self) -> str:
@@ -87,7 +92,8 @@ def _planned(module: nn.Module, job: Job, plan: Plan | None, options: dict[str, 
         module,
         planner=job.planner,
         strategy=job.strategy,
-        codec=job.codec_spec,
+        codec=job.codec or None,
+        density=job.density or None,
         plan=plan,
         network=job.network or None,
         profile_iterations=PROFILED,

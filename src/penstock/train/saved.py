@@ -3,10 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import TrainError
 from penstock.fields import Fields, read_json
-from penstock.plan import Plan, plan_from_fields
+from penstock.network import Network, network_document, network_from_fields
+from penstock.plan import Plan, plan_document, plan_from_fields
+from penstock.trace import Trace, trace_document, trace_from_fields
 from penstock.train.job import Job, job_from_fields
 
 FORMAT = "penstock-checkpoint/1"
@@ -23,6 +26,22 @@ class Saved:
     world_size: int
     job: Job
     plan: Plan | None
+    trace: Trace | None = None  # what the plan was made from, where it was
+    network: Network | None = None
+
+
+def saved_document(saved: Saved) -> dict[str, Any]:
+    """Return what a checkpoint says about itself as a `penstock-checkpoint/1` document."""
+    return {
+        "format": FORMAT,
+        "step": saved.step,
+        "seconds": saved.seconds,
+        "world_size": saved.world_size,
+        "job": saved.job.document(),
+        "plan": None if saved.plan is None else plan_document(saved.plan),
+        "trace": None if saved.trace is None else trace_document(saved.trace),
+        "network": None if saved.network is None else network_document(saved.network),
+    }
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -42,8 +61,8 @@ def find_checkpoint(folder: str) -> Saved:
 
 
 def _saved(path: Path, fields: Fields) -> Saved:
-    fields.reject_unknown(("format", "step", "seconds", "world_size", "job", "plan"))
-    job, plan = fields.optional_object("job"), fields.optional_object("plan")
+    fields.reject_unknown(("format", "step", "seconds", "world_size", "job", "plan", "trace", "network"))
+    job, plan, trace, network = (fields.optional_object(name) for name in ("job", "plan", "trace", "network"))
     if job is None:
         raise fields.error("job", "an object")
     return Saved(
@@ -53,4 +72,6 @@ def _saved(path: Path, fields: Fields) -> Saved:
         fields.integer("world_size", 1),
         job_from_fields(job),
         None if plan is None else plan_from_fields(plan),
+        None if trace is None else trace_from_fields(trace),
+        None if network is None else network_from_fields(network),
     )

@@ -56,7 +56,7 @@ def _begin(job: Job, tell: Tell, device: torch.device, rank: int, world_size: in
     seed_everything(job.seed)
     module = task.model().to(device)
     same_world = saved is not None and saved.world_size == world_size
-    wrapped = Wrapped(module, job, device, saved.plan if saved is not None and same_world else None)
+    wrapped = Wrapped(module, job, device, saved if same_world else None)
     loop = Loop(job, task, wrapped, task.optimizer(wrapped.model.parameters()), shard, tell)
     seed_everything(job.seed * 65_537 + rank)
     loop.computing_seconds = settle(task, wrapped, to_device(next(task.batches(shard, 0)), device), device)
