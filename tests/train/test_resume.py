@@ -11,6 +11,7 @@ from spawn import spawn
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
 WORLD = 3  # with two workers any order of a sum gives the same bits
+GTOPK = [f"{way}+sparse(density=0.1)" for way in ("gtopk", "gtopk_doubling")]
 METHODS = {
     "stock": {"planner": "stock"},
     "every tensor by itself": {"planner": "wfbp", "strategy": "ring"},
@@ -23,7 +24,8 @@ METHODS = {
 
 @pytest.fixture
 def network(tmp_path):
-    lines = {"native": LinearCost(1e-4, 1e-9), "ring": LinearCost(1e-4, 1e-9)}
+    ways = ("native", "ring", "ring+onebit", "parameter_server+terngrad", *GTOPK)
+    lines = dict.fromkeys(ways, LinearCost(1e-4, 1e-9))  # all that the methods ask for: nothing is measured
     save_network(Network(WORLD, 1e-4, 1e-9, 1e-10, lines), tmp_path / "network.json")
     return str(tmp_path / "network.json")
 
