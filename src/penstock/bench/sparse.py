@@ -76,6 +76,7 @@ def _row(place: Place, job: Job, document: dict[str, Any], measured: dict[str, A
         "nbytes": 4 * job.numel,
         "block_nbytes": document["block_nbytes"],
         "merge_seconds": merge_seconds,
+        "others": document["others"],  # share of this machine's processors that others used at the time
         **{name: measured[name] for name in (*_NUMBERS, "latency_seconds")},
     }
 

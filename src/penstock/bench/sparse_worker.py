@@ -7,6 +7,7 @@ core of its own, and what travels is as large as ever.
 """
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -16,6 +17,7 @@ import numpy as np
 
 from penstock.bench.collectives_worker import barrier, gather, wait_until_idle
 from penstock.bench.jobs import report
+from penstock.bench.quiet import process_seconds, processors, seconds_of_others
 from penstock.bench.stream import latency_seconds, stream_network
 from penstock.codecs.sparse import SparseCodec
 from penstock.codecs.sparse_block import BlockForm, Entries
@@ -66,6 +68,7 @@ def _measure_sparse(communicator: Communicator, job: Job, density: float, merge_
     residual.fill(0)  # now: a page that is touched for the first time costs more than the value put there
     codec = Preselected(SparseCodec(density, index_form=job.index_form), job.numel, rank)
     times: dict[str, list[float]] = {strategy: [] for strategy in job.strategies}
+    others = Others(communicator)
     for turn in range(job.rounds + 1):
         for strategy in job.strategies:
             codec.waits = merge_seconds if job.merges == "waited" and turn else None
@@ -75,14 +78,18 @@ def _measure_sparse(communicator: Communicator, job: Job, density: float, merge_
             elif strategy != "topk_allgather":  # the first turn also shows that all ranks have the same result
                 checksums = gather(communicator, np.array([codec.checksum()]))
                 assert np.all(checksums == checksums[0]), f"{strategy}: ranks end with different blocks"
+    share = others.share()
     for strategy, found in times.items():
-        report(rank, {"strategy": strategy, "density": density, "block_nbytes": codec.block.size, "times": found})
+        row = {"strategy": strategy, "density": density, "block_nbytes": codec.block.size, "times": found}
+        report(rank, {**row, "others": share})
 
 
 def _measure_dense(communicator: Communicator, job: Job) -> None:
     data = np.zeros(job.numel, np.float32)
+    others = Others(communicator)
     times = [timed(communicator, lambda: communicator.all_reduce(data, DENSE)) for _ in range(job.dense_rounds + 1)]
-    report(communicator.transport.rank, {"strategy": DENSE, "density": None, "block_nbytes": None, "times": times[1:]})
+    row = {"strategy": DENSE, "density": None, "block_nbytes": None, "times": times[1:], "others": others.share()}
+    report(communicator.transport.rank, row)
 
 
 def timed(communicator: Communicator, run: Any) -> float:
@@ -92,6 +99,19 @@ def timed(communicator: Communicator, run: Any) -> float:
     run()
     moments = gather(communicator, np.array([start, monotonic()]))
     return round(float(moments[:, 1].max() - moments[:, 0].min()), 7)
+
+
+class Others:
+    """How much of this machine's processors others use from now on."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._ours = {int(process) for process in gather(communicator, np.array([float(os.getpid())])).flat}
+        self._began, self._before = monotonic(), process_seconds()
+
+    def share(self) -> float:
+        """Return their share of all processors' time so far."""
+        used = seconds_of_others(self._before, process_seconds(), self._ours)
+        return round(used / (monotonic() - self._began) / processors(), 3)
 
 
 class Preselected:
