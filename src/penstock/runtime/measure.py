@@ -32,6 +32,7 @@ _PILOTS = 1  # untimed rounds that open connections and find out how many timed 
 _LEAST, _MOST = 3, 50  # timed rounds per size
 _BLOCKS = 5  # of such rounds, of which the median counts
 _SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
+_WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
 _SHARE = 0.06  # of the budget, for one size
 
 
