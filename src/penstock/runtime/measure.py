@@ -84,8 +84,14 @@ def measure_lines(transport: Transport, strategies: Sequence[str], seconds: floa
     fits = {}
     for strategy in strategies:
         one_round = _native_round if strategy == NATIVE else _route_round(communicator, strategy)
-        points = _agreed_points(transport, one_round, seconds / len(strategies))
-        fits[strategy] = fit_line(points, f"all-reduce times by {strategy}")
+        compressed = "+" in strategy
+        if compressed:  # codecs are compiled on their first calls, and not by all ranks at once
+            _agreed_seconds(transport, one_round, _noise(_WARM), np.zeros(_WARM, np.uint8), _LEAST)
+        points = _agreed_points(
+            transport, one_round, seconds / len(strategies), (*SIZES, *LARGER) if compressed else SIZES
+        )
+        fit = fit_line(points, f"all-reduce times by {strategy}")
+        fits[strategy] = _with_tensors(transport, communicator, strategy, fit) if compressed else fit
     return fits
 
 
@@ -98,13 +104,14 @@ def _agreed_points(
     """Return (bytes, seconds per round) for growing sizes until the budget is spent."""
     points: list[tuple[float, float]] = []
     left = seconds
+    surely = _SURELY if sizes is SIZES else LARGER[0]  # what is compressed takes a quarter of the time, or less
     for size in sizes:
         first, second = _noise(size), np.zeros(size, np.uint8)
         pilot = _agreed_seconds(transport, one_round, first, second, _PILOTS)
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
         points.append((float(size), _agreed_seconds(transport, one_round, first, second, rounds)))
         left -= rounds * points[-1][1]
-        if size >= _SURELY and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
+        if size >= surely and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
             break
     return points
 
