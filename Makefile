@@ -22,10 +22,10 @@ check: $(READY)
 	$(BIN)/python -m pytest tests/test_imports.py
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: check
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run_all.py
