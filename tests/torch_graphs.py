@@ -19,6 +19,7 @@ from torch_training import QUICK
 
 WIDTH = 6
 ITERATIONS = 20
+ZOO_RATE = 1e-3  # small: normalisation over few samples multiplies differences in rounding, step after step
 Graph = list[tuple[str, list[int]]]
 KINDS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(WIDTH, WIDTH),
@@ -66,7 +67,7 @@ def train_zoo(rank: int, name: str, batch: int, algorithms: list[str], iteration
         inputs, targets = task.make_batch(batch, torch.device("cpu"))
         return task.loss(model(inputs), targets)
 
-    return _by_every_method(task.build, loss, algorithms, iterations)
+    return _by_every_method(task.build, loss, algorithms, iterations, ZOO_RATE)
 
 
 def _by_every_method(
@@ -74,13 +75,14 @@ def _by_every_method(
     loss: Callable[[nn.Module, int], torch.Tensor],
     algorithms: list[str],
     iterations: int = ITERATIONS,
+    rate: float = 0.01,
 ) -> dict[str, list[Any]]:
-    found = {"torch": _train(build, loss, iterations, TorchDDP)}
+    found = {"torch": _train(build, loss, iterations, TorchDDP, rate)}
     for number, planner in enumerate(PLANNERS):
         options = {**QUICK, "planner": planner, "strategy": "ring" if number % 2 else "native"}
-        found[planner] = _train(build, loss, iterations, lambda module, given=options: OurDDP(module, **given))
+        found[planner] = _train(build, loss, iterations, lambda module, given=options: OurDDP(module, **given), rate)
     for algorithm in algorithms:
-        found[algorithm] = _train_bulk_synchronous(build, loss, iterations, algorithm)
+        found[algorithm] = _train_bulk_synchronous(build, loss, iterations, algorithm, rate)
     return found
 
 
@@ -89,11 +91,12 @@ def _train(
     loss: Callable[[nn.Module, int], torch.Tensor],
     iterations: int,
     wrap: Callable[[nn.Module], nn.Module],
+    rate: float,
 ) -> list[Any]:
     torch.manual_seed(1)
     module = build()
     wrapper = wrap(module)
-    optimizer = _optimizer(wrapper.parameters())
+    optimizer = _optimizer(wrapper.parameters(), rate)
     for step in range(iterations):
         loss(wrapper, step).backward()
         optimizer.step()
@@ -106,10 +109,11 @@ def _train_bulk_synchronous(
     loss: Callable[[nn.Module, int], torch.Tensor],
     iterations: int,
     algorithm: str,
+    rate: float,
 ) -> list[Any]:
     torch.manual_seed(1)
     module = build()
-    bsp = BulkSynchronous(module, _optimizer, algorithm)
+    bsp = BulkSynchronous(module, lambda parameters: _optimizer(parameters, rate), algorithm)
     for step in range(iterations):
         loss(bsp, step).backward()
         bsp.step()
@@ -117,5 +121,5 @@ def _train_bulk_synchronous(
     return [each.detach().clone().numpy() for each in module.parameters()]
 
 
-def _optimizer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.5)
+def _optimizer(parameters: Any, rate: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.5)
