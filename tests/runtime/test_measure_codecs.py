@@ -59,7 +59,7 @@ def test_unknown_codecs_are_named():
 
 
 def test_compressed_all_reduces_have_lines_too():
-    routes = ["native", "ring+onebit", "parameter_server+onebit/4"]
+    routes = ["native", "ring+onebit", "parameter_server+onebit/4", "gtopk+sparse(density=0.01)"]
     first, second = run_ranks(2, lambda one: measure_network(one, seconds=1.0, strategies=routes).network)
     assert first == second
     assert list(first.all_reduce) == routes

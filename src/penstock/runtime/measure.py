@@ -154,10 +154,9 @@ def _route_round(communicator: Communicator, text: str, parts: Sequence[int] | N
     route = parse_route(text)
     if route.codec is None:
         return lambda _, values, __: communicator.all_reduce(values.view(np.float32), strategy=route.strategy)
-    from penstock.codecs.registry import make_codec
-    from penstock.codecs.wire import WireCodec
+    from penstock.codecs.wire import wire_codec
 
-    codec = WireCodec(make_codec(route.codec))
+    codec = wire_codec(route.codec)
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
         gradient, kept = values.view(np.float32), residual.view(np.float32)
