@@ -37,6 +37,11 @@ RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, op
     ("scaling", "scaling", ""),
     ("rates", "rates", ""),
     ("train", "train", "--models vgg16_cifar:8"),
+    (
+        "train",
+        "train-sparse",
+        "--methods no-communication,ddp,ddp-5,penstock-onebit,penstock-gtopk",
+    ),
     ("train", "train-resnet50", f"--models resnet50:1 --methods {LARGE} --rounds 3 --iterations 1"),
     (
         "train",

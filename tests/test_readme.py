@@ -17,6 +17,8 @@ ELSEWHERE = (
     "--nproc-per-node",
     "penstock profile",
     "penstock train",
+    "penstock report",
+    "penstock doctor",
 )  # run by tests of their own
 
 
