@@ -22,6 +22,7 @@ VALUES = {
     "accesses",
     "program_document",
     "run_record",
+    "machine",
 }
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {

@@ -45,6 +45,7 @@ def agree(found, wanted, iteration):
 
 
 def compare(page, trace, network, strategies):
+    """Assert that page and Python agree on every case; return how many there were."""
     cases = [(planner, [strategy], p) for strategy in strategies for p in WORLDS for planner in SIMPLE]
     found = page.evaluate(ROWS, [trace_document(trace), network_document(network), cases])
     planners = [PLANNERS[name] for name in SIMPLE]
@@ -55,22 +56,25 @@ def compare(page, trace, network, strategies):
         assert agree(mine["non_overlapped_seconds"], row.non_overlapped_seconds, row.iteration_seconds)
         for name in EQUAL:
             assert agree(mine[name], getattr(row, name), 0.0), (name, row, network)
+    return len(wanted)
 
 
 @pytest.mark.parametrize("name", ["googlenet", None], ids=str)
 def test_the_page_agrees_with_simulate_on_every_network(page, name):
     trace = sample_trace() if name is None else load_shipped(name)
     for alpha, beta, gamma in CONSTANTS:
-        compare(page, trace, Network(4, alpha, beta, gamma), ("ring",))
+        assert compare(page, trace, Network(4, alpha, beta, gamma), ("ring",)) == len(WORLDS) * len(SIMPLE)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 def test_the_page_agrees_with_simulate_on_every_all_reduce(page, dtype):
-    compare(page, load_shipped("resnet50").with_dtype(dtype), Network(16, 4.5e-5, 1e-9, 2e-10), tuple(ALL_REDUCE))
+    network = Network(16, 4.5e-5, 1e-9, 2e-10)
+    compared = compare(page, load_shipped("resnet50").with_dtype(dtype), network, tuple(ALL_REDUCE))
+    assert compared == len(ALL_REDUCE) * len(WORLDS) * len(SIMPLE)
 
 
 def test_lines_that_were_measured_hold_where_they_were_measured(page):
-    compare(page, sample_trace(), NETWORK, ("ring", "halving_doubling"))
+    assert compare(page, sample_trace(), NETWORK, ("ring", "halving_doubling")) == 2 * len(WORLDS) * len(SIMPLE)
 
 
 ROUTES = (

@@ -112,4 +112,5 @@ def _first_half(touched):
 
 
 def test_hierarchical_may_be_sparse_between_the_nodes():
-    require_proof(build("all_reduce", "hierarchical", 7, 5, Options(ranks_per_node=2, outer="gtopk_doubling")))
+    program = build("all_reduce", "hierarchical", 7, 5, Options(ranks_per_node=2, outer="gtopk_doubling"))
+    assert kinds(program) == set()

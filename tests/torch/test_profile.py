@@ -286,7 +286,8 @@ def test_a_steady_model_gives_no_warning():
     model = mlp(2, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        profile_backward(model, lambda: model(torch.ones(1, 2)).sum().backward(), iterations=2)
+        profile = profile_backward(model, lambda: model(torch.ones(1, 2)).sum().backward(), iterations=2)
+    assert sorted(names(profile)) == sorted(name for name, _ in model.named_parameters())
 
 
 def test_what_a_step_raises_is_passed_on_and_no_hook_is_left():

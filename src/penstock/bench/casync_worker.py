@@ -1,21 +1,16 @@
 """One rank of `penstock bench casync`: the network with all routes that are used, then replayed configurations."""
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
 from penstock.bench.configurations import Configuration, hand_made, joint, steps
-from penstock.bench.jobs import report
+from penstock.bench.serve import serve
 from penstock.cluster.replay_study import replay_plans
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure import NATIVE, measure_network
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.c10d import C10dTransport
 from penstock.traces import find_trace
 
 WAIT_SECONDS = 120.0
@@ -64,17 +59,5 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
         yield {"what": job.trace, "how": name, "routes": used, "compressed_share": share, **document}
 
 
-def main() -> None:
-    """Measure the job given as JSON on the command line."""
-    document = json.loads(sys.argv[1])
-    job = CasyncJob(**document | {"codecs": tuple(document["codecs"])})
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    for row in measure_job(C10dTransport(), job, lambda name: report(rank, {"done": name})):
-        report(rank, row)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda document: CasyncJob(**document | {"codecs": tuple(document["codecs"])}), measure_job)

@@ -1,7 +1,5 @@
 """One rank of `penstock bench coordinator`: compressed gradients on their way to aggregators, by three deciders."""
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -10,16 +8,14 @@ from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
-from penstock.bench.jobs import report
-from penstock.program import Collective
+from penstock.bench.serve import serve
 from penstock.runtime.bulk import Lanes, run_at_will, run_steady
 from penstock.runtime.coordinator import Bulk, Message, Sending, plan_rounds
+from penstock.runtime.largest import largest
 from penstock.runtime.measure import measure_network
 from penstock.runtime.online import Online
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.c10d import C10dTransport
 from penstock.trace import Trace
 from penstock.traces import find_trace
 
@@ -74,7 +70,7 @@ def measure_job(transport: Transport, job: CoordinatorJob, done: Callable[[str],
 def _iteration(lanes: Lanes, trace: Trace, decider: str, side: Online, schedule: list[Sending]) -> float:
     """Run one iteration, gradients ready when the trace says; return its seconds on the slowest rank."""
     lanes.begin()
-    _largest(lanes.transport, 0.0)  # start together
+    largest(lanes.transport, 0.0)  # start together
     start = perf_counter()
     post = side.post if decider == "online" else lanes.post
     posting = Thread(target=_post_in_time, args=(lanes, post, start))
@@ -86,7 +82,7 @@ def _iteration(lanes: Lanes, trace: Trace, decider: str, side: Online, schedule:
     else:
         run_at_will(lanes)
     posting.join()
-    return _largest(lanes.transport, perf_counter() - start)
+    return largest(lanes.transport, perf_counter() - start)
 
 
 def _post_in_time(lanes: Lanes, post: Callable[[str], None], start: float) -> None:
@@ -109,24 +105,5 @@ def _row(trace: str, name: str, table: list[Message], schedule: list[Sending], t
     }
 
 
-def _largest(transport: Transport, value: float) -> float:
-    """Return the largest value any rank brought; also a barrier."""
-    everyone = np.zeros(transport.world_size)
-    everyone[transport.rank] = value
-    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
-    return float(everyone.max())
-
-
-def main() -> None:
-    """Measure the job given as JSON on the command line."""
-    job = CoordinatorJob(**json.loads(sys.argv[1]))
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    for row in measure_job(C10dTransport(), job, lambda name: report(rank, {"done": name})):
-        report(rank, row)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda document: CoordinatorJob(**document), measure_job)

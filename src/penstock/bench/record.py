@@ -4,17 +4,16 @@ A figure without these cannot be repeated, so results are only written through `
 """
 
 import os
-import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from penstock.fields import write_json
+from penstock.machine import describe_machine, versions
 
 FORMAT = "penstock-bench/1"
 _PACKAGES = ("penstock", "numpy", "numba", "torch", "triton", "mpi4py", "openmpi")
@@ -28,8 +27,8 @@ def make_record(benchmark: str, rows: Sequence[dict[str, Any]], **notes: Any) ->
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": _command(sys.argv),
         "commit": _commit(),
-        "machine": machine(),
-        "versions": _versions(),
+        "machine": describe_machine(),
+        "versions": versions(_PACKAGES),
         **notes,
         "rows": list(rows),
     }
@@ -41,17 +40,6 @@ def save_record(record: dict[str, Any], path: str | os.PathLike[str]) -> None:
     write_json(path, record)
 
 
-def machine() -> dict[str, Any]:
-    """Describe this machine: processor, cores this process may use, memory, kernel."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
 def _command(argv: Sequence[str]) -> str:
     """Return what to type to have this again; scripts and `python -m penstock` are the `penstock` command too.
 
@@ -60,24 +48,6 @@ def _command(argv: Sequence[str]) -> str:
     """
     program = "penstock" if argv[1:2] == ["bench"] else Path(argv[0]).name
     return shlex.join([program, *argv[1:]])
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _commit() -> str:

@@ -1,25 +1,21 @@
 """One rank of `penstock bench replay`, `scaling` and `rates`: the network, then messages, then replayed traces."""
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
-from penstock.bench.jobs import report
+from penstock.bench.serve import serve
 from penstock.cluster.replay_study import replay_plans
 from penstock.cost.ways import way_for
 from penstock.network import Network
 from penstock.planners import find_planner
-from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.largest import largest
 from penstock.runtime.measure import NATIVE, measure_network
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.c10d import C10dTransport
 from penstock.simulator.iteration import predict
 from penstock.traces import find_trace
 
@@ -56,10 +52,10 @@ def message_times(communicator: Communicator, job: ReplayJob, done: Callable[[st
     times: dict[str, list[float]] = {strategy: [] for strategy in job.strategies}
     for _ in range(job.repetitions + 1):
         for strategy, found in times.items():
-            _largest(communicator.transport, 0.0)  # start together
+            largest(communicator.transport, 0.0, WAIT_SECONDS)  # start together
             start = perf_counter()
             communicator.all_reduce(values, strategy=strategy)
-            found.append(_largest(communicator.transport, perf_counter() - start))
+            found.append(largest(communicator.transport, perf_counter() - start, WAIT_SECONDS))
             done(f"all-reduce by {strategy}")
     return {strategy: found[1:] for strategy, found in times.items()}
 
@@ -88,26 +84,11 @@ def _replay_rows(
         yield {"what": name, "how": document.pop("planner"), **document}
 
 
-def _largest(transport: Transport, value: float) -> float:
-    """Return the largest value any rank brought; also a barrier."""
-    everyone = np.zeros(transport.world_size)
-    everyone[transport.rank] = value
-    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
-    return float(everyone.max())
-
-
-def main() -> None:
-    """Measure the job given as JSON on the command line."""
-    document = json.loads(sys.argv[1])
+def read_job(document: dict[str, Any]) -> ReplayJob:
+    """Return the job; JSON has no tuples."""
     lists = {name: tuple(document[name]) for name in ("traces", "planners", "strategies")}
-    job = ReplayJob(**document | lists)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    for row in measure_job(C10dTransport(), job, lambda name: report(rank, {"done": name})):
-        report(rank, row)
-    dist.barrier()
-    dist.destroy_process_group()
+    return ReplayJob(**document | lists)
 
 
 if __name__ == "__main__":
-    main()
+    serve(read_job, measure_job)

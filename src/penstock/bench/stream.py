@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.cost.fit import fit_line
 from penstock.network import Network
-from penstock.program import Collective
 from penstock.runtime.executor import WINDOW
+from penstock.runtime.largest import largest
 from penstock.runtime.reduce import merge_kernel
 from penstock.runtime.transport import Transport, Work
 
@@ -45,7 +45,7 @@ def latency_seconds(transport: Transport) -> float:
             work = (transport.isend if turn == transport.rank else transport.irecv)(message, 1 - transport.rank, _TAG)
             work.wait(_WAIT_SECONDS)
         elapsed.append((perf_counter() - start) / 2)
-    return _largest(transport, median(elapsed) if transport.rank == 0 else 0.0)
+    return largest(transport, median(elapsed) if transport.rank == 0 else 0.0)
 
 
 def _seconds_per_message(transport: Transport, nbytes: int) -> float:
@@ -56,7 +56,7 @@ def _seconds_per_message(transport: Transport, nbytes: int) -> float:
         _start_together(transport)
         start = perf_counter()
         _stream(transport, out, into, count)
-        rounds.append(_largest(transport, (perf_counter() - start) / count))
+        rounds.append(largest(transport, (perf_counter() - start) / count))
     return median(rounds)
 
 
@@ -86,15 +86,8 @@ def _gamma(transport: Transport) -> float:
         start = perf_counter()
         merge(left, right)
         times.append(perf_counter() - start)
-    return _largest(transport, median(times)) / left.nbytes
+    return largest(transport, median(times)) / left.nbytes
 
 
 def _start_together(transport: Transport) -> None:
-    _largest(transport, 0.0)
-
-
-def _largest(transport: Transport, seconds: float) -> float:
-    everyone = np.zeros(transport.world_size)
-    everyone[transport.rank] = seconds
-    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, _WAIT_SECONDS)
-    return float(everyone.max())
+    largest(transport, 0.0)

@@ -61,9 +61,9 @@ def device_name(device: str) -> str:
     """Return what the device calls itself."""
     import torch
 
-    from penstock.bench.record import machine
+    from penstock.machine import processor
 
-    return torch.cuda.get_device_name() if device == "cuda" else str(machine()["cpu"])
+    return torch.cuda.get_device_name() if device == "cuda" else processor()
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -5,14 +5,12 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from penstock.cluster.replay import Gradients, Replay, Replayed
 from penstock.cost.ways import comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
-from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.largest import largest
 from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import Timeline
 from penstock.trace import Trace
@@ -58,9 +56,10 @@ def replay_plans(
     try:
         for _ in range(iterations + 1):
             for name, replay in replays.items():
-                _largest(communicator, 0.0)  # start together
+                largest(communicator.transport, 0.0, communicator.timeout_seconds)  # start together
                 runs[name].append(replay.run())
-                slowest[name].append(_largest(communicator, runs[name][-1].iteration_seconds))
+                seconds = runs[name][-1].iteration_seconds
+                slowest[name].append(largest(communicator.transport, seconds, communicator.timeout_seconds))
                 done()
     finally:
         for replay in replays.values():
@@ -79,12 +78,3 @@ def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], s
 def _simulate(trace: Trace, plan: Plan, network: Network) -> Timeline:
     ways = [way_for(network, route) for route in dict.fromkeys(bucket.route for bucket in plan.buckets)]
     return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
-
-
-def _largest(communicator: Communicator, value: float) -> float:
-    """Return the largest value any rank brought; also a barrier."""
-    transport = communicator.transport
-    everyone = np.zeros(transport.world_size)
-    everyone[transport.rank] = value
-    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, communicator.timeout_seconds)
-    return float(everyone.max())

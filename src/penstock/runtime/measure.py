@@ -18,6 +18,7 @@ from penstock.network import Network
 from penstock.plan import parse_route
 from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.largest import WAIT_SECONDS, largest
 from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.reduce import Merge, merge_kernel
 from penstock.runtime.transport import Bytes, Transport
@@ -27,7 +28,6 @@ LARGER = (1 << 25, 1 << 26)  # of compressed all-reduces, which a processor's ca
 TENSORS, TENSOR_NUMEL = 32, 2048  # of the bucket that shows what each tensor costs by itself
 NATIVE = "native"  # the engine's own all-reduce
 TAG = 1
-WAIT_SECONDS = 60.0
 _PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
 _LEAST, _MOST = 3, 50  # timed rounds per size
 _BLOCKS = 5  # of such rounds, of which the median counts
@@ -122,19 +122,11 @@ def _noise(nbytes: int) -> Bytes:
 
 
 def _agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second: Bytes, rounds: int) -> float:
-    _agree(transport, 0.0)  # start together
+    largest(transport, 0.0)  # start together
     start = perf_counter()
     for _ in range(rounds):
         one_round(transport, first, second)
-    return max(_agree(transport, (perf_counter() - start) / rounds), 1e-9)
-
-
-def _agree(transport: Transport, seconds: float) -> float:
-    """Return the largest value any rank brought: each fills its own place, and a sum brings them together."""
-    everyone = np.zeros(transport.world_size)
-    everyone[transport.rank] = seconds
-    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
-    return float(everyone.max())
+    return max(largest(transport, (perf_counter() - start) / rounds), 1e-9)
 
 
 def _link_round(transport: Transport, outgoing: Bytes, incoming: Bytes) -> None:

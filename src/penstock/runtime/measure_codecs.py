@@ -14,11 +14,10 @@ import numpy as np
 
 from penstock.cost.fit import Points, fit_line
 from penstock.curves import CodecCurves, Curve
-from penstock.program import Collective
+from penstock.runtime.largest import largest
 from penstock.runtime.transport import Transport
 
 NUMELS = tuple(1 << exponent for exponent in range(10, 23, 2))  # 4 KiB to 16 MiB of float32
-WAIT_SECONDS = 60.0
 _ITEMSIZE = 4
 _LEAST, _MOST = 1, 20  # calls of a timed block
 _BLOCKS = 5  # of each size and operation, of which the median counts: a busy machine spoils one or two
@@ -106,13 +105,8 @@ def _timed(run: Callable[[], Any], calls: int, memory: Memory) -> float:
 
 
 def _slowest(transport: Transport | None, seconds: float) -> float:
-    """Return the largest value any rank brought; also a barrier."""
-    if transport is None:
-        return seconds
-    everyone = np.zeros(transport.world_size)
-    everyone[transport.rank] = seconds
-    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, WAIT_SECONDS)
-    return float(everyone.max())
+    """Return the slowest rank's time; also a barrier."""
+    return seconds if transport is None else largest(transport, seconds)
 
 
 def _curve(points: Points, what: str) -> Curve:

@@ -5,15 +5,14 @@ hook runs, so a mark is an event on the stream, and nobody waits for it until it
 """
 
 import math
-import platform
 from collections.abc import Iterable
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
 from penstock.errors import ProfileError
+from penstock.machine import processor
 
 SHARED_SECONDS = 10e-6  # on the host: too short to queue a kernel
 
@@ -103,13 +102,4 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    return f"{processor()}, {threads} thread{'' if threads == 1 else 's'}"

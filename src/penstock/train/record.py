@@ -1,13 +1,10 @@
 """Builds the record of a run that is over."""
 
-import os
-import platform
-from importlib import metadata
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from penstock.machine import describe_machine, versions
 from penstock.network import Network
 from penstock.run_record import CodecCost, CodecLine, RunRecord
 from penstock.timeline import Span, Timeline
@@ -35,8 +32,8 @@ def make_record(loop: Loop, engine: str) -> RunRecord:
         codec=job.codec_spec,
         planner=None if job.is_stock else job.planner,
         strategy=None if job.is_stock else job.strategy,
-        machine=machine(),
-        versions=versions(),
+        machine=describe_machine(),
+        versions=versions(_PACKAGES),
         steps=tuple(loop.history.steps),
         evaluations=tuple(loop.history.evaluations),
         iteration_seconds=split.iteration_seconds,
@@ -74,25 +71,3 @@ def _all_timelines(own: Timeline | None) -> Timeline | None:
     dist.all_gather_object(found, own)
     spans: tuple[Span, ...] = tuple(span for each in found if each is not None for span in each.spans)
     return Timeline(spans) if spans else None
-
-
-def machine() -> dict[str, str | int | float | bool]:
-    """Describe this machine: processor, cores this process may use, memory, kernel."""
-    return {
-        "cpu": device_name(torch.device("cpu")).rpartition(",")[0],
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what matters."""
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
