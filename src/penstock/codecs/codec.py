@@ -69,6 +69,10 @@ class Codec:
         """Let random numbers go on from encode number `number`: with the same seed, the same calls draw the same."""
         self._calls = count(number)
 
+    def next_seed(self) -> int:
+        """Return what the next encode draws its random numbers from."""
+        return self.seed << 32 | int(next(self._calls)) & 0xFFFFFFFF
+
     def encode(self, gradient: Any, residual: Any, out: Any, tensor: str = "the gradient") -> int:
         """Write the payload of a gradient to `out`; return its bytes.
 
@@ -76,7 +80,7 @@ class Codec:
         what was not sent. `tensor` is what an error calls the gradient. On a GPU nothing waits: the size returned is
         the largest possible, and a gradient that is not finite is reported by the next `check`.
         """
-        seed = self.seed << 32 | next(self._calls) & 0xFFFFFFFF
+        seed = self.next_seed()
         if _is_cuda(gradient):
             return self._device(gradient).encode(gradient, residual, out, seed)
         values = to_float32(as_array(gradient))
@@ -127,6 +131,13 @@ class Codec:
         if nbytes > data.size:
             raise CodecError(f"payload of {data.size} bytes; its header says {nbytes}: it was cut short")
         return nbytes
+
+    def on(self, device: Any) -> DeviceCodec:
+        """Return the codec on a device; made once."""
+        key = str(device)
+        if key not in self._devices:
+            self._devices[key] = DeviceCodec.create(self, device)
+        return self._devices[key]
 
     def check(self, tensor: str = "the gradient") -> None:
         """Raise what GPU kernels found wrong since the last check; waits for the device."""
@@ -180,10 +191,7 @@ class Codec:
         return self.program.name, tuple(self.parameters.values())
 
     def _device(self, tensor: Any) -> DeviceCodec:
-        key = str(tensor.device)
-        if key not in self._devices:
-            self._devices[key] = DeviceCodec.create(self, tensor.device)
-        return self._devices[key]
+        return self.on(tensor.device)
 
     def _encode(self, values: Floats, seed: int, residual: Any, kept: Floats | None, body: Bytes) -> Any:
         """Return the body on the CPU; a `Residual` has it taken off by the next call, where the codec can."""

@@ -13,8 +13,11 @@ Among equal magnitudes the lowest index wins, in `encode` and in `merge`, and a 
 merge the same two blocks end with the same bytes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +41,7 @@ from penstock.errors import CodecError, NonFiniteError
 
 NAME = "sparse"
 ON_NONFINITE = ("raise", "skip")
+Keep = Callable[[Indices, Floats], None]  # takes entries that are not sent
 MAX_NUMEL = 1 << 48  # more than any memory holds; a header that says more is damaged
 _PARAMETERS = 3
 
@@ -85,11 +89,9 @@ class SparseCodec:
         if kept is not None:
             kept += values
         entries = self._select(values if kept is None else kept, tensor)
-        form = self._form(values.size)
         if kept is not None:
-            subtract_at(kept, entries.indices, form.rounded(entries.values))
-        nbytes = form.write(entries, block[header_nbytes(_PARAMETERS) :])
-        return self.write_header(block, values.size, nbytes)
+            subtract_at(kept, entries.indices, self._form(values.size).rounded(entries.values))
+        return self.write(entries, block, values.size)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write zeros, and the values of a block in their places."""
@@ -116,24 +118,24 @@ class SparseCodec:
     def merge(self, read: Any, write: Any, residual: Any) -> None:
         """Add a block to another, in place, and keep k entries; what falls out is added to `residual`.
 
-        Without a residual (None) it is dropped: then another rank that merges the same blocks must keep it.
+        Without a residual (None) it is dropped: then another rank that merges the same blocks must keep it. A residual
+        that is elsewhere is given as a function that takes indices and values.
         """
         block = as_array(write)
         numel = parse_header(block.data, MAX_NUMEL).numel
-        kept = None if residual is None else _residual_memory(residual, numel, "a merge")
+        keep = _keeping(residual, numel)
         one, other = self.read(block, numel), self.read(read, numel, "other")
         if one is None or other is None:  # the step will be skipped on all ranks; what was sent is still owed
             for entries in (one, other):
-                if kept is not None and entries is not None:
-                    add_at(kept, entries.indices, entries.values)
+                if keep is not None and entries is not None:
+                    keep(entries.indices, entries.values)
             self.write_header(block, numel, 0, NOT_FINITE)
             return
         form = self._form(numel)
-        chosen = self._largest_of_sum(one, other, kept)
-        if kept is not None and form.value_bits < 32:
-            add_at(kept, chosen.indices, chosen.values - form.rounded(chosen.values))
-        nbytes = form.write(chosen, block[header_nbytes(_PARAMETERS) :])
-        self.write_header(block, numel, nbytes)
+        chosen = self._largest_of_sum(one, other, keep)
+        if keep is not None and form.value_bits < 32:
+            keep(chosen.indices, chosen.values - form.rounded(chosen.values))
+        self.write(chosen, block, numel)
 
     def read(self, block: Any, numel: int, room: str = "one") -> Entries | None:
         """Return the entries of a block, or None of a step to be skipped; `CodecError` for what nobody wrote.
@@ -149,11 +151,25 @@ class SparseCodec:
         indices = self._rooms.get(room, self.entries(numel), index_dtype(numel))
         return self._form(numel).read(data[header.nbytes : header.nbytes + header.body_nbytes], indices)
 
+    def write(self, entries: Entries, block: Bytes, numel: int) -> int:
+        """Write a block of entries chosen from `numel` elements; return its bytes."""
+        nbytes = self._form(numel).write(entries, block[header_nbytes(_PARAMETERS) :])
+        return self.write_header(block, numel, nbytes)
+
     def write_header(self, block: Bytes, numel: int, nbytes: int, flags: int = 0) -> int:
         """Say what the `nbytes` behind it are a block of; return the bytes of both."""
         header = Header(NAME, self._parameters, numel, nbytes, flags)
         block[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
         return header.nbytes + nbytes
+
+    def on_device(self, device: Any, note: Callable[[], None] = lambda: None) -> Any:
+        """Return the codec's form on a device, None without Triton; `note` is told of values that are not finite."""
+        if self.on_nonfinite == "skip" or find_spec("triton") is None:
+            return None
+        from penstock.codecs.sparse_device import SparseForm
+        from penstock.compll.backends.triton_select import Selector
+
+        return SparseForm(self, device, Selector(device), note)
 
     # Inside
 
@@ -165,8 +181,8 @@ class SparseCodec:
             raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
         return entries
 
-    def _largest_of_sum(self, one: Entries, other: Entries, kept: Floats | None) -> Entries:
-        """Return the largest entries of a sum, as many as each of the two has; the rest is added to `kept`."""
+    def _largest_of_sum(self, one: Entries, other: Entries, keep: Keep | None) -> Entries:
+        """Return the largest entries of a sum, as many as each of the two has; the rest is handed to `keep`."""
         dtype, most = one.indices.dtype.type, one.indices.size + other.indices.size
         indices, values = self._rooms.get("sum", most, dtype), self._rooms.get("values", most, np.float32)
         total = int(unite(one.indices, one.values, other.indices, other.values, indices, values))
@@ -175,8 +191,8 @@ class SparseCodec:
         if total:
             work = self._rooms.get("work", total, np.int32)
             left = cut(indices[:total], values[:total], count, work, chosen.indices, chosen.values)
-            if kept is not None:
-                add_at(kept, indices[:left], values[:left])
+            if keep is not None:
+                keep(indices[:left], values[:left])
         return Entries(chosen.indices[:count], chosen.values[:count])
 
     def _chosen(self, count: int, dtype: type[Any]) -> Entries:
@@ -209,6 +225,13 @@ def _residual_memory(residual: Any, numel: int, what: str) -> Floats:
         found = f"{memory.size} elements of {memory.dtype}"
         raise CodecError(f"the residual of {what} has {found}; wanted {numel} of float32")
     return memory
+
+
+def _keeping(residual: Any, numel: int) -> Keep | None:
+    """Return what takes indices and values that fall out of a merge."""
+    if callable(residual):
+        return cast(Keep, residual)
+    return residual if residual is None else partial(add_at, _residual_memory(residual, numel, "a merge"))
 
 
 def _put(target: NDArray[Any], indices: Indices, values: Floats) -> None:

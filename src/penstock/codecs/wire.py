@@ -8,6 +8,7 @@ Its payload says so instead, every rank decodes NaN as it would without a codec,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from penstock.codecs.codec import Codec
@@ -71,6 +72,20 @@ class WireCodec:
     def decode_add(self, read: Any, out: Any) -> None:
         """Add the values of the payload that `read` begins with."""
         self.codec.decode_add(self._payload(read), out)
+
+    def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
+        """Return the codec's form on a device, None where it has none: without Triton, and where it may skip a step.
+
+        `note` is told of values that are not finite, instead of `check`.
+        """
+        if self.codec.on_nonfinite == "skip" or find_spec("triton") is None:
+            return None
+        from penstock.codecs.wire_device import WireForm
+
+        return WireForm(self.codec.on(device), note or self._note)
+
+    def _note(self) -> None:
+        self._nonfinite[:] = ["a gradient holds NaN or infinity on some rank"]
 
     def check(self) -> None:
         """Raise if a payload since the last check was of values that are not finite, and the codec is to raise."""

@@ -52,6 +52,7 @@ class Communicator:
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
         self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
+        self._mirrors: dict[Any, Any] = {}  # scratch on each device where a codec works
         self._calls = 0
         self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
         self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
@@ -124,19 +125,26 @@ class Communicator:
             chosen = Options(**{"block_numel": coded_block(codec), **options})
             return build_compressed(strategy, self.transport.world_size, ends, chosen)
 
-        self._run((strategy, bounds, id(codec), *sorted(options.items())), make, data, codec, residual)
+        form = self._form(data, codec, residual)
+        self._run((strategy, bounds, id(codec), *sorted(options.items())), make, data, codec, residual, form)
 
     def _run(
-        self, key: Any, make: Callable[[Flat], Made], data: Any, codec: Codec | None, residual: Any = None
+        self,
+        key: Any,
+        make: Callable[[Flat], Made],
+        data: Any,
+        codec: Codec | None,
+        residual: Any = None,
+        form: Any = None,  # the codec's on the device that `data` is on: they stay there
     ) -> None:
         if self._failure is not None:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
         target = data if is_contiguous(data) else contiguous_copy(data)
         direct = isinstance(self.transport, OnDevice)
-        staged = None if direct else self._stage(target)
+        staged = None if direct or form is not None else self._stage(target)
         try:
             host = target if staged is None else staged.host
-            prepared = self._prepare(key, make, flat(host, direct), codec)
+            prepared = self._prepare(key, make, flat(host, direct or form is not None), codec, form)
             self._calls += 1
             self._carry_out(prepared, host, staged, residual)
             if codec is not None and hasattr(codec, "check"):  # what it could not raise while others waited for us
@@ -166,14 +174,28 @@ class Communicator:
         self._staging = self._staging or Staging()
         return self._staging.stage(target)
 
-    def _prepare(self, key: Any, make: Callable[[Flat], Made], target: Flat, codec: Codec | None) -> Prepared:
+    def _form(self, data: Any, codec: Codec, residual: Any) -> Any:
+        """Return the codec's form on the device where data and residual are; None where it works on the host."""
+        there = is_on_cuda(data) and (residual is None or is_on_cuda(residual))
+        if not there or data.element_size() != 4 or not hasattr(codec, "on_device"):
+            return None
+        form = None if isinstance(self.transport, OnDevice) else codec.on_device(data.device)
+        if form is not None and data.device not in self._mirrors:
+            from penstock.runtime.cuda.mirror import Mirror
+
+            self._mirrors[data.device] = Mirror(data.device)
+        return form and (form, self._mirrors[data.device])
+
+    def _prepare(
+        self, key: Any, make: Callable[[Flat], Made], target: Flat, codec: Codec | None, form: Any = None
+    ) -> Prepared:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
-        key = (key, target.numel, target.dtype)
+        key = (key, target.numel, target.dtype, form is not None)
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            prepared = self._prepared_now(*make(target), target.dtype, codec)
+            prepared = self._prepared_now(*make(target), target.dtype, codec, form)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
@@ -182,13 +204,21 @@ class Communicator:
         if self._shared_cores is None:  # the first agreement says where everybody is
             self._shared_cores = cores
             if cores:
-                return self._prepare(key[0], make, target, codec)  # perhaps with other blocks
+                return self._prepare(key[0], make, target, codec, form)  # perhaps with other blocks
         self._prepared[key] = prepared
         if len(self._prepared) > KEPT_PROGRAMS:
             self._prepared.popitem(last=False)
         return prepared
 
-    def _prepared_now(self, program: Program, batches: Batches | None, dtype: str, codec: Codec | None) -> Prepared:
+    def _prepared_now(
+        self, program: Program, batches: Batches | None, dtype: str, codec: Codec | None, form: Any
+    ) -> Prepared:
+        if form is not None:
+            from penstock.runtime.cuda.coded import prepare_coded
+
+            assert codec is not None
+            assert batches is not None
+            return prepare_coded(program, self.transport, codec, form[0], self.window, form[1], batches)
         if not isinstance(self.transport, OnDevice):
             return prepare(program, self.transport, dtype, codec, self.window, self._scratch, batches)
         on_device: Prepared = self.transport.prepare_on_device(program, dtype)  # used as if it were one

@@ -109,18 +109,21 @@ class Prepared:
         different calls never exchange data. A `recorder` notes when each instruction starts and ends;
         `staged` brings `data` here from a device, and back, while the program runs.
         """
-        target = flat(data)
+        target = self._flat(data)
         if target.numel != self.numel or target.dtype != self.dtype:
             raise StrategyError(
                 f"{self.program.strategy}: {target.numel} elements of {target.dtype}; "
                 f"prepared for {self.numel} of {self.dtype}"
             )
-        kept = None if residual is None else flat(residual)
+        kept = None if residual is None else self._flat(residual)
         if kept is not None and (kept.numel != self.numel or kept.dtype != "float32"):
             found = f"a residual of {kept.numel} elements of {kept.dtype}"
             raise StrategyError(f"{self.program.strategy}: {found}; wanted {self.numel} of float32")
         tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
         self._perform(self._bind(target, kept), tag, timeout_seconds, self._walk(recorder, staged))
+
+    def _flat(self, data: Any) -> Flat:
+        return flat(data)
 
     def _walk(self, recorder: Recorder | None, staged: "Stage | None") -> Iterable[Action]:
         """Return the actions as they are, or through whatever wants to be asked between them."""

@@ -62,12 +62,13 @@ class TritonKernels:
         out: Any = None,
         last: Any = None,
         header: Any = None,
+        status: Any = None,
     ) -> Any:
         """Return the body of the payload, at the start of `out` where that is given.
 
         With a `residual`, v = gradient + (residual - decode(last)) is encoded and left in `residual`: the error of this
         call is v - decode(this payload), taken off by the next one, or by `decode_add(payload, residual, -1)`. `header`
-        is written before `out`, which must have room there.
+        is written before `out`, which must have room there. `status` is where this call reports, if not to `check`.
         """
         sizes = self.sizes("encode", gradient.numel(), arguments)
         out = torch.empty(sizes.nbytes, dtype=torch.uint8, device=self.device) if out is None else out[: sizes.nbytes]
@@ -79,6 +80,7 @@ class TritonKernels:
         run.given["residual_ptr"] = gradient if residual is None else residual
         run.given["last_ptr"] = out if last is None else last
         run.given["FEEDBACK"], run.given["LAST"] = residual is not None, last is not None
+        run.given["status_ptr"] = self.status if status is None else status
         if residual is None:
             for launch in self.kernels.encode:
                 run.launch(launch)

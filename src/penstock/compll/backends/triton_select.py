@@ -322,3 +322,18 @@ def select_on_current_stream(values: Any, k: int) -> Any:
     scratch = torch.zeros(GUESS_BINS + STATE_INTS, dtype=torch.int32, device=values.device)
     starter = Starter()
     return lambda: largest_magnitudes(values, k, None, scratch, starter.start)
+
+
+class Selector:
+    """Selects on one device, on the current stream; memory to work in is kept for each stream."""
+
+    def __init__(self, device: Any) -> None:
+        self._device, self._starter = device, Starter()
+        self._scratch: dict[int, Any] = {}
+
+    def __call__(self, values: Any, k: int) -> Any:
+        """Return the ascending indices of the k largest |values|, int32."""
+        stream = torch.cuda.current_stream(self._device).cuda_stream if values.is_cuda else 0
+        if stream not in self._scratch:
+            self._scratch[stream] = torch.zeros(GUESS_BINS + STATE_INTS, dtype=torch.int32, device=self._device)
+        return largest_magnitudes(values, k, None, self._scratch[stream], self._starter.start)

@@ -1,0 +1,81 @@
+"""A block of payloads that is in two places: on the device, where it is made and read, and where messages see it.
+
+    block     what one message carries: the payloads of some pieces of a bucket, one behind the other
+    host      pinned memory, from which it is sent and into which it is received
+    device    the same bytes on the device; a copy on the stream keeps them alike
+
+A codec's form on a device makes a task of each instruction, once for a bucket. `start` queues work on the current
+stream and waits for nothing; `finish` is what the host has to do once the device has got there, before the block is
+sent, merged or decoded.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Piece = tuple[int, int]  # first element in the bucket, and one past the last
+Note = Callable[[], None]  # called where values were not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The payloads of `pieces`, in the bytes between `spans`."""
+
+    host: torch.Tensor  # uint8, pinned where there is a device
+    device: torch.Tensor  # uint8, as large
+    pieces: tuple[Piece, ...]
+    spans: tuple[tuple[int, int], ...]  # first byte of each payload, and one past its last
+
+    def payloads(self) -> Iterator[tuple[Piece, NDArray[np.uint8], torch.Tensor]]:
+        """Yield each piece, its payload as the host sees it, and as the device does."""
+        host: NDArray[np.uint8] = self.host.numpy()
+        for piece, (start, stop) in zip(self.pieces, self.spans, strict=True):
+            yield piece, host[start:stop], self.device[start:stop]
+
+
+class Task(Protocol):
+    """One instruction on one bucket."""
+
+    def start(self) -> None:
+        """Queue what the device has to do, on the current stream."""
+
+    def finish(self) -> None:
+        """Do what the host has to do afterwards."""
+
+
+class DeviceForm(Protocol):
+    """A codec on a device. Buckets and residuals are flat float32 tensors there, aligned with one another."""
+
+    def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> Task:
+        """Return what encodes the pieces of a block."""
+
+    def decoder(self, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> Task:
+        """Return what decodes a block, or adds what it holds; `arrived`: by a message, into `host`."""
+
+
+class MergingForm(DeviceForm, Protocol):
+    """The form of a codec whose blocks can be added without decoding them."""
+
+    def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> Task:
+        """Return what adds a block to another; what falls out is added to the residual, where there is one."""
+
+
+def runs(pieces: Sequence[Piece]) -> list[Piece]:
+    """Put pieces together that follow one another: one call for all of them.
+
+    >>> runs([(0, 3), (3, 5), (9, 10)])
+    [(0, 5), (9, 10)]
+    """
+    starts = [start for (_, stop), (start, _) in pairwise([(0, -1), *pieces]) if start != stop]
+    stops = [stop for (_, stop), (start, _) in pairwise([*pieces, (-1, 0)]) if start != stop]
+    return list(zip(starts, stops, strict=True))
+
+
+def pinned(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return host memory that a device can be copied to while the host goes on."""
+    return torch.zeros(numel, dtype=dtype, pin_memory=device.type == "cuda")
