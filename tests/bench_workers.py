@@ -34,3 +34,11 @@ def replay_on_loopback(_rank, traces):
     rows = list(measure_job(C10dTransport(), job, finished.append))
     dist.barrier()
     return rows, finished
+
+
+def delayed_replay_on_loopback(_rank, trace, latency_seconds):
+    job = ReplayJob((trace,), ("single", "wfbp"), 1, latency_seconds=latency_seconds)
+    replay_worker.measure_network = _measured
+    rows = list(measure_job(C10dTransport(), job, lambda _: None))
+    dist.barrier()
+    return rows

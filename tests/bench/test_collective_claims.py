@@ -1,6 +1,7 @@
 """Claims are computed from rows as the issue words them."""
 
-from penstock.bench.collective_claims import Claim, claims
+from penstock.bench.claim import Claim
+from penstock.bench.collective_claims import claims
 
 
 def row(hosts, engine, operation, strategy, seconds, rate="1gbit", nbytes=16_000_000, predicted=None):

@@ -5,26 +5,12 @@ measured leave it out.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from penstock.bench.claim import Claim
 
 MEGABYTES_16, KILOBYTES_64 = 16_000_000, 65_536
 Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A ratio of two measured times, or of one to its bound."""
-
-    text: str
-    value: float
-    wanted: float
-    at_most: bool = False  # otherwise: at least
-
-    @property
-    def holds(self) -> bool:
-        """Say whether the value is what was wanted."""
-        return self.value <= self.wanted if self.at_most else self.value >= self.wanted
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:

@@ -16,11 +16,13 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.largest import largest
 from penstock.runtime.measure import NATIVE, measure_network
 from penstock.runtime.transport import Transport
+from penstock.runtime.transport.delayed import delayed
 from penstock.simulator.iteration import predict
 from penstock.traces import find_trace
 
 WAIT_SECONDS = 120.0
 _LEAST_SECONDS = 4.0  # of measuring the network; more hosts on the same cores take longer
+_ROUNDS = 100  # of which a long link delays each, and all are needed to see its bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,21 @@ class ReplayJob:
     strategies: tuple[str, ...] = ()  # all-reduces of one message
     message_nbytes: int = 0
     repetitions: int = 0  # of each message, after one to warm up
+    latency_seconds: float = 0.0  # added to every message
 
 
 def measure_job(transport: Transport, job: ReplayJob, done: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield a row for every message and every replayed plan; every rank must call this with the same job."""
-    network = measure_network(transport, seconds=max(_LEAST_SECONDS, transport.world_size)).network
+    if not job.latency_seconds:
+        yield from _measure_job(transport, job, done)
+        return
+    with delayed(transport, job.latency_seconds) as longer:
+        yield from _measure_job(longer, job, done)
+
+
+def _measure_job(transport: Transport, job: ReplayJob, done: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    budget = max(_LEAST_SECONDS, transport.world_size) + _ROUNDS * job.latency_seconds
+    network = measure_network(transport, seconds=budget).network
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
     for strategy, seconds in message_times(communicator, job, done).items():
         simulated = way_for(network, strategy).whole.seconds(job.message_nbytes)

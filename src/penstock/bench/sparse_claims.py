@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.bench.collective_claims import Claim
+from penstock.bench.claim import Claim
 
 Row = Mapping[str, Any]
 _BANDWIDTH = 4  # a message whose bytes take so many times its startup is bound by bandwidth

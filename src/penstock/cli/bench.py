@@ -6,6 +6,7 @@ from penstock.cli.bench_casync import bench_casync, bench_joint
 from penstock.cli.bench_codecs import bench_codecs
 from penstock.cli.bench_collectives import bench_collectives
 from penstock.cli.bench_coordinator import bench_coordinator
+from penstock.cli.bench_gains import bench_gains
 from penstock.cli.bench_gtop_k import bench_gtop_k
 from penstock.cli.bench_links import bench_links
 from penstock.cli.bench_page import bench_page
@@ -21,6 +22,7 @@ bench.command("planners")(bench_planners)
 bench.command("profile")(bench_profile)
 bench.command("train")(bench_train)
 bench.command("replay")(bench_replay)
+bench.command("gains")(bench_gains)
 bench.command("scaling")(bench_scaling)
 bench.command("rates")(bench_rates)
 bench.command("codecs")(bench_codecs)

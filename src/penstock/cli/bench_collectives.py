@@ -23,13 +23,13 @@ def bench_collectives(
     json: JsonOption = False,
 ) -> None:
     """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""
-    from dataclasses import asdict
-
+    from penstock.bench.claim import claim_documents
     from penstock.bench.collective_claims import claims
     from penstock.bench.collectives import CASES, collective_rows
     from penstock.bench.collectives_worker import Job
     from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
+    from penstock.cli.claims import print_claims
     from penstock.cli.output import print_json
 
     sizes_nbytes = tuple(parse_counts(sizes, "--sizes"))
@@ -39,13 +39,12 @@ def bench_collectives(
             job = Job(name, sizes_nbytes, CASES, rounds, measure, patience)
             rows += list(collective_rows(Place(count, rate), job, links))
     if out:
-        answers = [{**asdict(claim), "holds": claim.holds} for claim in claims(rows)]
-        save_record(make_record("collectives", rows, claims=answers, note=note), out)
+        save_record(make_record("collectives", rows, claims=claim_documents(claims(rows)), note=note), out)
     if json:
         print_json(rows)
     else:
         _print(rows)
-        _print_claims(rows)
+        print_claims(claim_documents(claims(rows)))
 
 
 def parse_engines(text: str) -> list[str]:
@@ -73,15 +72,3 @@ def _print(rows: list[dict[str, object]]) -> None:
 
 def _milliseconds(seconds: object) -> object:
     return round(seconds * 1e3, 3) if isinstance(seconds, float) else ""
-
-
-def _print_claims(rows: list[dict[str, object]]) -> None:
-    from penstock.bench.collective_claims import claims
-    from penstock.cli.output import print_table
-
-    columns = ("claim", "found", "wanted", "holds")
-    table = [
-        (one.text, one.value, f"{'<=' if one.at_most else '>='} {one.wanted:g}", "yes" if one.holds else "no")
-        for one in claims(rows)
-    ]
-    print_table("what these rows should show", columns, table)
