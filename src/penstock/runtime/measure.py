@@ -25,6 +25,7 @@ from penstock.runtime.transport import Bytes, Transport
 
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
 LARGER = (1 << 25, 1 << 26)  # of compressed all-reduces, which a processor's cache flatters up to here
+LARGEST = 1 << 26  # of dense ones: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
 TENSORS, TENSOR_NUMEL = 32, 2048  # of the bucket that shows what each tensor costs by itself
 NATIVE = "native"  # the engine's own all-reduce
 TAG = 1
@@ -87,9 +88,10 @@ def measure_lines(transport: Transport, strategies: Sequence[str], seconds: floa
         compressed = "+" in strategy
         if compressed:  # codecs are compiled on their first calls, and not by all ranks at once
             _agreed_seconds(transport, one_round, _noise(_WARM), np.zeros(_WARM, np.uint8), _LEAST)
-        points = _agreed_points(
-            transport, one_round, seconds / len(strategies), (*SIZES, *LARGER) if compressed else SIZES
-        )
+        share = seconds / len(strategies)
+        points = _agreed_points(transport, one_round, share, (*SIZES, *LARGER) if compressed else SIZES)
+        if not compressed:
+            points += _largest_point(transport, one_round, share, points[-1])
         fit = fit_line(points, f"all-reduce times by {strategy}")
         fits[strategy] = _with_tensors(transport, communicator, strategy, fit) if compressed else fit
     return fits
@@ -114,6 +116,17 @@ def _agreed_points(
         if size >= surely and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
             break
     return points
+
+
+def _largest_point(
+    transport: Transport, one_round: Round, seconds: float, last: tuple[float, float]
+) -> list[tuple[float, float]]:
+    """Return (bytes, seconds) of one round of the largest size, where it takes no more than half of the budget."""
+    size, taken = last
+    if size < SIZES[-1] or taken * LARGEST / size > seconds / 2:
+        return []
+    values = _noise(LARGEST)
+    return [(float(LARGEST), _agreed_seconds(transport, one_round, values, values, 1))]
 
 
 def _noise(nbytes: int) -> Bytes:
