@@ -203,8 +203,8 @@ def lose_a_rank(rank: int) -> str:
             os._exit(7)
         try:
             _loss(wrapper, rank, step, {}).backward()
-        except RuntimeError as error:
-            return f"{error} | {_next_error(wrapper, rank)}"
+        except Exception as error:
+            return f"{type(error).__name__}: {error} | {_next_error(wrapper, rank)}"
     return "no error"
 
 
@@ -384,7 +384,8 @@ def not_finite(rank: int, options: dict[str, Any]) -> dict[str, Any]:
         try:
             wrapper(inputs).backward()
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}", "next": _next_echo_error(wrapper, rank)}
+            told = f"{type(error).__name__}: {error}"
+            return {"error": told, "next": _next_echo_error(wrapper, rank), "bare": _bare_hook_error(rank)}
         if all(torch.isfinite(each.grad).all() for each in wrapper.parameters()):
             optimizer.step()
             taken.append(step)
@@ -395,6 +396,19 @@ def not_finite(rank: int, options: dict[str, Any]) -> dict[str, Any]:
         "applied": -torch.cat([wrapper.module.first, wrapper.module.second]).detach().numpy(),
         "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
     }
+
+
+def _bare_hook_error(rank: int) -> str:
+    module = Echo()
+    wrapper = TorchDDP(module)
+    wrapper.register_comm_hook(*comm_hook("ring", codec="onebit", module=module))
+    inputs = echo_inputs(rank, 0)
+    inputs[3] = torch.inf if rank == 1 else 0.0
+    try:
+        wrapper(inputs).backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
 
 
 def _next_echo_error(wrapper: nn.Module, rank: int) -> str:

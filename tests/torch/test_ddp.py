@@ -123,6 +123,7 @@ def test_ranks_with_different_plans_all_say_so():
         ({"planner": "best"}, "no planner called 'best'"),
         ({"strategy": "rong"}, "no all-reduce strategy called 'rong'; wanted one of auto, ring"),
         ({"codec": "twobit"}, "codec 'twobit'; wanted one of 3lc"),
+        ({"codec": "twobit"}, r"terngrad\(bitwidth\), .*gtopk\(density\), gtopk_published\(density\), auto, or a path"),
         ({"codec": "onebit", "strategy": "native"}, "codec 'onebit' with strategy 'native': the engine compresses"),
         ({"codec": "onebit", "strategy": "gtopk"}, "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
         ({"codec": "onebit", "density": 0.1}, "density or warmup with codec 'onebit'; wanted one of gtopk, topk"),
@@ -144,7 +145,8 @@ def test_a_rank_that_dies_is_named_on_the_others_and_nothing_hangs():
     survivor, dead = spawn_outcomes(2, training.lose_a_rank, seconds=60)
     assert dead.exit_code == 7
     during, afterwards = survivor.value.split(" | ")
+    assert during.startswith("TransportError: ")
     assert "ring" in during
     assert "rank 1" in during
-    assert afterwards.startswith("TransportError: ")  # the original, where torch had wrapped it
+    assert afterwards == during
     assert survivor.exit_code == 0  # the process ends by itself: no thread holds it

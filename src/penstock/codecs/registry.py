@@ -18,6 +18,15 @@ def codec_names() -> list[str]:
     return sorted(item.name.removesuffix(".cll") for item in folder.iterdir() if item.name.endswith(".cll"))
 
 
+def parameter_names(name: str) -> list[str]:
+    """Return what a shipped algorithm can be told, by name.
+
+    >>> parameter_names("terngrad")
+    ['bitwidth']
+    """
+    return [parameter.name for parameter in _compile(name, {}).parameters]
+
+
 def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **parameters: float) -> Codec:
     """Return a codec: `spec` is a name, a name with parameters such as `topk(density=0.01)`, or a path to a `.cll`."""
     from penstock.compll.backends.numba import NumbaKernels

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.codecs.momentum import Momentum
-from penstock.codecs.registry import codec_names, parse_spec
+from penstock.codecs.registry import codec_names, parameter_names, parse_spec
 from penstock.codecs.warmup import Schedule, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
@@ -80,6 +80,8 @@ def make_compression(
     nesterov: bool = False,
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    if codec is not None:
+        check_known(codec)
     codec, density = _with_density(codec, density)
     if codec is None or codec not in SPARSE:
         _refuse_density(codec, density, warmup_spec)
@@ -95,11 +97,25 @@ def make_compression(
     return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, Momentum(momentum, nesterov))
 
 
+def check_known(codec: str) -> None:
+    """Refuse a codec that nobody knows, naming those that there are, each with its parameters."""
+    name, _ = parse_spec(codec)
+    if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
+        return
+    shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
+    sparse = [f"{each}(density)" for each in SPARSE if each not in codec_names()]
+    raise CodecError(
+        f"codec {codec!r}; wanted one of {', '.join([*shipped, *sparse, AUTO])}, or a path to a .cll file; "
+        "parameters are written as in terngrad(bitwidth=2)"
+    )
+
+
 def _with_density(codec: str | None, density: float | None) -> tuple[str | None, float | None]:
     """Take `gtopk(density=0.01)` apart; `topk(density=0.01)` is the codec of the language, for any strategy."""
     if codec is None or codec == AUTO:
         return codec, density
     name, parameters = parse_spec(codec)
+    name = name.replace("-", "_")
     if name not in SPARSE or (parameters and name in codec_names()):
         return codec, density
     if unknown := sorted(parameters.keys() - {"density"}):

@@ -97,6 +97,7 @@ class BucketSender:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
+        self._raises_at_end = False  # of this backward pass, what is kept: futures then need not raise
 
     def begin(self) -> None:
         """Begin an iteration."""
@@ -124,6 +125,8 @@ class BucketSender:
     def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
         """Average one bucket over all ranks."""
         parcel = self._parcel(bucket)
+        if parcel.is_first:
+            self._raises_at_end = at_end_of_backward(self._raise_failure)
         if parcel.route == Route(NATIVE) and self._overlap and not self._memory.compression.momentum.factor:
             return self._by_engine(parcel.values)
         future: Future = torch.futures.Future()
@@ -183,11 +186,33 @@ class BucketSender:
             future.set_result(parcel.values)
         except Exception as error:
             self.failure = self.failure or error
-            future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
+            if self._raises_at_end:
+                future.set_result(parcel.values)
+            else:
+                future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def close(self) -> None:
         """End the communication thread once it has sent what it was given."""
         self._thread.shutdown()
+
+
+def at_end_of_backward(call: Callable[[], None]) -> bool:
+    """Have `call` called once torch has finished the backward pass that is running; say whether one is.
+
+    What a future raises torch turns into a RuntimeError around its text; what is raised here reaches the user as it is.
+    Callbacks run in order, and the reducer adds its own, which waits for all buckets, with the last of them: this one
+    adds itself again, so as to come after it. In `join`, ranks without data call the hook outside of a backward pass.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    try:
+        engine.queue_callback(lambda: engine.queue_callback(call))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _event(values: torch.Tensor) -> torch.cuda.Event | None:
