@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.codecs.codec import Codec
+from penstock.codecs.feedback import PutOff
 from penstock.codecs.registry import codec_names, make_codec
-from penstock.codecs.wire import WireCodec
+from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.errors import MismatchError, NonFiniteError, StrategyError, TransportError
 from penstock.program import Op
 from penstock.runtime import Communicator
@@ -45,7 +46,7 @@ def compiled(name: str) -> Codec:
 
 
 def wire(name: str, seed: int = 0) -> WireCodec:
-    return WireCodec(replace(compiled(name), seed=seed))
+    return WireCodec(replace(compiled(name), seed=seed, _calls=count()))
 
 
 def reduce_all(codec, tensors, residuals, steps=1, **options):
@@ -102,6 +103,107 @@ def test_dedicated_and_many_aggregators_conserve_the_sum(options: dict[str, int]
     total = np.sum(tensors + residuals, axis=0, dtype=np.float64)
     applied = reduce_all(wire("topk(density=0.1)"), tensors, residuals, strategy="parameter_server", **options)
     np.testing.assert_array_equal(np.sum(applied + residuals, axis=0, dtype=np.float64), total)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server", "all_gather"])
+@pytest.mark.parametrize("name", ["onebit", "terngrad(bitwidth=2)", "fp16", "topk(density=0.1)"])
+def test_feedback_that_is_put_off_gives_the_same_bits(name: str, strategy: str) -> None:
+    rng = np.random.default_rng(1)
+    tensors = [rng.standard_normal(7000, np.float32) for _ in range(3)]
+    plain = [np.zeros(7000, np.float32) for _ in tensors]
+    later = [PutOff(np.zeros(7000, np.float32)) for _ in tensors]
+    compiled(name)
+    options = {"strategy": strategy, "parts": [0, 5000, 5003, 7000]}
+    now, late = (reduce_all(lambda rank: wire(name, rank), tensors, kept, 4, **options) for kept in (plain, later))
+    assert [one.tobytes() for one in now] == [one.tobytes() for one in late]
+    for kept, deferred in zip(plain, later, strict=True):
+        assert (deferred.memory.tobytes() != kept.tobytes()) == compiled(name).puts_off  # still to be taken off
+        assert deferred.values().tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("strategy", [*CHUNKS, "gtopk"])
+@pytest.mark.parametrize("put_off", [False, True])
+def test_a_scale_is_what_multiplying_first_would_be(strategy: str, put_off: bool) -> None:
+    world_size, numel = 5, 20_000
+    tensors = [np.random.default_rng(rank).standard_normal(numel, np.float32) for rank in range(world_size)]
+    scaled = [one * np.float32(1 / world_size) for one in tensors]
+    make = (lambda rank: wire_codec("sparse(density=0.1)")) if strategy == "gtopk" else (lambda rank: wire("onebit"))
+    options = {"strategy": strategy, "parts": [0, 9000, 9010, numel], "block_numel": 3000}
+    found = []
+    for values, scale in ((scaled, 1.0), (tensors, 1 / world_size)):
+        kept = [np.zeros(numel, np.float32) for _ in tensors]
+        applied = reduce_all(make, values, [*map(PutOff, kept)] if put_off else kept, 3, scale=scale, **options)
+        found.append([one.tobytes() for one in applied])
+    assert found[0] == found[1]
+
+
+def test_a_scale_is_refused_where_nothing_can_take_it() -> None:
+    communicator = Communicator(Fabric(1).transport(0), TIMEOUT_SECONDS)
+    with pytest.raises(StrategyError, match="a scale without a codec; pass the codec"):
+        communicator.all_reduce(np.ones(4, np.float32), scale=0.5)
+    with pytest.raises(StrategyError, match="a scale for elements of float16; wanted float32"):
+        communicator.all_reduce(np.ones(4, np.float16), codec=wire("onebit"), scale=0.5)
+
+
+def test_programs_that_take_turns_on_one_residual_settle_what_the_other_put_off() -> None:
+    tensors = dyadic(2, 6000)
+    plain, later = [np.zeros(6000, np.float32) for _ in tensors], [PutOff(np.zeros(6000, np.float32)) for _ in tensors]
+
+    def rank(transport: MemoryTransport) -> bool:
+        communicator, same = Communicator(transport, TIMEOUT_SECONDS), True
+        codecs = wire("onebit"), wire("onebit")
+        for strategy in ("ring", "parameter_server", "ring", "all_gather", "ring"):
+            found = [tensors[transport.rank].copy() for _ in codecs]
+            for data, codec, kept in zip(found, codecs, (plain, later), strict=True):
+                communicator.all_reduce(data, strategy, codec, kept[transport.rank], partitions=len(strategy))
+            same &= found[0].tobytes() == found[1].tobytes()
+        return same
+
+    assert run_ranks(2, rank) == [True, True]
+    assert [one.values().tobytes() for one in later] == [one.tobytes() for one in plain]
+
+
+@pytest.mark.parametrize("strategy", ["ring", "parameter_server", "all_gather", "halving_doubling", "hierarchical"])
+@pytest.mark.parametrize("name", ["graddrop(density=0.05)", "adacomp", "3lc"])
+def test_only_what_was_encoded_travels(name: str, strategy: str) -> None:
+    """The same bits as when everything that was reserved travels, in fewer bytes."""
+    numel, steps = 40_000, 3
+    tensors = [np.random.default_rng(rank).standard_normal(numel, np.float32) for rank in range(4)]
+    compiled(name)
+    found = []
+    for shorter in (True, False):
+        sent, applied = [0] * 4, []
+
+        def rank(transport: MemoryTransport, sent=sent, shorter=shorter) -> list[bytes]:
+            counting = Counting(transport, sent, shorter)
+            communicator, codec = Communicator(counting, TIMEOUT_SECONDS), wire(name)
+            residual, results = np.zeros(numel, np.float32), []
+            for _ in range(steps):
+                data = tensors[transport.rank].copy()
+                options = {"parts": [0, 30_000, 30_100, numel], "block_numel": 8000, "ranks_per_node": 2}
+                communicator.all_reduce(data, strategy, codec, residual, **options)
+                results.append(data.tobytes())
+            return [*results, residual.tobytes()]
+
+        applied = run_ranks(4, rank)
+        found.append((applied, sum(sent)))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] < found[1][1]
+    if name.startswith("graddrop") and strategy in ("ring", "parameter_server", "all_gather"):  # a block a message
+        assert found[0][1] < 0.3 * found[1][1]
+
+
+class Counting:
+    """A transport that counts what it sends, and may insist on whole messages."""
+
+    def __init__(self, inner: MemoryTransport, sent: list[int], shorter: bool) -> None:
+        self.inner, self.sent, self.takes_shorter = inner, sent, shorter
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.irecv, self.native = inner.irecv, inner.native
+
+    def isend(self, view, peer: int, tag: int):
+        self.sent[self.rank] += view.size
+        return self.inner.isend(view, peer, tag)
 
 
 def test_without_a_residual_what_is_not_sent_is_gone() -> None:
@@ -272,14 +374,16 @@ def test_a_block_is_encoded_while_another_is_on_its_way(strategy: str) -> None:
         assert hidden >= 6  # of nine
 
 
-def test_nothing_is_allocated_after_the_first_compressed_call() -> None:
+@pytest.mark.parametrize("kind", [np.asarray, PutOff])
+def test_nothing_is_allocated_after_the_first_compressed_calls(kind) -> None:
     numel = 1 << 18
-    tensors, residuals = dyadic(2, numel), [np.zeros(numel, np.float32) for _ in range(2)]
+    tensors, residuals = dyadic(2, numel), [kind(np.zeros(numel, np.float32)) for _ in range(2)]
     codec = wire("onebit")
 
     def rank(transport: MemoryTransport) -> Communicator:
         communicator = Communicator(transport, TIMEOUT_SECONDS)
-        communicator.all_reduce(tensors[transport.rank], codec=codec, residual=residuals[transport.rank])
+        for _ in range(2):  # the second loads the kernel that takes off what the first put off
+            communicator.all_reduce(tensors[transport.rank], codec=codec, residual=residuals[transport.rank])
         return communicator
 
     communicators = run_ranks(2, rank)

@@ -42,9 +42,14 @@ def test_the_death_of_a_rank_ends_all_others_with_an_error(seed: int) -> None:
     assert_all_others_failed_cleanly(victim, strategy, ended)
 
 
-@pytest.mark.parametrize(("strategy", "actions"), [("ring", 25), ("parameter_server", 33)])
-def test_the_death_of_a_rank_in_a_compressed_all_reduce_ends_all_others(strategy: str, actions: int) -> None:
-    arguments = (1, actions, strategy, 100_000, TIMEOUT_SECONDS, "onebit")
+@pytest.mark.parametrize(
+    ("strategy", "actions", "codec"),
+    [("ring", 25, "onebit"), ("parameter_server", 33, "onebit"), ("gtopk", 11, "sparse(density=0.01)")],
+)
+def test_the_death_of_a_rank_in_a_compressed_all_reduce_ends_all_others(
+    strategy: str, actions: int, codec: str
+) -> None:
+    arguments = (1, actions, strategy, 100_000, TIMEOUT_SECONDS, codec)
     ended = dict(enumerate(spawn_outcomes(4, survive_the_death_of, *arguments)))
     assert ended[1].exit_code == -9
     assert_all_others_failed_cleanly(1, strategy, ended)

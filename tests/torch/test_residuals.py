@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.codecs.registry import make_codec
 from penstock.errors import PlanError
 from penstock.torch.residuals import Residuals
 
@@ -80,3 +81,27 @@ def test_a_state_of_another_model_is_refused_by_name():
     residuals.load({"a": np.zeros(3, np.float32)})
     with pytest.raises(PlanError, match="residual of 'a' has 3 elements, its parameter 2; load the state of this"):
         residuals.bucket(["a"], [2])
+
+
+def test_what_a_codec_put_off_is_settled_by_whoever_looks() -> None:
+    codec, residuals = make_codec("onebit"), Residuals()
+    gradient = np.random.default_rng(0).standard_normal(64, np.float32)
+    plain, out = np.zeros(64, np.float32), np.zeros(codec.max_nbytes(64), np.uint8)
+    for _ in range(3):
+        codec.encode(gradient, plain, out)
+        codec.encode(gradient, residuals.deferred(["a", "b"], [40, 24]).piece(0, 64), out)
+    assert np.concatenate(list(residuals.values().values())).tobytes() == plain.tobytes()
+    codec.encode(gradient, plain, out)
+    codec.encode(gradient, residuals.deferred(["a", "b"], [40, 24]).piece(0, 64), out)
+    residuals.bucket(["b"], [24])  # moves what it owes to another bucket
+    assert residuals.values()["b"].tobytes() == plain[40:].tobytes()
+
+
+def test_a_restored_residual_owes_nothing_of_what_was_put_off() -> None:
+    codec, residuals = make_codec("onebit"), Residuals()
+    out = np.zeros(codec.max_nbytes(8), np.uint8)
+    residuals.bucket(["a"], [8])[:] = 3
+    residuals.save()
+    codec.encode(np.ones(8, np.float32), residuals.deferred(["a"], [8]).piece(0, 8), out)
+    residuals.restore()
+    assert residuals.values()["a"].tolist() == [3.0] * 8

@@ -32,6 +32,8 @@ from penstock.errors import CodecError, NonFiniteError
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 ON_NONFINITE = ("raise", "skip")
+PUT_OFF_RATIO = 0.3  # of the gradient's bytes: with more, copying the payload costs what putting off saves
+_JUDGED = 1 << 20  # elements
 
 
 @dataclass(slots=True)
@@ -64,6 +66,11 @@ class Codec:
         if numel not in self._sizes:
             self._sizes[numel] = self.header_nbytes + max_nbytes(self.program, numel, self.arguments)
         return self._sizes[numel]
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether a `Residual` saves time on the CPU: its payload is kept, so it must be small beside the gradient."""
+        return self.kernels.defers and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO
 
     def count_from(self, number: int) -> None:
         """Let random numbers go on from encode number `number`: with the same seed, the same calls draw the same."""
@@ -200,11 +207,14 @@ class Codec:
                 residual.values()
             return self.kernels.encode(values, self.arguments, seed, kept, body)
         assert kept is not None
-        if residual.waits_for(self):
-            made = self.kernels.encode_later(values, self.arguments, seed, kept, as_array(residual.pending), body)
+        last = as_array(residual.pending) if residual.waits_for(self) else None
+        residual.pending = None  # where this raises, the residual is of no use any more
+        if last is not None:
+            made = self.kernels.encode_later(values, self.arguments, seed, kept, last, body, residual.factor)
         else:
-            kept += values
+            kept += values * np.float32(residual.factor)
             made = self.kernels.encode(kept, self.arguments, seed, None, body)
+        residual.pending = last  # memory to be used again
         residual.put_off(self, made)
         return made
 

@@ -36,6 +36,7 @@ class Residual:
 
     memory: Any
     pending: Any = None  # body of the last payload, not yet taken off
+    factor: float = 1.0  # what gradients are multiplied by before they are added, while they are read anyway
     _codec: Subtracts | None = field(default=None, repr=False)
 
     def values(self) -> Any:
@@ -59,6 +60,39 @@ class Residual:
         if self.pending is not None and self._codec is not codec:
             self.values()
         return self.pending is not None
+
+
+@dataclass(slots=True)
+class PutOff:
+    """The residual of a bucket: flat memory, of which a program encodes pieces, each with what it has put off.
+
+    What `runtime.codec.Deferred` asks for. One program at a time holds the pieces; another one settles them first.
+    """
+
+    memory: NDArray[np.float32]
+    generation: int = 0
+    _pieces: dict[tuple[int, int], Residual] = field(default_factory=dict, repr=False)
+
+    def begin(self) -> None:
+        """Settle and forget all pieces."""
+        self.values()
+        self._pieces = {}
+        self.generation += 1
+
+    def piece(self, start: int, stop: int, factor: float = 1.0) -> Residual:
+        """Return the residual of some elements, whose gradients are to be multiplied; pieces are equal or disjoint."""
+        return self._pieces.setdefault((start, stop), Residual(self.memory[start:stop], factor=factor))
+
+    def values(self) -> NDArray[np.float32]:
+        """Return what was not sent so far, in `memory` itself."""
+        for piece in self._pieces.values():
+            piece.values()
+        return self.memory
+
+    def forget(self) -> None:
+        """Take the memory as it is: somebody has just written all of it."""
+        for piece in self._pieces.values():
+            piece.pending = None
 
 
 def memory_of(residual: Any, numel: int, tensor: str) -> NDArray[np.float32] | None:

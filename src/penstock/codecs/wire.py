@@ -1,6 +1,8 @@
 """A codec as the executor of programs calls it: views of its memory, and buffers of the largest size.
 
-Both sides of a message reserve `max_nbytes`, and the payload is the beginning of it; the header says how much.
+Both sides of a message reserve `max_nbytes`, and the payload is the beginning of it; the header says how much. Where
+payloads vary in size (`graddrop`, `adacomp`, `3lc`; `topk` and `dgc` send fewer for less than k values that are not
+zero), only that much travels.
 
 A rank whose gradient is not finite must not fail in the middle of a collective, where all others would wait for it.
 Its payload says so instead, every rank decodes NaN as it would without a codec, and `check` raises on all of them.
@@ -12,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from penstock.codecs.codec import Codec
+from penstock.codecs.contraction import contracts
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.published import PublishedCodec
 from penstock.codecs.registry import make_codec, parse_spec
@@ -52,6 +55,25 @@ class WireCodec:
     def name(self) -> str:
         """The codec and its settings."""
         return self.codec.name
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether the residual is to be a `PutOff`."""
+        return self.codec.puts_off
+
+    @property
+    def varies(self) -> bool:
+        """Whether payloads of as many elements differ in size: some field of theirs is counted."""
+        return any(field.counts for field in self.codec.program.layout.fields)
+
+    def payload_nbytes(self, read: Any) -> int:
+        """Return the bytes of the payload that `read` begins with, as it says; `decode` checks it."""
+        return self.codec.header_nbytes + int.from_bytes(read[BODY_NBYTES].tobytes(), "little")
+
+    @property
+    def takes_feedback(self) -> bool:
+        """Whether a residual does any good; finding out takes a few encodes."""
+        return contracts(self.codec)
 
     def max_nbytes(self, numel: int) -> int:
         """Return how many bytes `numel` elements can need at most."""
@@ -96,5 +118,4 @@ class WireCodec:
     def _payload(self, read: Any) -> Any:
         if read[FLAGS_OFFSET] & NOT_FINITE and not self._nonfinite:
             self._nonfinite.append("a gradient of another rank holds NaN or infinity; the message there says more")
-        body_nbytes = int.from_bytes(read[BODY_NBYTES].tobytes(), "little")  # whether that is true, `decode` checks
-        return read[: self.codec.header_nbytes + body_nbytes]
+        return read[: self.payload_nbytes(read)]

@@ -4,8 +4,9 @@ Three memories: `data`, the scratch of the rank, and the residual, which is alig
 holds what codecs could not send. A block that consists of several pieces becomes one call that goes through them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy.typing as npt
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec import Codec, Deferred, Varying
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
+from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes
 from penstock.runtime.reduce import bits, merge_kernel
 from penstock.runtime.transport import Array, Bytes, Work
 from penstock.strategies.batches import Piece
@@ -32,17 +34,20 @@ class Memories:
     data: Bytes
     scratch: Bytes
     residual: Residual | None = None
+    deferred: Deferred | None = None  # instead of `residual`, for a codec that puts feedback off
+    scale: float = 1.0  # what `data` is multiplied by first
 
 
 @dataclass(slots=True)
 class Binding:
     """A rank's instructions on actual memory; each list has one entry per instruction."""
 
-    addresses: tuple[int, ...]  # of the memories it was made for
+    addresses: tuple[float, ...]  # of the memories it was made for, the generation of a deferred residual, the scale
     messages: list[Bytes | None]  # what a send or receive moves
     computations: list[Call | None]
     natives: list[Array | None]  # what the engine's own collective works on
     works: list[Work | None]  # of the run in progress
+    sizes: list[Call | None] | None = None  # how much of a message to send, where that differs from run to run
 
 
 class Binder:
@@ -54,13 +59,41 @@ class Binder:
         self.codec = codec
         self.merge = merge_kernel(dtype)
         self._check_codec(program)
+        self._fresh: dict[int, frozenset[int]] | None = None
 
-    def bind(self, addresses: tuple[int, ...], memories: Memories) -> Binding:
+    def bind(self, addresses: tuple[float, ...], memories: Memories) -> Binding:
         """Return the instructions on this memory."""
         messages = [self._message(instruction, memories) for instruction in self.instructions]
-        computations = [self._computation(instruction, memories) for instruction in self.instructions]
+        fresh = self._first_touches() if memories.scale != 1.0 else {}
+        computations = [
+            self._computation(instruction, memories, fresh.get(index, frozenset()))
+            for index, instruction in enumerate(self.instructions)
+        ]
         natives = [self._native(instruction, memories) for instruction in self.instructions]
-        return Binding(addresses, messages, computations, natives, [None] * len(self.instructions))
+        sizes = [self._size(one, memories) for one in self.instructions] if self.varies else None
+        return Binding(addresses, messages, computations, natives, [None] * len(self.instructions), sizes)
+
+    @property
+    def varies(self) -> bool:
+        """Whether payloads of as many elements differ in size."""
+        return bool(getattr(self.codec, "varies", False))
+
+    def _size(self, instruction: Instruction, memories: Memories) -> Call | None:
+        """Return what says how much of a message is filled: all but the end of its last block."""
+        sent = instruction.read
+        if instruction.op is not Op.SEND or not self._is_encoded(sent):
+            return None
+        assert sent is not None
+        *before, (last, pieces) = self._blocks(sent)
+        skipped = sum(self._bytes(block, memories).size for block, _ in before)
+        return _filled, (skipped, self.codec, len(pieces), self._bytes(last, memories))
+
+    def _blocks(self, slice_: Slice) -> list[tuple[Slice, list[Piece]]]:
+        """Return the blocks of an encoded slice, each with its pieces."""
+        if self.layout.batches is None:
+            return [(slice_, self.layout.pieces(slice_))]
+        blocks = [Slice(slice_.buffer, place, place + 1) for place in range(slice_.start, slice_.stop)]
+        return [(block, self.layout.pieces(block)) for block in blocks]
 
     def _check_codec(self, program: Program) -> None:
         """Refuse what would fail in the middle of a run, when messages are under way."""
@@ -77,7 +110,28 @@ class Binder:
     def _native(self, instruction: Instruction, memories: Memories) -> Array | None:
         return self._elements(instruction.write, memories) if instruction.op is Op.NATIVE else None
 
-    def _computation(self, instruction: Instruction, memories: Memories) -> Call | None:
+    @cached_property
+    def scales_ahead(self) -> bool:
+        """Whether `data` must be multiplied as a whole before the first action: some of it is sent as it is."""
+        if self.layout.batches is None:
+            return True
+        first = [self.instructions[index] for index in self._first_touches()]
+        return any(not (self._is_encoded(one.read) or self._is_encoded(one.write)) for one in first)
+
+    def _first_touches(self) -> dict[int, frozenset[int]]:
+        """Return, by instruction, the positions of `data` that no earlier one touches."""
+        if self._fresh is None:
+            seen: set[int] = set()
+            self._fresh = {}
+            for index, one in enumerate(self.instructions):
+                slices = [each for each in (one.read, one.write) if each is not None and each.buffer == DATA]
+                new = {position for each in slices for position in range(each.start, each.stop)} - seen
+                seen |= new
+                if new:
+                    self._fresh[index] = frozenset(new)
+        return self._fresh
+
+    def _computation(self, instruction: Instruction, memories: Memories, fresh: Collection[int]) -> Call | None:
         """Return function and operands in the order the function takes them."""
         write, read = instruction.write, instruction.read
         if instruction.op is Op.COPY:
@@ -87,11 +141,11 @@ class Binder:
             return self.merge, (out, other)
         if instruction.op not in (Op.MERGE, Op.ENCODE, Op.DECODE):
             return None
-        calls = list(self._codec_calls(instruction, memories))
-        return calls[0] if len(calls) == 1 else (_call_each, (calls[0][0], [operands for _, operands in calls]))
+        calls = list(self._codec_calls(instruction, memories, fresh))
+        return calls[0] if len(calls) == 1 else (_call_each, (calls,))
 
-    def _codec_calls(self, instruction: Instruction, memories: Memories) -> Iterator[Call]:
-        """Yield one call for each piece of a block."""
+    def _codec_calls(self, instruction: Instruction, memories: Memories, fresh: Collection[int]) -> Iterator[Call]:
+        """Yield one call for each piece of a block, and one before it where the piece is still to be multiplied."""
         write, read, codec = instruction.write, instruction.read, self.codec
         assert codec is not None  # `lay_out` refused encoded buffers without one
         assert write is not None
@@ -104,11 +158,35 @@ class Binder:
             for piece, out, arrived in zip(pieces, payloads, self._payloads(read, pieces, memories), strict=True):
                 yield merge, (arrived, out, self._residual(piece, memories) if instruction.keeps else None)
             return
+        if self.varies:
+            yield from self._packed_calls(instruction, coded, other, memories, fresh)
+            return
+        unscaled = {piece for position in fresh for piece in self.layout.pieces(Slice(DATA, position, position + 1))}
         for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
+            scales = piece in unscaled
+            if scales and not (instruction.op is Op.ENCODE and memories.deferred is not None):
+                yield np.multiply, (values, np.float32(memories.scale), values)
             if instruction.op is Op.ENCODE:
-                yield codec.encode, (values, self._residual(piece, memories), payload)
+                yield codec.encode, (values, self._residual(piece, memories, scales), payload)
             else:
                 yield codec.decode if instruction.op is Op.DECODE else codec.decode_add, (payload, values)
+
+    def _packed_calls(
+        self, instruction: Instruction, coded: Slice, other: Slice, memories: Memories, fresh: Collection[int]
+    ) -> Iterator[Call]:
+        """Yield one call for each block of a codec whose payloads differ in size."""
+        codec: Any = self.codec
+        for block, pieces in self._blocks(coded):
+            values = list(self._values(other, pieces, memories))
+            if block.start in fresh:
+                yield from ((np.multiply, (each, np.float32(memories.scale), each)) for each in values)
+            place = self._bytes(block, memories)
+            if instruction.op is Op.ENCODE:
+                residuals = [self._residual(piece, memories) for piece in pieces]
+                yield encode_packed, (codec, list(zip(values, residuals, strict=True)), place)
+            else:
+                decode = codec.decode if instruction.op is Op.DECODE else codec.decode_add
+                yield decode_packed, (decode, codec, values, place)
 
     def _payloads(self, slice_: Slice, pieces: Sequence[Piece], memories: Memories) -> Iterator[Bytes]:
         start = self.layout.place(slice_).start
@@ -127,7 +205,9 @@ class Binder:
         for start, stop in pieces:
             yield whole[start:stop]
 
-    def _residual(self, piece: Piece, memories: Memories) -> Residual | None:
+    def _residual(self, piece: Piece, memories: Memories, scales: bool = False) -> Any:
+        if memories.deferred is not None:
+            return memories.deferred.piece(*piece, memories.scale if scales else 1.0)
         return None if memories.residual is None else memories.residual[piece[0] : piece[1]]
 
     def _is_encoded(self, slice_: Slice | None) -> bool:
@@ -142,7 +222,11 @@ class Binder:
         return (memories.data if place.in_data else memories.scratch)[place.start : place.stop]
 
 
-def _call_each(function: Compute, operands: Sequence[tuple[Any, ...]]) -> None:
+def _filled(before: int, codec: Varying, count: int, block: Bytes) -> int:
+    return before + filled_nbytes(codec, count, block)
+
+
+def _call_each(calls: Sequence[Call]) -> None:
     """Go through the pieces of a batch: one action of the executor for all of them."""
-    for arguments in operands:
-        function(*arguments)
+    for function, operands in calls:
+        function(*operands)

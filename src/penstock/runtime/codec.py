@@ -1,12 +1,14 @@
 """What the executor asks of a compressor; `penstock.codecs` has the real ones."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.runtime.transport import Array, Bytes
 
 
 class Codec(Protocol):
-    """Turns elements into bytes and back. Both sides of a message reserve and send `max_nbytes` for it.
+    """Turns elements into bytes and back. Both sides of a message reserve `max_nbytes` for it.
+
+    All of it is sent, too, unless the codec is a `Varying` one.
 
     Methods get views of memory that is reused: they must not keep them, and should not allocate.
     """
@@ -29,6 +31,40 @@ class Codec(Protocol):
 
     def decode_add(self, read: Bytes, out: Array) -> None:
         """Add the values of an encoded block."""
+
+
+class Varying(Codec, Protocol):
+    """A codec with a true `varies`: what it makes of so many elements differs in size (`runtime.packed`)."""
+
+    def payload_nbytes(self, read: Bytes) -> int:
+        """Return the bytes of the payload that `read` begins with."""
+
+
+class Deferred(Protocol):
+    """A residual that keeps, beside its values, what codecs have put off taking away from them, piece by piece.
+
+    It is of use to a codec with `puts_off`; any other gets the settled `values()`.
+    """
+
+    @property
+    def memory(self) -> Array:
+        """Float32, aligned with the data; what was put off is still in it."""
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever the pieces are forgotten: whoever holds some from before must ask for them again."""
+
+    def begin(self) -> None:
+        """Settle and forget all pieces."""
+
+    def piece(self, start: int, stop: int, factor: float = 1.0) -> Any:
+        """Return what `encode` is given as the residual of elements `start` to `stop`, the same from call to call.
+
+        It multiplies what it encodes by `factor`, before adding the residual.
+        """
+
+    def values(self) -> Array:
+        """Return the memory, with nothing put off any more."""
 
 
 class Merging(Codec, Protocol):

@@ -16,14 +16,14 @@ import numpy as np
 
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
-from penstock.runtime.binding import Binder, Binding, Memories
-from penstock.runtime.codec import Codec
+from penstock.runtime.binding import Binder, Binding, Call, Memories
+from penstock.runtime.codec import Codec, Deferred
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
-from penstock.runtime.transport import LAST_TAG, Transport
+from penstock.runtime.transport import LAST_TAG, Bytes, Transport
 from penstock.runtime.views import Flat, Scratch, bytes_at, flat
 from penstock.strategies.batches import Batches
 
@@ -100,10 +100,13 @@ class Prepared:
         recorder: Recorder | None = None,
         staged: "Stage | None" = None,
         residual: Any = None,
+        scale: float = 1.0,
     ) -> None:
         """Carry the program out on `data`, in place.
 
-        `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent.
+        `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent. One
+        that is `Deferred` lets the codec put the subtraction off, where it can. `data`, of float32, is multiplied by
+        `scale` first: piece by piece, when it is read anyway.
 
         `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
         different calls never exchange data. A `recorder` notes when each instruction starts and ends;
@@ -115,12 +118,18 @@ class Prepared:
                 f"{self.program.strategy}: {target.numel} elements of {target.dtype}; "
                 f"prepared for {self.numel} of {self.dtype}"
             )
+        residual, deferred = self._kept(residual)
         kept = None if residual is None else self._flat(residual)
         if kept is not None and (kept.numel != self.numel or kept.dtype != "float32"):
             found = f"a residual of {kept.numel} elements of {kept.dtype}"
             raise StrategyError(f"{self.program.strategy}: {found}; wanted {self.numel} of float32")
         tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
-        self._perform(self._bind(target, kept), tag, timeout_seconds, self._walk(recorder, staged))
+        self._perform(
+            self._bind(target, kept, deferred, self._scaled_ahead(target, scale)),
+            tag,
+            timeout_seconds,
+            self._walk(recorder, staged),
+        )
 
     def _flat(self, data: Any) -> Flat:
         return flat(data)
@@ -142,6 +151,7 @@ class Prepared:
         """Walk the actions: the one loop that moves data."""
         transport, instructions = self.transport, self.program.ranks[self.transport.rank]
         messages, computations, works = binding.messages, binding.computations, binding.works
+        sizes = binding.sizes if getattr(transport, "takes_shorter", False) else None
         index = 0
         try:
             for do, index in actions:
@@ -149,7 +159,8 @@ class Prepared:
                     works[index].wait(timeout_seconds)  # type: ignore[union-attr]  # the schedule started it
                     works[index] = None
                 elif do is Do.SEND:
-                    works[index] = transport.isend(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
+                    view = messages[index] if sizes is None else _filled(messages[index], sizes[index])
+                    works[index] = transport.isend(view, instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.RECV:
                     works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.COMPUTE:
@@ -165,12 +176,32 @@ class Prepared:
         assert values is not None
         self.transport.native(self.program.collective, values, self.dtype, self.program.root, timeout_seconds)
 
-    def _bind(self, target: Flat, kept: Flat | None) -> Binding:
+    def _kept(self, residual: Any) -> tuple[Any, Deferred | None]:
+        """Return the memory of a residual, and the residual itself where the codec is to put off what it leaves."""
+        if not hasattr(residual, "piece"):
+            return residual, None
+        if getattr(self.binder.codec, "puts_off", False):
+            return residual.memory, residual
+        return residual.values(), None
+
+    def _scaled_ahead(self, target: Flat, scale: float) -> float:
+        """Return what is left to multiply by; everything is multiplied here where the program cannot do it."""
+        if scale == 1.0 or not self.binder.scales_ahead:
+            return scale
+        values = bytes_at(target.address, target.nbytes).view(np.float32)
+        np.multiply(values, np.float32(scale), values)
+        return 1.0
+
+    def _bind(self, target: Flat, kept: Flat | None, deferred: Deferred | None, scale: float) -> Binding:
         scratch = self.scratch.memory
-        addresses = (target.address, scratch.__array_interface__["data"][0], kept.address if kept else 0)
+        places = (target.address, scratch.__array_interface__["data"][0], kept.address if kept else 0)
+        addresses = (*places, scale, deferred.generation if deferred else 0)
         if self._binding is None or self._binding.addresses != addresses:
+            if deferred:  # its pieces were another program's, or are at other places now
+                deferred.begin()
+                addresses = (*places, scale, deferred.generation)
             residual = bytes_at(kept.address, kept.nbytes).view(np.float32) if kept else None
-            memories = Memories(bytes_at(target.address, target.nbytes), scratch, residual)
+            memories = Memories(bytes_at(target.address, target.nbytes), scratch, residual, deferred, scale)
             self._binding = self.binder.bind(addresses, memories)
         return self._binding
 
@@ -179,3 +210,8 @@ class Prepared:
         return TransportError(
             self.program.strategy, self.transport.rank, f"{index}: {instruction}", instruction.peer, str(cause)
         )
+
+
+def _filled(message: Bytes | None, size: Call | None) -> Bytes | None:
+    """Return the part of a message that holds anything, where that is not all of it."""
+    return message if message is None or size is None else message[: size[0](*size[1])]

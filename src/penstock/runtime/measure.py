@@ -162,13 +162,18 @@ def _route_round(communicator: Communicator, text: str, parts: Sequence[int] | N
     route = parse_route(text)
     if route.codec is None:
         return lambda _, values, __: communicator.all_reduce(values.view(np.float32), strategy=route.strategy)
+    from penstock.codecs.feedback import PutOff
     from penstock.codecs.wire import wire_codec
 
     codec = wire_codec(route.codec)
+    kept = PutOff(np.empty(0, np.float32))
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
-        gradient, kept = values.view(np.float32), residual.view(np.float32)
-        communicator.all_reduce(gradient, route.strategy, codec, kept, parts, **route.options)
+        nonlocal kept
+        memory = residual.view(np.float32)
+        if kept.memory.ctypes.data != memory.ctypes.data:
+            kept = PutOff(memory)
+        communicator.all_reduce(values.view(np.float32), route.strategy, codec, kept, parts, **route.options)
 
     return compressed
 

@@ -73,14 +73,17 @@ def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Me
             share = seconds / len(NUMELS) / len(times)
             times[operation].append((float(_ITEMSIZE * numel), _agreed_seconds(run, transport, share, memory)))
     curves = {name: _curve(points, f"{codec.name}: {name} times") for name, points in times.items()}
-    ratio, fixed_nbytes = _payload_line(codec)
+    ratio, fixed_nbytes = _payload_line(codec, memory)
     return CodecCurves(ratio=ratio, fixed_nbytes=fixed_nbytes, **curves)
 
 
 def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, Callable[[], Any]]]:
+    from penstock.codecs.feedback import Residual
+
     gradient, residual, out = (memory.gradient(numel) for _ in range(3))
     payload = memory.payload(codec.max_nbytes(numel))
-    yield "encode", lambda: codec.encode(gradient, residual, payload)
+    kept = Residual(residual) if getattr(codec, "puts_off", False) and isinstance(memory, HostMemory) else residual
+    yield "encode", lambda: codec.encode(gradient, kept, payload)
     packed = payload[: codec.encode(gradient, None, payload)]
     yield "decode", lambda: codec.decode(packed, out)
     yield "decode_add", lambda: codec.decode_add(packed, out)
@@ -115,8 +118,14 @@ def _curve(points: Points, what: str) -> Curve:
     return Curve(line.b_seconds_per_byte, line.a_seconds, points[0][1])
 
 
-def _payload_line(codec: Any) -> tuple[float, float]:
-    """Return payload bytes per dense byte, and the bytes that every payload has."""
+def _payload_line(codec: Any, memory: Memory) -> tuple[float, float]:
+    """Return payload bytes per dense byte, and the bytes that every payload has: those of Gaussian values."""
     small, large = NUMELS[0], NUMELS[-1]
-    ratio = (codec.max_nbytes(large) - codec.max_nbytes(small)) / (_ITEMSIZE * (large - small))
-    return ratio, max(0.0, codec.max_nbytes(small) - ratio * _ITEMSIZE * small)
+    less, more = (_payload_nbytes(codec, numel, memory) for numel in (small, large))
+    ratio = max(0.0, more - less) / (_ITEMSIZE * (large - small))
+    return ratio, max(0.0, less - ratio * _ITEMSIZE * small)
+
+
+def _payload_nbytes(codec: Any, numel: int, memory: Memory) -> int:
+    nbytes: int = codec.encode(memory.gradient(numel), None, memory.payload(codec.max_nbytes(numel)))
+    return nbytes

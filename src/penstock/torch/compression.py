@@ -18,6 +18,7 @@ from penstock.errors import CodecError
 
 AUTO = "auto"
 NATIVE = "native"
+COMPRESSED_ONLY = ("all_gather",)  # strategies that carry nothing dense
 ANY = (
     "ring",
     "parameter_server",
@@ -58,6 +59,8 @@ class Compression:
         """Refuse a strategy that cannot carry the codec."""
         if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
             raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")
+        if self.codec is None and strategy in COMPRESSED_ONLY:
+            raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.codecs.codec import ON_NONFINITE
+from penstock.codecs.feedback import PutOff
 from penstock.codecs.momentum import sent_from
 from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Route
@@ -151,23 +152,28 @@ class Exchange:
         Those on a GPU go through host memory, where the residuals are.
         """
         values = parcel.values.to("cpu", torch.float32)  # the same memory where they already are
-        values.div_(self._world_size)
+        scale = 1 / self._world_size
+        if self.memory.compression.momentum.factor:
+            values.mul_(scale)
+            scale = 1.0
         velocity = self._gain_momentum(values, parcel)
-        small = self._take_out_small(values, parcel.sizes)
-        residual = self.memory.residuals.bucket(parcel.names, parcel.sizes)
-        aside = self._set_aside(values, residual, parcel.sizes) if self._leaves_out else []
+        small = self._take_out_small(values, parcel.sizes, scale)
+        residual = self.memory.residuals.deferred(parcel.names, parcel.sizes) if codec.takes_feedback else None
+        aside = self._set_aside(values, residual, parcel.sizes) if self._leaves_out and residual else []
         self._communicator.all_reduce(
             values,
             strategy=parcel.route.strategy,
             codec=codec,
             residual=residual,
             parts=tuple(accumulate(parcel.sizes, initial=0)),
+            scale=scale,
             **parcel.route.options,
         )
-        if velocity is not None:
-            self.memory.compression.momentum.after(velocity, self._sent(residual, parcel.sizes))
+        if velocity is not None and residual is not None:
+            self.memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel.sizes))
         for start, kept in aside:
-            residual[start : start + kept.size] += kept
+            assert residual is not None
+            residual.values()[start : start + kept.size] += kept
         self._average_small(values, small)
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
@@ -194,11 +200,13 @@ class Exchange:
         bounds = pairwise(accumulate(sizes, initial=0))
         return [(start, stop) for start, stop in bounds if 0 < stop - start < self.memory.compression.dense_below]
 
-    def _take_out_small(self, values: torch.Tensor, sizes: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+    def _take_out_small(
+        self, values: torch.Tensor, sizes: Sequence[int], scale: float
+    ) -> list[tuple[int, torch.Tensor]]:
         """Take out tensors that travel dense and leave zeros, which cost a codec next to nothing."""
         found = []
         for start, stop in self._small(sizes):
-            found.append((start, values[start:stop].clone()))
+            found.append((start, values[start:stop] * scale))
             values[start:stop] = 0.0
         return found
 
@@ -210,7 +218,7 @@ class Exchange:
             for (start, part), total in zip(small, torch.split(packed, [len(p) for _, p in small]), strict=True):
                 values[start : start + len(part)] = total
 
-    def _set_aside(self, values: torch.Tensor, residual: Floats, sizes: Sequence[int]) -> list[tuple[int, Floats]]:
+    def _set_aside(self, values: torch.Tensor, residual: PutOff, sizes: Sequence[int]) -> list[tuple[int, Floats]]:
         """Take out of the residual what tensors without a gradient owe, so that it is not sent now.
 
         Returns where each piece belongs. A gradient that is all zeros counts as none: it only waits.
@@ -218,8 +226,9 @@ class Exchange:
         found = []
         for start, stop in pairwise(accumulate(sizes, initial=0)):
             if not values[start:stop].any():
-                found.append((start, residual[start:stop].copy()))
-                residual[start:stop] = 0.0
+                kept = residual.values()[start:stop]
+                found.append((start, kept.copy()))
+                kept[:] = 0.0
         return found
 
     def _on_nonfinite(self, values: torch.Tensor, parcel: Parcel) -> None:

@@ -36,6 +36,7 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
         yield f"measured iteration {_ms(median(measured_seconds))} (median of {len(measured_seconds)})"
     if decision.reason:
         yield decision.reason
+    yield from decision.notes
     if decision.alternatives:
         others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in decision.alternatives if name != plan.planner)
         yield f"{'predicted' if decision.reason else 'other planners would take'}: {others}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.cost.ways import Way, way_for
 from penstock.errors import PenstockError, PlanError
 from penstock.network import LinearCost, Network
@@ -13,7 +14,7 @@ from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.simulator.auto import decide_codec
 from penstock.simulator.iteration import predict
 from penstock.strategies import names
-from penstock.torch.compression import AUTO, NATIVE, SPARSE_STRATEGIES, Compression, make_compression
+from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression, make_compression
 from penstock.trace import Tensor, Trace
 
 CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
@@ -30,6 +31,7 @@ class Decision:
     network: Network | None = None
     alternatives: tuple[tuple[str, float], ...] = ()  # (planner, predicted iteration in seconds)
     reason: str = ""  # why compression is on or off, where that was to be decided
+    notes: tuple[str, ...] = ()  # what else a user should know of the codecs
 
 
 def check_options(planner: str, strategy: str, codec: str | None = None) -> None:
@@ -43,7 +45,7 @@ def check_options(planner: str, strategy: str, codec: str | None = None) -> None
 
 def check_strategy(strategy: str, *others: str) -> None:
     """Refuse an unknown all-reduce; `others` are named as wanted too."""
-    known = (*others, *names("all_reduce"), *SPARSE_STRATEGIES)
+    known = (*others, *names("all_reduce"), *COMPRESSED_ONLY, *SPARSE_STRATEGIES)
     if strategy not in known:
         raise PlanError(f"no all-reduce strategy called {strategy!r}; wanted one of {', '.join(known)}")
 
@@ -64,7 +66,7 @@ def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route]
     """Plan `trace` on `network` with `planner`, and predict what every planner would give."""
     plans = {name: _clearly_best(trace, network, each, routes) for name, each in PLANNERS.items()}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
-    return Decision(plans[planner], trace, network, alternatives)
+    return Decision(plans[planner], trace, network, alternatives, notes=_notes(routes))
 
 
 def decide_whether(trace: Trace, network: Network, routes: Sequence[Route]) -> Decision:
@@ -75,7 +77,17 @@ def decide_whether(trace: Trace, network: Network, routes: Sequence[Route]) -> D
     strategies = list(dict.fromkeys(route.strategy for route in packed))
     found = decide_codec(trace, network, codecs, dense, strategies)
     alternatives = (("without a codec", found.dense.iteration_seconds),)
-    return Decision(found.plan, trace, network, alternatives, found.reason)
+    return Decision(found.plan, trace, network, alternatives, found.reason, _notes(packed))
+
+
+def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
+    """Return a sentence for every codec that keeps no residual."""
+    codecs = {route.codec: wire_codec(route.codec) for route in routes if route.codec}
+    return tuple(
+        f"{spec} travels without error feedback: its noise is larger than what it rounds, a residual would grow"
+        for spec, codec in codecs.items()
+        if isinstance(codec, WireCodec) and not codec.takes_feedback
+    )
 
 
 def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route]) -> Plan:

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.errors import NonFiniteError
-from penstock.runtime.codec import Codec, Merging
+from penstock.runtime.codec import Codec, Merging, Varying
 from penstock.runtime.transport import Array, Bytes
 
 ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
@@ -21,18 +21,27 @@ def watched_codec(spec: str, seed: int) -> "Watched":
     """Return the codec that a plan writes as `spec`; `seed` differs between ranks."""
     codec, marking = wire_codec(spec, seed), wire_codec(spec, seed, on_nonfinite="skip")
     if isinstance(codec, WireCodec):
-        return Watched(codec, marking, codec.codec.count_from)
+        kind = WatchedVarying if codec.varies else Watched
+        return kind(codec, marking, codec.codec.count_from, codec.takes_feedback)
     return WatchedMerging(codec, marking)
 
 
 class Watched:
     """What the executor calls; remembers whether anything that was not finite went through."""
 
-    def __init__(self, codec: Codec, marking: Codec, count_from: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        marking: Codec,
+        count_from: Callable[[int], None] = lambda number: None,
+        takes_feedback: bool = True,
+    ) -> None:
         """`marking` writes a payload that says "not finite"; it is only asked when `codec` refuses."""
         self._codec, self._marking, self._count_from = codec, marking, count_from
         self._seen = False
         self.name, self.max_nbytes = codec.name, codec.max_nbytes
+        self.takes_feedback = takes_feedback  # else no residual is kept: it would grow
+        self.puts_off: bool = getattr(codec, "puts_off", False)
 
     def begin(self, iteration: int) -> None:
         """Draw what this iteration always draws, so that a resumed run rounds as an unbroken one would."""
@@ -65,6 +74,17 @@ class Watched:
         """Look at one value: a payload that is not finite makes NaN of all."""
         if out.size and np.isnan(out[0]):
             self._seen = True
+
+
+class WatchedVarying(Watched):
+    """The same for a codec whose payloads differ in size."""
+
+    _codec: Varying
+    varies = True
+
+    def payload_nbytes(self, read: Bytes) -> int:
+        """Return the bytes of the payload that `read` begins with."""
+        return self._codec.payload_nbytes(read)
 
 
 class WatchedMerging(Watched):

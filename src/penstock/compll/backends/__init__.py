@@ -31,8 +31,10 @@ class ManyKernels(Kernels, Protocol):
     def defers(self) -> bool:
         """Whether there is an `encode_later`."""
 
-    def encode_later(self, gradient: Any, arguments: Arguments, seed: int, residual: Any, last: Any, out: Any) -> Any:
-        """Return the payload of gradient + (residual - decode(last)), which is left in `residual`."""
+    def encode_later(
+        self, gradient: Any, arguments: Arguments, seed: int, residual: Any, last: Any, out: Any, factor: float = 1.0
+    ) -> Any:
+        """Return the payload of factor * gradient + (residual - decode(last)), which is left in `residual`."""
 
     def encode_many(
         self, gradient: Any, boundaries: Any, arguments: Arguments, seed: int, calls: Any, residual: Any, out: Any

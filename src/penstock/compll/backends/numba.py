@@ -68,10 +68,18 @@ class NumbaKernels:
         return out[:nbytes]
 
     def encode_later(
-        self, gradient: Floats, arguments: Arguments, seed: int, residual: Floats, last: Bytes, out: Bytes
+        self,
+        gradient: Floats,
+        arguments: Arguments,
+        seed: int,
+        residual: Floats,
+        last: Bytes,
+        out: Bytes,
+        factor: float = 1.0,
     ) -> Bytes:
-        """Return the payload of gradient + (residual - decode(last)), which is left in `residual`."""
-        nbytes = self.kernel("encode_later")(gradient, residual, last, out, *split(seed), *self._own(arguments))
+        """Return the payload of factor * gradient + (residual - decode(last)), which is left in `residual`."""
+        scaled = gradient, np.float32(factor), residual
+        nbytes = self.kernel("encode_later")(*scaled, last, out, *split(seed), *self._own(arguments))
         if nbytes < 0:
             raise NonFiniteError("the gradient holds values that are not finite")
         return out[:nbytes]

@@ -6,7 +6,7 @@ from penstock.compll.ir import Program
 ARGUMENTS = {
     "encode": ["gradient", "out", "seed_low", "seed_high"],
     "encode_feedback": ["gradient", "residual", "out", "seed_low", "seed_high"],
-    "encode_later": ["gradient", "residual", "last", "out", "seed_low", "seed_high"],
+    "encode_later": ["gradient", "factor", "residual", "last", "out", "seed_low", "seed_high"],
     "decode": ["payload", "out"],
     "decode_add": ["payload", "out", "factor"],
     **MANY,

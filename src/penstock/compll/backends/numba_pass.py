@@ -20,6 +20,7 @@ from penstock.compll.backends.numba_reduce import (
     step_lines,
 )
 from penstock.compll.ir import (
+    GRADIENT,
     RESIDUAL,
     Expr,
     Filter,
@@ -254,6 +255,8 @@ class PassWriter:
         def element(name: str) -> str | None:
             if name in self.stored and not first:
                 return f"{self.stored[name]}[i]"
+            if name == GRADIENT and self.kernel.scales and name in self.loaded:
+                return f"(factor * {self.loaded[name]}[i])"
             return f"{self.loaded[name]}[i]" if name in self.loaded else None
 
         kernel = self.kernel

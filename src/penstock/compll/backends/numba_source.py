@@ -36,6 +36,7 @@ class KernelWriter:
     names: Names
     operators: Mapping[str, Operator]
     adds: bool = False  # decode: add to the output instead of writing it
+    scales: bool = False  # encode: multiply the gradient by `factor` wherever it is read
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     fields: dict[int, str] = field(default_factory=dict)  # decode's scalar fields
@@ -282,7 +283,7 @@ def _kernel(
     program: Program, kind: str, schedule: Schedule, reserved: frozenset[str], operators: Mapping[str, Operator]
 ) -> str:
     names = Names(reserved, {GRADIENT: GRADIENT, RESIDUAL: RESIDUAL, TOTAL: RESIDUAL})  # where the total is kept
-    writer = KernelWriter(program, schedule, names, operators, adds=kind == "decode_add")
+    writer = KernelWriter(program, schedule, names, operators, kind == "decode_add", kind == "encode_later")
     own = [writer.names.of(parameter.name) for parameter in program.arguments]
     arguments = ", ".join([*ARGUMENTS[kind], *own])
     if kind.startswith("encode"):

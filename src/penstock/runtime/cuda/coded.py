@@ -24,7 +24,7 @@ from penstock.codecs.block import Block, DeviceForm, MergingForm, Task, pinned
 from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Program, Slice
 from penstock.runtime.binding import Binding
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec import Codec, Deferred
 from penstock.runtime.cuda.mirror import Mark, Mirror, view_at
 from penstock.runtime.executor import Prepared, prepare
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT
@@ -90,7 +90,13 @@ class Coded(Prepared):
                 guard()
         self.mirror.used.set()
 
-    def _bind(self, target: Flat, kept: Flat | None) -> Binding:
+    def _scaled_ahead(self, target: Flat, scale: float) -> float:
+        if scale != 1.0:
+            view_at(target.address, target.nbytes, self.mirror.device).view(torch.float32).mul_(scale)
+        return 1.0
+
+    def _bind(self, target: Flat, kept: Flat | None, deferred: Deferred | None, scale: float) -> Binding:
+        assert deferred is None, "residuals on a device are tensors"
         mirror = self.mirror
         addresses = (target.address, mirror.host.data_ptr(), kept.address if kept else 0)
         if self._binding is None or self._binding.addresses != addresses:
@@ -119,7 +125,10 @@ class _Builder:
         computations = [self._computation(index, one) for index, one in enumerate(self.instructions)]
         messages = [self._message(one) for one in self.instructions]
         self._guard()
-        return _OnDevice(addresses, messages, computations, [None] * count, [None] * count, self.before, self.after)
+        nothing: list[None] = [None] * count
+        return _OnDevice(
+            addresses, messages, computations, [*nothing], [*nothing], before=self.before, after=self.after
+        )
 
     # What each instruction is
 

@@ -48,6 +48,7 @@ class Direct:
         recorder: Any = None,
         staged: Any = None,
         residual: Any = None,
+        scale: float = 1.0,
     ) -> None:
         """Issue the whole program for a contiguous tensor; the current stream waits for its end, the host does not.
 

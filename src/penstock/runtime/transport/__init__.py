@@ -30,7 +30,7 @@ class Work(Protocol):
 
 
 class Transport(Protocol):
-    """An engine, as one rank sees it.
+    """An engine, as one rank sees it; with a true `takes_shorter`, a message may be shorter than its receive.
 
     The k-th message from one rank to another with a given tag fills the k-th receive for it. A send need not be
     finished before its receive is posted (rendezvous), and need not wait for it either.

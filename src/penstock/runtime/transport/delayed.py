@@ -31,6 +31,7 @@ class DelayedTransport:
 
     def __init__(self, inner: Transport, delay_seconds: float) -> None:
         self._inner, self._delay_seconds = inner, delay_seconds
+        self.takes_shorter = getattr(inner, "takes_shorter", False)
         self._held: queue.SimpleQueue[_Held | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send_held, name="penstock-delay", daemon=True)
         self._sender.start()
