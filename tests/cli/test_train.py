@@ -13,9 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.cli.train_jobs import make_job
+from penstock.cli.train_jobs import check_job, make_job
 from penstock.cli.train_run import print_runs
+from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.tools import run_command
 from penstock.errors import PenstockError
+from penstock.network import Network, save_network
 from penstock.run_record import load_run, run_document
 
 TASKS = Path(__file__).parents[1] / "train_tasks.py"
@@ -57,7 +60,8 @@ def finished(tmp_path_factory):
         (("--density", "0.01"), "--density without --codec"),
         (("--codec", "topk", "--density", "2"), "--density: found 2; wanted a part such as 0.001"),
         (("--device", "abacus"), "--device: found 'abacus'; wanted one of cpu, cuda"),
-        (("--engine", "carrier-pigeon"), "--engine: found 'carrier-pigeon'"),
+        (("--engine", "carrier-pigeon"), "--engine: found 'carrier-pigeon'; wanted one of gloo, mpi"),
+        (("--engine", "mpi", "--stock"), "--engine mpi with stock DDP, which sends through torch.distributed"),
         (("--workers", "-1"), "-1 workers, 100 steps, batch 0: wanted at least 1 of each"),
         (("--rate", "fast"), "fast"),
         (("--network", "nowhere.json"), "nowhere.json: file: found 'No such file"),
@@ -73,6 +77,22 @@ def test_bad_options_are_refused_before_any_worker_starts(options, message, monk
     assert isinstance(result.exception, PenstockError)
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("penstock.cli.train_jobs.find_spec", "--engine mpi needs mpi4py, which is not here; `pip install"),
+        ("penstock.cluster.mpi.shutil.which", "engine mpi needs Open MPI's mpirun and found none; `pip install"),
+    ],
+)
+def test_without_mpi_its_engine_is_refused_before_any_worker_starts(missing, message, monkeypatch, tmp_path):
+    if "which" in missing:
+        pytest.importorskip("mpi4py")
+    monkeypatch.setattr(missing, lambda name: None)
+    monkeypatch.setattr("penstock.cluster.mpi.sys.executable", str(tmp_path / "python"))
+    with pytest.raises(PenstockError, match=message):
+        check_job(make_job({"engine": "mpi"}), "")
 
 
 def test_the_shell_sees_one_line_and_exit_code_2():
@@ -106,6 +126,62 @@ def test_a_failing_worker_is_named_in_one_line():
     result = train("--task", f"{TASKS}:failing", "--workers", 2, "--planner", "stock", "--json")
     assert result.returncode == 1
     assert only_line(result).startswith("penstock: rank 1 failed: ValueError: this batch is bad (train_tasks.py:")
+
+
+def test_over_mpi_a_job_ends_with_the_bits_that_gloo_gives(tmp_path):
+    pytest.importorskip("mpi4py")
+    network = tmp_path / "network.json"
+    save_network(Network(2, 1e-4, 1e-9, 1e-10), network)
+    options = ("--task", TINY, "--workers", 2, "--planner", "single", "--strategy", "ring", "--network", network)
+    ours, theirs = (train(*options, "--steps", 2, "--engine", engine, "--json") for engine in ("mpi", "gloo"))
+    assert ours.returncode == 0, ours.stderr
+    done, wanted = (json.loads(result.stdout.splitlines()[-1]) for result in (ours, theirs))
+    assert done["weights_sha256"] == wanted["weights_sha256"]
+    assert (done["record"]["engine"], done["record"]["where"]) == ("mpi", "shared memory")
+    assert (wanted["record"]["engine"], wanted["record"]["where"]) == ("gloo", "loopback")
+
+
+@pytest.mark.slow
+def test_mpirun_as_launcher_joins_stops_and_names_a_rank_that_dies(tmp_path):
+    pytest.importorskip("mpi4py")
+    mpirun = find_mpirun(run_command)
+    joined = [mpirun, "--allow-run-as-root", "--oversubscribe", "-n", "2", *command("--task", TINY, "--steps", 2)]
+    result = subprocess.run(
+        [*joined, "--engine", "mpi", "--planner", "naive", "--json"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    record = json.loads(next(line for line in result.stdout.splitlines() if '"event": "done"' in line))["record"]
+    assert (record["engine"], record["workers"], record["where"]) == ("mpi", 2, "as launched")
+
+    options = ("--planner", "naive", "--engine", "mpi", "--workers", 2)
+    process = begin(tmp_path, *options, "--save", tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert complaint.strip() == f"penstock: stopped; go on with `penstock train --resume {tmp_path}`"
+
+    process = begin(tmp_path, *options)
+    ranks = [pid for pid in descendants(process.pid) if b"penstock.train.worker" in words_of(pid)[:3]]
+    os.kill(next(pid for pid in ranks if b"OMPI_COMM_WORLD_RANK=1" in environment_of(pid)), signal.SIGKILL)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert complaint.strip() == "penstock: rank 1 was ended by SIGKILL; the other workers were ended too"
+    time.sleep(0.5)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def descendants(pid):
+    """Return the processes that `pid` started, and those that they did."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for child in children for each in (child, *descendants(child))]
+
+
+def words_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def environment_of(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def begin(tmp_path, *options):

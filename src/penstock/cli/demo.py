@@ -27,7 +27,7 @@ def demo(
 
     jobs = _jobs(task, workers, steps, codecs)
     for job in jobs:
-        check_job(job, "", "gloo")
+        check_job(job, "")
     obstacle = why_not_emulated(workers, rate)
     where = f"over loopback, because {obstacle}" if obstacle else f"on emulated hosts with NICs of {rate}"
     stderr_console().print(f"{workers} workers {where}", highlight=False)

@@ -22,7 +22,7 @@ def train(
     stock: Annotated[bool, typer.Option("--stock", help="the same as --planner stock")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="train with stock DDP first, and print both")] = False,
     rate: Annotated[str, typer.Option(help="put workers on emulated hosts with NICs of this rate: 1gbit")] = "",
-    engine: Annotated[str, typer.Option(help="what carries messages")] = "gloo",
+    engine: Annotated[str, typer.Option(help="what carries gradients: gloo, or mpi; default gloo")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int, typer.Option(help="per worker; default the cores shared out", min=0)] = 0,
     evaluate_every: Annotated[int, typer.Option(help="steps; default a tenth of all", min=0)] = 0,
@@ -41,11 +41,11 @@ def train(
     given = {
         "task": task, "workers": workers, "steps": steps, "batch": batch, "seed": seed, "codec": codec,
         "density": density, "planner": "stock" if stock else planner, "strategy": strategy, "network": network,
-        "device": device, "evaluate_every": evaluate_every, "save": save, "save_every": save_every,
+        "engine": engine, "device": device, "evaluate_every": evaluate_every, "save": save, "save_every": save_every,
         "resume": resume, "name": name,
     }  # fmt: skip
     job = make_job({option: value for option, value in given.items() if value})
-    check_job(job, rate, engine)
+    check_job(job, rate)
     if epochs:
         job = with_epochs(job, epochs)
     shown = Shown(json, out, tensorboard)

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import TrainError
 from penstock.network import load_network
-from penstock.train.job import KEPT, STOCK, TASK_NAMES, Job
+from penstock.train.job import GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job
 from penstock.train.saved import find_checkpoint
 
 
@@ -32,11 +32,11 @@ def make_job(given: Mapping[str, Any]) -> Job:
     return job
 
 
-def check_job(job: Job, rate: str, engine: str) -> None:
+def check_job(job: Job, rate: str) -> None:
     """Raise unless the job can work here; no worker has been started."""
     job.check()
-    if engine != "gloo":
-        raise TrainError(f"--engine: found {engine!r}; the wrapper sends through torch.distributed: wanted gloo")
+    if job.engine == MPI:
+        _check_mpi()
     _check_task(job.task)
     _check_codec(job)
     if job.network:
@@ -70,6 +70,18 @@ def _check_codec(job: Job) -> None:
         make_compression(job.codec, job.density or None).check_strategy(job.strategy)
 
 
+def _check_mpi() -> None:
+    from penstock.cli.joining import torchrun_variables
+    from penstock.cli.workers import is_worker
+    from penstock.cluster.mpi import find_mpirun
+    from penstock.cluster.tools import run_command
+
+    if find_spec("mpi4py") is None:
+        raise TrainError("--engine mpi needs mpi4py, which is not here; `pip install 'penstock[mpi]'`")
+    if not is_worker() and not torchrun_variables(os.environ):  # else workers are there already
+        find_mpirun(run_command)
+
+
 def _check_rate(workers: int, rate: str) -> None:
     import sys
 
@@ -91,4 +103,4 @@ def with_epochs(job: Job, epochs: float) -> Job:
 
 def stock_of(job: Job) -> Job:
     """Return the same training with torch's own wrapper."""
-    return replace(job, planner=STOCK, strategy="auto", codec="", density=0.0, save="", resume="", name="")
+    return replace(job, planner=STOCK, strategy="auto", codec="", density=0.0, engine=GLOO, save="", resume="", name="")

@@ -1,8 +1,8 @@
-"""Starting Open MPI through the emulated hosts.
+"""Starting Open MPI, through the emulated hosts or on this one alone.
 
-`mpirun` runs on the first host and reaches the others as it would reach real ones, through a remote shell; ours is a
-four-line script that enters a namespace instead of a network connection. Messages go over TCP on the hosts' NICs, never
-through shared memory, because each host carries a name of its own.
+On emulated hosts `mpirun` runs on the first and reaches the others as it would reach real ones, through a remote shell;
+ours is a four-line script that enters a namespace instead of a network connection. Messages go over TCP on the hosts'
+NICs, never through shared memory, because each host carries a name of its own.
 """
 
 import re
@@ -21,9 +21,10 @@ from penstock.errors import ClusterError
 
 AGENT, FAILURES = "agent", "failures"  # files in the scratch directory of a run
 LEAST_MAJOR = 5  # older ones name their remote shell and their output tags otherwise
-# Open MPI's names for torchrun's variables, so that the same script runs under both.
+# Open MPI's names for torchrun's variables, so that the same script runs under both. mpirun passes SIGUSR1 on to all
+# processes of a rank: this shell, which lives as long as its child, must not die of it.
 AS_TORCHRUN = (
-    "export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
+    "trap : USR1; export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
     "WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE "
     "GROUP_RANK=$((OMPI_COMM_WORLD_RANK / OMPI_COMM_WORLD_LOCAL_SIZE)); "
     '"$@"; code=$?; [ $code = 0 ] || echo $code $RANK >> "$PENSTOCK_FAILURES"; exit $code'
@@ -60,21 +61,41 @@ def plan_mpirun(
     """Return the one process to start: `mpirun` on the first host, which starts the ranks on all."""
     environment = common_environment(layout) | mpi_environment(scratch) | dict(extra or {})
     hosts = ",".join(f"{host.namespace}:{per_host}" for host in layout.hosts)
-    launch = [mpirun, "--allow-run-as-root", "--host", hosts, "-n", str(len(layout.hosts) * per_host)]
-    launch += ["--map-by", "slot", "--bind-to", "none", "--output", "tag", "sh", "-c", AS_TORCHRUN, "sh", *command]
+    launch = _mpirun(mpirun, len(layout.hosts) * per_host, ("--host", hosts, "--map-by", "slot"), command, environment)
+    return Worker(0, (*enter_host(layout.hosts[0].namespace, hosts_file), *launch))
+
+
+def plan_local_mpirun(
+    workers: int, scratch: Path, mpirun: str, command: Sequence[str], extra: Mapping[str, str]
+) -> Worker:
+    """Return the one process to start: `mpirun`, which starts all ranks on this host; they talk by shared memory."""
+    environment = common_settings(scratch) | {"OMPI_MCA_btl": "sm,self"} | dict(extra)
+    return Worker(0, _mpirun(mpirun, workers, ("--map-by", "slot:OVERSUBSCRIBE"), command, environment))
+
+
+def _mpirun(
+    mpirun: str, ranks: int, placed: Sequence[str], command: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, ...]:
     settings = [f"{name}={value}" for name, value in environment.items()]
-    return Worker(0, (*enter_host(layout.hosts[0].namespace, hosts_file), "env", *settings, *launch))
+    launch = ("env", *settings, mpirun, "--allow-run-as-root", *placed, "-n", str(ranks))
+    return (*launch, "--bind-to", "none", "--output", "tag", "sh", "-c", AS_TORCHRUN, "sh", *command)
 
 
 def mpi_environment(scratch: Path) -> dict[str, str]:
-    """Return Open MPI's settings: our remote shell, TCP over the NIC only, scratch files that go with the cluster."""
-    return {
+    """Return Open MPI's settings on emulated hosts: our remote shell, and TCP over the NIC only."""
+    return common_settings(scratch) | {
         "PRTE_MCA_plm_ssh_agent": str(scratch / AGENT),
         "PRTE_MCA_prte_if_include": NIC,
-        "PRTE_MCA_prte_silence_shared_fs": "1",
-        "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_btl": "tcp,self",
         "OMPI_MCA_btl_tcp_if_include": NIC,
+    }
+
+
+def common_settings(scratch: Path) -> dict[str, str]:
+    """Return Open MPI's settings on any hosts; `scratch` is a directory that goes when the run ends."""
+    return {
+        "PRTE_MCA_prte_silence_shared_fs": "1",
+        "OMPI_MCA_pml": "ob1",
         "OMPI_MCA_mpi_yield_when_idle": "1",  # more ranks than cores: a waiting rank must let others run
         "TMPDIR": str(scratch),
         "PENSTOCK_FAILURES": str(scratch / FAILURES),

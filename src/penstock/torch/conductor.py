@@ -16,6 +16,7 @@ from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, take_buckets
 from penstock.torch.compression import AUTO, NATIVE
 from penstock.torch.drift import Drift
+from penstock.torch.engines import check_engine
 from penstock.torch.exchange import Memory
 from penstock.torch.explain import explain
 from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
@@ -52,10 +53,12 @@ class Settings:
     measurements: str | None  # folder of measured networks
     profile_iterations: int
     replan_drift: float  # 0: never plan again
+    engine: str | None = None  # what carries gradients; None: the process group
 
     def check(self) -> None:
         """Refuse bad options before any iteration."""
         check_options(self.planner, self.strategy)
+        check_engine(self.engine)
         if self.profile_iterations <= WARMUP:
             raise PlanError(f"profile_iterations is {self.profile_iterations}; wanted at least {WARMUP + 1}")
         if not 0 <= self.replan_drift < float("inf"):
@@ -80,7 +83,7 @@ class Conductor:
         self._obstacle = ""  # why torch's buckets are kept, or ""
         if obstacle := can_hold_plans(wrapper):
             self._keep_buckets(obstacle)
-        elif memory.compression.momentum.factor:  # ours from the first iteration on
+        elif self._always_ours:  # from the first iteration on
             self._hook_in(Route(NATIVE))
         self._time_every_iteration()
 
@@ -146,7 +149,7 @@ class Conductor:
             self._hold(self._decision.plan)
         elif self._obstacle:
             self._keep_buckets(self._obstacle)
-        elif self.memory.compression.momentum.factor:
+        elif self._always_ours:
             self._hook_in(Route(NATIVE))
         self._time_every_iteration()
 
@@ -177,14 +180,17 @@ class Conductor:
         if self._profiler is not None:
             self._profiler.detach()
         try:
-            network = with_lines(network, self._group, self._routes()) if network else self._measure()
+            engine = self.settings.engine
+            network = with_lines(network, self._group, self._routes(), engine=engine) if network else self._measure()
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
             self._keep_buckets(f"the network could not be measured ({error})")
             return
         self._adopt(agree((lambda: self._decide(network)) if self._is_first else None, self._group))
 
     def _measure(self) -> Network:
-        return measure(self._group, self._routes(), self._device, self.settings.measurements)
+        return measure(
+            self._group, self._routes(), self._device, self.settings.measurements, engine=self.settings.engine
+        )
 
     def _decide(self, network: Network) -> Decision:
         trace = self._trace()
@@ -204,7 +210,8 @@ class Conductor:
         return known
 
     def _routes(self) -> tuple[Route, ...]:
-        return candidates(self.settings.strategy, self.memory.compression, engine_of(self._group, self._device))
+        engine = self.settings.engine or engine_of(self._group, self._device)
+        return candidates(self.settings.strategy, self.memory.compression, engine)
 
     # What came of it
 
@@ -234,7 +241,7 @@ class Conductor:
     def _hold(self, plan: Plan) -> None:
         hook = self.user_hook
         ours = not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)
-        if hook is None and (ours or self.memory.compression.momentum.factor):
+        if hook is None and (ours or self._always_ours):
             self._sender = self._sender or self._make_sender(Route(NATIVE))
             self._sender.follow(plan)
             hook = (None, self._sender.hook)
@@ -250,7 +257,7 @@ class Conductor:
         compression, strategy = self.memory.compression, self.settings.strategy
         if compression.codec not in (None, AUTO):
             self._hook_in(Route(compression.strategies[0] if strategy == AUTO else strategy, compression.codec))
-        elif compression.momentum.factor:
+        elif self._always_ours:
             self._hook_in(Route(NATIVE))
 
     def _hook_in(self, otherwise: Route) -> None:
@@ -263,10 +270,17 @@ class Conductor:
     def _make_sender(self, otherwise: Route) -> BucketSender:
         names = {id(parameter): name for name, parameter in self._trained()}
         leaves_out = self._wrapper.find_unused_parameters
-        return BucketSender(self._group, TIMEOUT_SECONDS, otherwise, self.memory, names, leaves_out)
+        return BucketSender(
+            self._group, TIMEOUT_SECONDS, otherwise, self.memory, names, leaves_out, self.settings.engine
+        )
 
     def _time_every_iteration(self) -> None:
         self._wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
+
+    @property
+    def _always_ours(self) -> bool:
+        """Whether torch's own all-reduce would not do, whatever the plan says."""
+        return bool(self.memory.compression.momentum.factor) or self.settings.engine is not None
 
     @property
     def _group(self) -> dist.ProcessGroup:

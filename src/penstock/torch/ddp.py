@@ -48,6 +48,7 @@ class DistributedDataParallel(TorchDDP):
     travel dense. momentum, nesterov: corrected as in DGC, for an optimizer that has none. on_nonfinite: what a
     compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips;
     with `grad_scaler`, skip, and residuals follow its scale.
+    engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class DistributedDataParallel(TorchDDP):
         measurements: str | None = None,
         profile_iterations: int = 5,
         replan_drift: float = 0.0,
+        engine: str | None = None,
         **options: Any,
     ) -> None:
         settings = Settings(
@@ -82,6 +84,7 @@ class DistributedDataParallel(TorchDDP):
             measurements=measurements,
             profile_iterations=profile_iterations,
             replan_drift=replan_drift,
+            engine=engine,
         )
         settings.check()
         compression = make_compression(codec, density, warmup, warmup_every, dense_below, momentum, nesterov)
@@ -100,10 +103,12 @@ class DistributedDataParallel(TorchDDP):
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Register a hook of the user's: buckets are planned all the same, and every bucket goes through the hook."""
-        compression = self._conductor.memory.compression
-        if compression.codec is not None or compression.momentum.factor:
-            what = f"codec {compression.codec!r}" if compression.codec else "momentum="
-            raise PlanError(f"{what} needs the hook for itself; register none, or leave codec=None and momentum=0")
+        compression, engine = self._conductor.memory.compression, self._conductor.settings.engine
+        if compression.codec is not None or compression.momentum.factor or engine is not None:
+            what = (
+                f"codec {compression.codec!r}" if compression.codec else f"engine {engine!r}" if engine else "momentum="
+            )
+            raise PlanError(f"{what} needs the hook for itself; register none, or leave codec, momentum and engine out")
         super().register_comm_hook(state, hook)
         self._conductor.user_hook = (state, hook)
 

@@ -18,6 +18,7 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
 from penstock.torch.checkpoint import State
 from penstock.torch.compression import AUTO, NATIVE, Warmup, make_compression
+from penstock.torch.engines import check_engine, own_transport, route_over
 from penstock.torch.exchange import Exchange, Memory, Parcel, Scaler
 from penstock.torch.measured import Sent
 from penstock.torch.planning import check_strategy
@@ -45,20 +46,23 @@ def comm_hook(
     grad_scaler: Scaler | None = None,
     find_unused_parameters: bool = False,
     process_group: dist.ProcessGroup | None = None,
+    engine: str | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> tuple["BucketSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
     Every rank must call this at the same time, as it makes a process group. `codec` compresses every bucket, with
-    error feedback; it and what follows mean what they do in `DistributedDataParallel`. The first of the two values has
-    `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with `module` the state names parameters as it
-    does, otherwise by the order in which torch brings them. Say `find_unused_parameters` where the wrapper does.
+    error feedback; it and what follows mean what they do in `DistributedDataParallel`, `engine` too. The first of
+    the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with `module` the state names
+    parameters as it does, otherwise by the order in which torch brings them. Say `find_unused_parameters` where the
+    wrapper does.
     """
     if codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
     compression = make_compression(codec, density, warmup, warmup_every, dense_below, momentum, nesterov)
     strategy = compression.strategies[0] if strategy == AUTO else strategy
     check_strategy(strategy)
+    check_engine(engine)
     compression.check_strategy(strategy)
     group = process_group or dist.group.WORLD
     if group is None:
@@ -66,7 +70,7 @@ def comm_hook(
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
     memory = Memory(compression, on_nonfinite, grad_scaler)
     route = Route(strategy, compression.codec)
-    sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters)
+    sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
     return sender, sender.hook
 
 
@@ -81,10 +85,12 @@ class BucketSender:
         memory: Memory,
         names: dict[int, str],  # of parameters, by id
         leaves_out: bool = False,  # parameters may have no gradient in some iterations
+        engine: str | None = None,  # what carries everything, where not the process group (`engines.py`)
     ) -> None:
-        self._engine, self.otherwise, self._names, self._memory = group, otherwise, names, memory
+        self._group, self.otherwise, self._names, self._memory = group, otherwise, names, memory
+        self._engine = engine
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        transport = CountingTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
+        transport = CountingTransport(own_transport(engine, group))
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
         self._communicator = communicator
         self._exchange = Exchange(communicator, transport, memory, leaves_out)
@@ -127,7 +133,7 @@ class BucketSender:
         parcel = self._parcel(bucket)
         if parcel.is_first:
             self._raises_at_end = at_end_of_backward(self._raise_failure)
-        if parcel.route == Route(NATIVE) and self._overlap and not self._memory.compression.momentum.factor:
+        if self._is_for_torch(parcel):
             return self._by_engine(parcel.values)
         future: Future = torch.futures.Future()
         self._held.append((parcel, future, _event(parcel.values)))
@@ -156,15 +162,20 @@ class BucketSender:
     def _parcel(self, bucket: dist.GradBucket) -> Parcel:  # type: ignore[name-defined]
         parameters = bucket.parameters()
         names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
-        route = self._routes.get(frozenset(names), self.otherwise)
+        route = route_over(self._engine, self._routes.get(frozenset(names), self.otherwise), bucket.buffer().dtype)
         sizes = tuple(parameter.numel() for parameter in parameters)
         return Parcel(bucket.buffer(), names, sizes, route, is_first=bucket.index() == 0)
+
+    def _is_for_torch(self, parcel: Parcel) -> bool:
+        """Whether the process group's own all-reduce is all that a bucket needs."""
+        ours = self._engine is not None or self._memory.compression.momentum.factor
+        return parcel.route == Route(NATIVE) and self._overlap and not ours
 
     def _by_engine(self, values: torch.Tensor) -> Future:
         nbytes = ring_nbytes(values.nbytes, self.world_size)
         self._engine_traffic += Traffic(nbytes, nbytes)
         values.div_(self.world_size)
-        work = dist.all_reduce(values, group=self._engine, async_op=True)
+        work = dist.all_reduce(values, group=self._group, async_op=True)
         averaged: Future = work.get_future().then(lambda done: done.value()[0])
         return averaged
 

@@ -17,8 +17,10 @@ import torch.distributed as dist
 from penstock.network import Network, load_network, save_network
 from penstock.plan import Route
 from penstock.runtime.measure import NATIVE, measure_lines, measure_network
+from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.device_measure import measure_all_reduce, measure_device_network
+from penstock.torch.engines import mpi_transport, own_transport
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 __all__ = ["Cluster", "cluster_of", "measure", "measurement_path", "with_lines"]
@@ -46,11 +48,11 @@ def engine_of(group: dist.ProcessGroup, device: torch.device) -> str:
     return backends.get(device.type, dist.get_backend(group))
 
 
-def cluster_of(group: dist.ProcessGroup, device: torch.device) -> Cluster:
+def cluster_of(group: dist.ProcessGroup, device: torch.device, engine: str | None = None) -> Cluster:
     """Return the cluster of a process group; every rank must call this at the same time."""
     hosts: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(hosts, platform.node(), group=group)
-    return Cluster(tuple(hosts), engine_of(group, device), device.type, len(hosts))
+    return Cluster(tuple(hosts), engine or engine_of(group, device), device.type, len(hosts))
 
 
 def measurement_path(folder: str | Path, cluster: Cluster) -> Path:
@@ -64,59 +66,70 @@ def measure(
     device: torch.device,
     folder: str | Path | None = None,
     seconds: float = 4.0,
+    engine: str | None = None,
 ) -> Network:
     """Return the group's network with a line for each of `routes`; every rank must call this at the same time.
 
+    `engine` is what carries gradients, where that is not the group itself (`engines.py`).
     With a `folder`, a measurement made there before is taken if it has all lines, and a new one is kept.
     """
     if folder is None:
-        return _measure(group, routes, device, seconds)
-    path = measurement_path(folder, cluster_of(group, device))
+        return _measure(group, routes, device, seconds, engine)
+    path = measurement_path(folder, cluster_of(group, device, engine))
     known = _shared(_load(path, routes) if dist.get_rank(group) == 0 else None, group)
     if known is not None:
         return known
-    network = _measure(group, routes, device, seconds)
+    network = _measure(group, routes, device, seconds, engine)
     if dist.get_rank(group) == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_network(network, path)
     return network
 
 
-def with_lines(network: Network, group: dist.ProcessGroup, routes: Sequence[Route], seconds: float = 2.0) -> Network:
+def with_lines(
+    network: Network,
+    group: dist.ProcessGroup,
+    routes: Sequence[Route],
+    seconds: float = 2.0,
+    engine: str | None = None,
+) -> Network:
     """Return a network that was given, with the lines of compressed routes that it lacks, measured on all ranks."""
     missing = [route for route in routes if route.codec and str(route) not in network.all_reduce]
     if not missing or dist.get_world_size(group) == 1:
         return network
-    fits = measure_lines(C10dTransport(_host_group(group)), [str(route) for route in missing], seconds)
+    fits = measure_lines(_host_transport(group, engine), [str(route) for route in missing], seconds)
     return replace(network, all_reduce={**network.all_reduce, **{name: fit.line for name, fit in fits.items()}})
 
 
-def _measure(group: dist.ProcessGroup, routes: Sequence[Route], device: torch.device, seconds: float) -> Network:
+def _measure(
+    group: dist.ProcessGroup, routes: Sequence[Route], device: torch.device, seconds: float, engine: str | None
+) -> Network:
     """Measure the engine on the device it moves memory of, and our routes in host memory, where they run."""
+    if engine is not None:  # it takes host memory, whatever the device
+        return _measure_host(mpi_transport(group), routes, seconds)
     if engine_of(group, device) not in HOST_ENGINES:
         network = measure_device_network(group, device, seconds)
         ours = [route for route in routes if route != Route(NATIVE)]
-        lines = _measure_host(_host_group(group), ours, seconds).all_reduce if ours else {}
+        lines = _measure_host(_host_transport(group), ours, seconds).all_reduce if ours else {}
         return replace(network, all_reduce={**network.all_reduce, **lines})
-    network = _measure_host(group, routes, seconds)
+    network = _measure_host(C10dTransport(group), routes, seconds)
     if device.type != "cpu" and Route(NATIVE) in routes:
         lines = {**network.all_reduce, NATIVE: measure_all_reduce(group, device, seconds / 4)}
         return replace(network, all_reduce=lines)
     return network
 
 
-def _measure_host(group: dist.ProcessGroup, routes: Sequence[Route], seconds: float) -> Network:
+def _measure_host(transport: Transport, routes: Sequence[Route], seconds: float) -> Network:
     names = [str(route) for route in routes]
     codecs = list(dict.fromkeys(route.codec for route in routes if route.codec))
-    return measure_network(C10dTransport(group), seconds=seconds, strategies=names, codecs=codecs).network
+    return measure_network(transport, seconds=seconds, strategies=names, codecs=codecs).network
 
 
-def _host_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a group of the same ranks that moves host memory."""
-    if engine_of(group, torch.device("cpu")) in HOST_ENGINES:
-        return group
-    made: dist.ProcessGroup = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
-    return made
+def _host_transport(group: dist.ProcessGroup, engine: str | None = None) -> Transport:
+    """Return what moves host memory between the ranks of a group."""
+    if engine is None and engine_of(group, torch.device("cpu")) in HOST_ENGINES:
+        return C10dTransport(group)
+    return own_transport(engine, group)
 
 
 def _load(path: Path, routes: Sequence[Route]) -> Network | None:

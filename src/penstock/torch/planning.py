@@ -51,10 +51,10 @@ def check_strategy(strategy: str, *others: str) -> None:
 
 
 def candidates(strategy: str, compression: Compression, engine: str = "gloo") -> tuple[Route, ...]:
-    """Return the routes to measure and plan with; dense ones of ours run on gloo, so NCCL's own beats them anyway."""
+    """Return the routes to measure and plan with; dense ones of ours use host memory, so NCCL's own beats them."""
     if strategy != AUTO:
         return (Route(strategy, compression.codec),)
-    dense = tuple(Route(name) for name in (CANDIDATES if engine == "gloo" else (NATIVE,)))
+    dense = tuple(Route(name) for name in (CANDIDATES if engine in ("gloo", "mpi") else (NATIVE,)))
     if compression.codec == AUTO:
         return (*dense, *(Route(name, codec) for codec in AUTO_CODECS for name in compression.strategies))
     if compression.codec is not None:

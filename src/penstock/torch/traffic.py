@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.program import Collective
-from penstock.runtime.transport import Array, Bytes, Work
-from penstock.runtime.transport.c10d import C10dTransport
+from penstock.runtime.transport import Array, Bytes, Notes, Transport, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +23,33 @@ def ring_nbytes(nbytes: int, world_size: int) -> int:
     return 2 * (world_size - 1) * nbytes // world_size
 
 
-class CountingTransport(C10dTransport):
-    """torch.distributed, with a counter of the bytes sent."""
+class CountingTransport:
+    """Any engine, with a counter of the bytes sent."""
 
-    sent_nbytes = 0
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self.rank, self.world_size = inner.rank, inner.world_size
+        self.sent_nbytes = 0
 
-    def isend(self, view: Bytes, peer: int, tag: int) -> Work:  # type: ignore[override]  # any work will do
+    def isend(self, view: Bytes, peer: int, tag: int) -> Work:
         """Count and start sending."""
         self.sent_nbytes += view.nbytes
-        return super().isend(view, peer, tag)
+        return self._inner.isend(view, peer, tag)
+
+    def irecv(self, view: Bytes, peer: int, tag: int) -> Work:
+        """Start receiving."""
+        return self._inner.irecv(view, peer, tag)
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Count what a ring would send, and run the engine's own collective."""
         self.sent_nbytes += ring_nbytes(values.nbytes, self.world_size)
-        super().native(collective, values, dtype, root, seconds)
+        self._inner.native(collective, values, dtype, root, seconds)
+
+    def leave_note(self, text: str) -> None:
+        """Leave a line for the other ranks, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.leave_note(text)
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left."""
+        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None

@@ -12,9 +12,11 @@ from penstock.strategies import names
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
 DEVICES = ("cpu", "cuda")
+GLOO, MPI = "gloo", "mpi"
+ENGINES = (GLOO, MPI)
 TASK_NAMES = ("chars", "digits")
 # What a checkpoint was made with and a resumed run must keep, or its bits would not be those of an unbroken one.
-KEPT = ("task", "batch", "seed", "codec", "density", "planner", "strategy")
+KEPT = ("task", "batch", "seed", "codec", "density", "planner", "strategy", "engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Job:
     planner: str = "exact"
     strategy: str = AUTO
     network: str = ""  # a file from `penstock measure`; "": measured
+    engine: str = GLOO  # what carries gradients
     device: str = "cpu"
     evaluate_every: int = 0  # steps; 0: about ten times
     save: str = ""  # folder of checkpoints
@@ -70,6 +73,8 @@ class Job:
         """Refuse what cannot work before any worker starts; needs no torch."""
         if self.device not in DEVICES:
             raise TrainError(f"--device: found {self.device!r}; wanted one of {', '.join(DEVICES)}")
+        if self.engine not in ENGINES:
+            raise TrainError(f"--engine: found {self.engine!r}; wanted one of {', '.join(ENGINES)}")
         if self.workers < 1 or self.steps < 1 or self.batch < 0:
             raise TrainError(
                 f"{self.workers} workers, {self.steps} steps, batch {self.batch}: wanted at least 1 of each"
@@ -80,6 +85,10 @@ class Job:
         if self.is_stock:
             if self.codec:
                 raise TrainError(f"--codec {self.codec} with stock DDP, which has no codecs; leave out one of the two")
+            if self.engine != GLOO:
+                raise TrainError(
+                    f"--engine {self.engine} with stock DDP, which sends through torch.distributed; leave out one"
+                )
             return
         find_planner(self.planner)
         known = (AUTO, *names("all_reduce"))

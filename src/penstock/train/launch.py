@@ -1,20 +1,30 @@
-"""Starts the workers of a job on this machine, hands their events on, and says in one line why a job failed."""
+"""Starts the workers of a job on this machine, hands their events on, and says in one line why a job failed.
+
+Engine gloo: we start them, as torchrun would. Engine mpi: mpirun does, and they form a gloo group as well, which torch
+needs beside MPI.
+"""
 
 import json
 import signal
 import socket
 import sys
+import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.launch import Outcome, run_workers
 from penstock.cluster.links import NIC
+from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_local_mpirun, rank_output
+from penstock.cluster.tools import run_command
 from penstock.cluster.workers import Worker
 from penstock.errors import WorkerError
 from penstock.train.events import Event, Tell, event_from_line
-from penstock.train.job import Job
+from penstock.train.job import MPI, Job
 from penstock.train.stopping import STOP, WISHES, Wish
 
 MODULE = "penstock.train.worker"
@@ -30,16 +40,19 @@ def run_job(job: Job, rate: str, threads: int, tell: Tell) -> bool:
     """
     output = Output(tell)
     with _wishes() as wish:
-        stopping = Stopping(wish)
+        stopping = Stopping(wish, signal.SIGTERM if job.engine == MPI else signal.SIGKILL)
         if rate:
             with emulated_cluster(job.workers, rate) as cluster:
                 outcome = cluster.run(
                     _command(job.on(f"emulated hosts, {rate}", NIC), 0),
+                    engine=job.engine,
                     environment={"OMP_NUM_THREADS": str(threads)},
                     sink=output,
                     grace_seconds=PATIENCE_SECONDS,
                     forward=stopping,
                 )
+        elif job.engine == MPI:
+            outcome = _run_mpi(job, threads, output, stopping)
         else:
             outcome = run_workers(_on_loopback(job, threads), output, PATIENCE_SECONDS, forward=stopping)
     if outcome.exit_code and not wish.made:
@@ -52,22 +65,33 @@ def _command(job: Job, local_rank: int) -> list[str]:
 
 
 def _on_loopback(job: Job, threads: int) -> list[Worker]:
-    """Return the workers with torchrun's environment; they meet at a port that is free now."""
-    common = {
-        "WORLD_SIZE": job.workers,
-        "LOCAL_WORLD_SIZE": job.workers,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": _free_port(),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": threads,
-    }
+    """Return the workers with torchrun's environment."""
+    common = {**_meeting(threads), "WORLD_SIZE": job.workers, "LOCAL_WORLD_SIZE": job.workers}
     return [
         Worker(rank, ("env", *_settings({**common, "RANK": rank, "LOCAL_RANK": rank}), *_command(job, rank)))
         for rank in range(job.workers)
     ]
 
 
-def _settings(environment: dict[str, object]) -> Iterator[str]:
+def _run_mpi(job: Job, threads: int, output: "Output", forward: "Stopping") -> Outcome:
+    """Let mpirun start the workers on this host; what they note about failures is in a folder that goes with them."""
+    with tempfile.TemporaryDirectory(prefix="penstock-mpi-") as folder:
+        scratch = Path(folder)
+        command = _command(replace(job, where="shared memory"), 0)
+        launcher = plan_local_mpirun(job.workers, scratch, find_mpirun(run_command), command, _meeting(threads))
+        report = partial(first_failure, scratch / FAILURES)
+        outcome = run_workers([launcher], rank_output(output), PATIENCE_SECONDS, report=report, forward=forward)
+        code, rank = report() or (outcome.exit_code, None)
+        return replace(outcome, exit_code=code, failed_rank=rank)
+
+
+def _meeting(threads: int) -> dict[str, str]:
+    """Return where workers of one machine form their group: at a port that is free now."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    return {**meeting, "OMP_NUM_THREADS": str(threads)}
+
+
+def _settings(environment: Mapping[str, object]) -> Iterator[str]:
     return (f"{name}={value}" for name, value in environment.items())
 
 
@@ -90,17 +114,20 @@ def _wishes() -> Iterator[Wish]:
 
 
 class Stopping:
-    """Tells the launcher which signal the workers are to get: the first wish asks them, the second ends them."""
+    """Tells the launcher which signal the workers are to get: the first wish asks them, the second ends them.
 
-    def __init__(self, wish: Wish) -> None:
-        self._wish, self._passed_on = wish, 0
+    mpirun is ended by a signal that it can see: it must end its ranks.
+    """
+
+    def __init__(self, wish: Wish, last: signal.Signals = signal.SIGKILL) -> None:
+        self._wish, self._last, self._passed_on = wish, last, 0
 
     def __call__(self) -> int | None:
         """Return a signal for every wish that has not been passed on."""
         if self._wish.made <= self._passed_on:
             return None
         self._passed_on += 1
-        return STOP if self._passed_on == 1 else signal.SIGKILL
+        return STOP if self._passed_on == 1 else self._last
 
 
 class Output:

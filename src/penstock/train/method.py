@@ -13,7 +13,7 @@ from penstock.torch import DistributedDataParallel as PlannedDDP
 from penstock.torch.measured import measured_timeline
 from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
-from penstock.train.job import Job
+from penstock.train.job import MPI, Job
 from penstock.train.saved import Saved
 
 PROFILED = 5  # iterations that the wrapper profiles before it plans
@@ -96,6 +96,7 @@ def _planned(module: nn.Module, job: Job, plan: Plan | None, options: dict[str, 
         density=job.density or None,
         plan=plan,
         network=job.network or None,
+        engine=job.engine if job.engine == MPI else None,
         profile_iterations=PROFILED,
         **options,
     )

@@ -14,7 +14,7 @@ from penstock.train.loop import Loop
 _PACKAGES = ("penstock", "numpy", "numba", "torch", "mpi4py", "openmpi")
 
 
-def make_record(loop: Loop, engine: str) -> RunRecord:
+def make_record(loop: Loop) -> RunRecord:
     """Return the record; all ranks call this, since the measured timeline is everybody's."""
     job, plan = loop.job, loop.wrapped.plan
     trace, network = loop.wrapped.found
@@ -26,7 +26,7 @@ def make_record(loop: Loop, engine: str) -> RunRecord:
         task=loop.task.name,
         metric_name=loop.task.metric_name,
         workers=loop.shard.world_size,
-        engine=engine,
+        engine=job.engine,
         device=device_name(loop.device),
         where=job.where,
         codec=job.codec_spec,

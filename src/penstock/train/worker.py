@@ -41,7 +41,7 @@ def work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
     told = {"steps": job.steps, "explain": loop.wrapped.explain(), "metric_name": loop.task.metric_name}
     loop.tell(Event("ready", loop.step, told))
     finished = loop.run(wish)
-    record = make_record(loop, "gloo")
+    record = make_record(loop)
     digest = same_weights(loop.wrapped.model.module)
     values = {"record": run_document(record), "weights_sha256": digest}
     loop.tell(Event("done" if finished else "stopped", loop.step, values))

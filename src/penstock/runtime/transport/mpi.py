@@ -13,7 +13,7 @@ first block of a pipeline arrives as late as the last; we have not traced it.
 import contextlib
 import os
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,14 @@ from penstock.runtime.transport import NOTE_TAG, Array, Bytes
 
 SEGMENT_NBYTES = 32 * 1024  # below Open MPI's eager limit of 64 KB over TCP
 _POLLS_PER_LOOK = 256  # at the clock
+SPIN_SECONDS = 1e-3  # without pause, before a wait begins to rest
 _NOTE_NBYTES = 512
+
+
+def place_in_world() -> tuple[int, int, bool]:
+    """Return this process's rank in COMM_WORLD, how many there are, and whether any thread may call MPI."""
+    world = MPI.COMM_WORLD
+    return world.Get_rank(), world.Get_size(), MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
 
 class MpiTransport:
@@ -33,15 +40,16 @@ class MpiTransport:
 
     It is duplicated, by all ranks together, so that messages of the user's own never meet ours. `native` calls the
     non-blocking collectives, which can be given up after a time; `blocking_native` the others, which Open MPI tunes
-    better and which wait for ever.
+    better and which wait for ever. With `rest_seconds`, a wait that takes long sleeps so long between two polls: for
+    ranks that compute at the same time on the same cores.
     """
 
-    def __init__(self, comm: Any = None, blocking_native: bool = False) -> None:
+    def __init__(self, comm: Any = None, blocking_native: bool = False, rest_seconds: float = 0.0) -> None:
         self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._rank, self._world_size = self._comm.Get_rank(), self._comm.Get_size()
         self._near = _ranks_of_this_host(self._comm)
-        self._blocking_native = blocking_native
+        self._blocking_native, self._rest_seconds = blocking_native, rest_seconds
 
     @property
     def rank(self) -> int:
@@ -60,12 +68,13 @@ class MpiTransport:
         receiver. A short message does not wait for that: its acknowledgement would double the time of a small ring.
         """
         if view.size <= SEGMENT_NBYTES or peer in self._near:
-            return _Work(self._comm, self._comm.Isend, [view], peer, tag)
-        return _Work(self._comm, self._comm.Issend, _segments(view), peer, tag)
+            return _Work(self._comm, self._comm.Isend, [view], peer, tag, self._rest_seconds)
+        return _Work(self._comm, self._comm.Issend, _segments(view), peer, tag, self._rest_seconds)
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start receiving."""
-        return _Work(self._comm, self._comm.Irecv, [view] if peer in self._near else _segments(view), peer, tag)
+        views = [view] if peer in self._near else _segments(view)
+        return _Work(self._comm, self._comm.Irecv, views, peer, tag, self._rest_seconds)
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run MPI's own collective."""
@@ -78,7 +87,7 @@ class MpiTransport:
         if self._blocking_native:
             getattr(self._comm, name)(*arguments)
         else:
-            _wait(self._comm, getattr(self._comm, f"I{name.lower()}")(*arguments), seconds)
+            _wait(self._comm, getattr(self._comm, f"I{name.lower()}")(*arguments), seconds, self._rest_seconds)
 
     def leave_note(self, text: str) -> None:
         """Send a line to every other rank; it is short enough to leave at once."""
@@ -114,10 +123,12 @@ def _segments(view: Bytes) -> list[Bytes]:
 class _Work:
     """The requests of one message, whose failures have the names that `Work` promises."""
 
-    __slots__ = ("_comm", "_requests")
+    __slots__ = ("_comm", "_requests", "_rest_seconds")
 
-    def __init__(self, comm: Any, start: Callable[..., Any], views: list[Bytes], peer: int, tag: int) -> None:
-        self._comm = comm
+    def __init__(
+        self, comm: Any, start: Callable[..., Any], views: list[Bytes], peer: int, tag: int, rest_seconds: float
+    ) -> None:
+        self._comm, self._rest_seconds = comm, rest_seconds
         try:
             self._requests = [start([view, MPI.BYTE], peer, tag) for view in views]
         except MPI.Exception as error:
@@ -125,20 +136,21 @@ class _Work:
 
     def wait(self, seconds: float) -> None:
         for request in self._requests:
-            _wait(self._comm, request, seconds)
+            _wait(self._comm, request, seconds, self._rest_seconds)
 
 
-def _wait(comm: Any, request: Any, seconds: float) -> None:
+def _wait(comm: Any, request: Any, seconds: float, rest_seconds: float) -> None:
     test = request.Test
     try:
         if test():
             return
-        deadline = monotonic() + seconds
-        while monotonic() < deadline:
-            for _ in range(_POLLS_PER_LOOK):
+        started = monotonic()
+        while (waited := monotonic() - started) < seconds:
+            resting = rest_seconds and waited > SPIN_SECONDS
+            for _ in range(1 if resting else _POLLS_PER_LOOK):
                 if test():
                     return
-                os.sched_yield()
+                sleep(rest_seconds) if resting else os.sched_yield()
     except MPI.Exception as error:
         raise _named(comm, error) from error
     raise TimeoutError(f"nothing for {seconds:g} s")

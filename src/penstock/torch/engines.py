@@ -1,0 +1,81 @@
+"""What carries our messages: gloo, in a process group of its own, or MPI beside torch's process group.
+
+With `engine="mpi"` the process group stays what it is: torch needs it for buffers, and ranks agree on plans through it.
+Gradients travel through MPI alone, from the first iteration on. Both must have been started with the same ranks, which
+is compared before anything is sent.
+
+Which thread calls MPI: measuring, the thread that trains; buckets, the communication thread; never both at a time. So
+MPI must allow calls from any thread, one at a time (MPI_THREAD_SERIALIZED), and from several at once where the training
+script calls MPI itself. mpi4py asks for the latter (MPI_THREAD_MULTIPLE), and Open MPI grants it.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import MismatchError, PlanError
+from penstock.plan import Route
+from penstock.runtime.transport import Transport
+from penstock.runtime.transport.c10d import C10dTransport
+
+MPI = "mpi"
+REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
+HALF = (torch.float16, torch.bfloat16)  # MPI has no sums of these
+OURS = "ring"  # all-reduce of what MPI's own cannot sum
+
+
+def check_engine(engine: str | None) -> None:
+    """Refuse an unknown engine."""
+    if engine not in (None, MPI):
+        raise PlanError(f"no engine called {engine!r}; wanted {MPI!r}, or None for the process group's own")
+
+
+def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
+    """Return what carries messages of ours that never meet the user's; every rank must call this at the same time."""
+    if engine == MPI:
+        return mpi_transport(group)
+    return C10dTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
+
+
+def mpi_transport(group: dist.ProcessGroup) -> Transport:
+    """Return MPI with the ranks of a process group; raise the same on every rank where the two do not agree."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, _place(), group=group)
+    if complaint := next(filter(None, (_complaint(rank, len(found), one) for rank, one in enumerate(found))), None):
+        raise MismatchError(complaint)
+    from penstock.runtime.transport.mpi import MpiTransport
+
+    return MpiTransport(rest_seconds=REST_SECONDS)
+
+
+def route_over(engine: str | None, route: Route, dtype: torch.dtype) -> Route:
+    """Return the route of a bucket of `dtype`: ours where MPI's own all-reduce knows no such numbers."""
+    return Route(OURS) if engine == MPI and route == Route("native") and dtype in HALF else route
+
+
+def _place() -> tuple[int, int, bool] | str:
+    """Return this process's rank in MPI, how many there are, and whether any thread may call it; or why there is none.
+
+    What goes wrong is said to everybody: a rank that raised alone would leave the others waiting.
+    """
+    try:
+        from penstock.runtime.transport.mpi import place_in_world
+    except (ImportError, RuntimeError) as error:  # not installed; or there is no MPI library for it to load
+        return str(error).splitlines()[0]
+    return place_in_world()
+
+
+def _complaint(rank: int, world_size: int, found: tuple[int, int, bool] | str) -> str | None:
+    """Say what is wrong with what a rank found; None where nothing is."""
+    if isinstance(found, str):
+        return f"engine 'mpi': rank {rank} has no mpi4py ({found}); `pip install 'penstock[mpi]'` on every host"
+    theirs, size, any_thread = found
+    if (theirs, size) != (rank, world_size):
+        return (
+            f"engine 'mpi': rank {rank} of {world_size} in the process group is rank {theirs} of {size} in MPI; "
+            "start all workers by one mpirun, and give torch the ranks that it numbers"
+        )
+    if not any_thread:
+        return f"engine 'mpi': MPI allows calls from one thread only on rank {rank}; wanted MPI_THREAD_SERIALIZED"
+    return None

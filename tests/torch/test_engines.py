@@ -1,0 +1,61 @@
+"""Gradients over MPI beside a gloo group: the same bits as over gloo, and clear words where the two do not fit."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.errors import PlanError
+from penstock.plan import Route
+from penstock.torch.ddp import DistributedDataParallel
+from penstock.torch.engines import _complaint, route_over
+
+TESTS = Path(__file__).parents[1]
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+
+def test_over_mpi_the_wrapper_does_what_it_does_over_gloo(tmp_path):
+    pytest.importorskip("mpi4py")
+    if MPIRUN is None:
+        pytest.skip("no mpirun on PATH (pip install penstock[mpi])")
+    paths = [str(TESTS), *(path for path in sys.path if path)]
+    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "3", sys.executable]
+    command += [str(TESTS / "torch_mpi_worker.py"), str(tmp_path / "store")]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert sorted(re.findall(r"^ok \d$", done.stdout, re.MULTILINE)) == ["ok 0", "ok 1", "ok 2"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ("No module named 'mpi4py'", "rank 1 has no mpi4py (No module named 'mpi4py'); `pip install 'penstock[mpi]'`"),
+        ((0, 1, True), "rank 1 of 4 in the process group is rank 0 of 1 in MPI; start all workers by one mpirun"),
+        ((2, 4, True), "rank 1 of 4 in the process group is rank 2 of 4 in MPI"),
+        ((1, 4, False), "MPI allows calls from one thread only on rank 1; wanted MPI_THREAD_SERIALIZED"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_rank(found, words):
+    assert words in str(_complaint(1, 4, found))
+
+
+def test_nothing_is_said_where_all_fits():
+    assert _complaint(1, 4, (1, 4, True)) is None
+
+
+def test_mpi_sums_no_half_precision_so_a_ring_does():
+    native = Route("native")
+    assert route_over("mpi", native, torch.bfloat16) == Route("ring")
+    assert route_over("mpi", native, torch.float32) == native
+    assert route_over(None, native, torch.bfloat16) == native
+    assert route_over("mpi", Route("ring", "onebit"), torch.float16) == Route("ring", "onebit")
+
+
+def test_an_unknown_engine_is_refused_before_anything_else():
+    with pytest.raises(PlanError, match="no engine called 'smoke'; wanted 'mpi', or None for the process group's own"):
+        DistributedDataParallel(torch.nn.Linear(1, 1), engine="smoke")
