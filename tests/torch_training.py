@@ -515,6 +515,38 @@ def train_momentum(rank: int, options: dict[str, Any] | None, steps: int) -> Any
     return torch.cat([module.first, module.second]).detach().numpy()
 
 
+def random_inputs(rank: int, number: int) -> torch.Tensor:
+    """Values of which no two are alike, so that the largest are known whatever the rounding."""
+    return torch.randn(57, generator=torch.Generator().manual_seed(1000 * number + rank))
+
+
+def train_sparse(rank: int, cases: dict[str, dict[str, Any]], steps: int) -> dict[str, tuple[Any, Any]]:
+    """Train `Echo` by each case's options; return weights and what is owed after so many steps."""
+    return {name: _train_sparse(rank, dict(case), steps) for name, case in cases.items()}
+
+
+def _train_sparse(rank: int, options: dict[str, Any], steps: int) -> tuple[Any, Any]:
+    accumulate, resumed = options.pop("accumulate", 1), options.pop("resumed", False)
+    module = Echo()
+    wrapper = OurDDP(module, **options)
+    for step in range(steps):
+        if resumed and step == steps // 2:  # a checkpoint, and a fresh wrapper that goes on from it
+            states: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(states, wrapper.exchange_state_dict())
+            wrapper = OurDDP(module, **options)
+            wrapper.load_exchange_state_dict(states)
+        for number in range(step * accumulate, (step + 1) * accumulate):
+            with wrapper.no_sync() if (number + 1) % accumulate else nullcontext():
+                wrapper(random_inputs(rank, number)).backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= parameter.grad
+                parameter.grad = None
+    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    kept = torch.cat([owed.get(name, torch.zeros(0)) for name in ("first", "second")])
+    return torch.cat([module.first, module.second]).detach().numpy(), kept.numpy()
+
+
 def echo_plan(codec: str, strategy: str = "gtopk") -> Plan:
     bucket = Bucket(("second", "first"), 228, strategy, codec)
     return Plan("echo", 2, "hand", (bucket,))

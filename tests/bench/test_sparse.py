@@ -3,17 +3,21 @@
 import json
 import subprocess
 import sys
+from time import sleep
 
 import numpy as np
 import pytest
 
-from penstock.bench.sparse import local_seconds, predicted_seconds
+from penstock.bench.jobs import Place
+from penstock.bench.rounds import Rounds, measure_rounds, rounds_from
+from penstock.bench.sparse import alpha_beta_seconds, floor_seconds, local_seconds
 from penstock.bench.sparse_claims import claims
 from penstock.bench.sparse_worker import Preselected, random_block
 from penstock.cluster import emulated_cluster
 from penstock.codecs.sparse import SparseCodec
 from penstock.errors import ClusterError
 from penstock.network import Network
+from runtime.threads import run_ranks
 
 LINK = Network(workers=16, alpha_seconds=0.0, beta_seconds_per_byte=8e-9, gamma_seconds_per_byte=0.0)
 
@@ -22,12 +26,47 @@ LINK = Network(workers=16, alpha_seconds=0.0, beta_seconds_per_byte=8e-9, gamma_
     ("strategy", "milliseconds"), [("topk_allgather", 120.0), ("gtopk", 64.0 + 8.0), ("gtopk_doubling", 32.0 + 8.0)]
 )
 def test_a_megabyte_block_on_16_hosts_at_1_gigabit_is_predicted_by_hand(strategy, milliseconds):
-    found = predicted_seconds(strategy, 16, 100_000_000, 1_000_000, 0.002, LINK)
+    found = alpha_beta_seconds(strategy, 16, 100_000_000, 1_000_000, 0.002, LINK)
     assert found == pytest.approx(milliseconds * 1e-3)
 
 
 def test_the_dense_ring_is_predicted_too():
-    assert predicted_seconds("ring", 16, 100_000_000, None, 0.0, LINK) == pytest.approx(1.5, rel=0.01)
+    assert alpha_beta_seconds("ring", 16, 100_000_000, None, 0.0, LINK) == pytest.approx(1.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "messages", "merges"), [("gtopk", (4 + 3 + 2 + 1) + (8 + 6 + 3 + 4), 30), ("gtopk_doubling", 36, 160)]
+)
+def test_a_prediction_adds_up_steps_as_long_as_so_many_at_once_take(strategy, messages, merges):
+    at_once_messages, at_once_merges = (
+        {1: 1.0, 2: 2.0, 4: 3.0, 8: 4.0, 16: 9.0},
+        {1: 0.0, 2: 5.0, 4: 10.0, 8: 15.0, 16: 40.0},
+    )
+    at_once = Rounds(at_once_messages, at_once_merges, {4: 8.0, 3: 6.0, 2: 3.0, 1: 1.0}, 0.5)
+    assert at_once.seconds(strategy, 16) == (messages, merges)
+    assert rounds_from(json.loads(json.dumps(at_once.document()))) == at_once
+
+
+def test_top_k_is_a_stream_of_messages_to_everybody():
+    assert Rounds({}, {}, {}, 0.5).seconds("topk_allgather", 16) == (7.5, 0.0)
+
+
+def test_the_floor_is_bytes_over_rate():
+    assert floor_seconds("gtopk", Place(16, "1gbit"), 100_000_000, 1_000_000) == pytest.approx(0.064)
+    assert floor_seconds("ring", Place(16, "1gbit"), 100_000_000, None) == pytest.approx(1.5)
+    assert floor_seconds("ring", Place(16, "none"), 100_000_000, None) is None
+
+
+def test_messages_and_merges_are_measured_as_many_at_once_as_programs_have():
+    def rank(transport):
+        return measure_rounds(transport, ("gtopk", "gtopk_doubling"), 1000, lambda: sleep(0.002))
+
+    first, *others = run_ranks(5, rank)
+    assert all(each == first for each in others)
+    assert set(first.messages) == {1, 2, 4}  # one way in pairs; four only both ways
+    assert all(0.002 <= seconds < 0.1 for seconds in first.merges.values())
+    assert set(first.merges) == {1, 2, 4}
+    assert set(first.first_children) == {1, 2, 3}
 
 
 def row(strategy, seconds, **more):

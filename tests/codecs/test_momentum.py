@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.codecs.momentum import Momentum, clip_locally, sent_from
+from penstock.codecs.momentum import Momentum, sent_from
 from penstock.codecs.sparse import SparseCodec
 from penstock.errors import CodecError
 from sparse_oracle import dyadic, keep_largest
@@ -63,13 +63,10 @@ def test_plain_momentum_leaves_gradients_to_the_optimizer():
     assert gradient.tolist() == [0, 1, 2, 3]
 
 
-def test_clipping_bounds_the_joint_norm_of_all_tensors():
-    gradients = [np.full(8, 3, np.float32), np.full(8, 4, np.float32)]
-    assert clip_locally(gradients, 6.0, world_size=9) == pytest.approx(200**0.5)
-    assert np.sqrt(sum(float(one @ one) for one in gradients)) == pytest.approx(2.0)
-    small = [np.full(2, 0.1, np.float32)]
-    clip_locally(small, 6.0, world_size=9)
-    assert small[0].tolist() == [np.float32(0.1)] * 2
+@pytest.mark.parametrize(("norm", "factor"), [(10.0, 0.2), (2.0, 1.0), (0.0, 1.0), (np.inf, 1.0), (np.nan, 1.0)])
+def test_a_rank_is_clipped_to_its_share_of_the_joint_norm(norm, factor):
+    assert Momentum(clip=6.0).shrinks_by(norm, world_size=9) == pytest.approx(factor)
+    assert Momentum().shrinks_by(norm, world_size=9) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -77,6 +74,7 @@ def test_clipping_bounds_the_joint_norm_of_all_tensors():
     [
         ({"factor": 1.0}, r"momentum 1\.0; wanted 0 or more and less than 1"),
         ({"clip": 0.0}, "gradients clipped to norm 0.0; wanted more than 0"),
+        ({"clip": 1.0, "clip_by": "layer"}, "gradients clipped by 'layer'; wanted one of model, tensor"),
         ({"nesterov": True}, "Nesterov's momentum with factor 0; set the factor"),
     ],
 )

@@ -30,6 +30,20 @@ M = 100e6  # bytes of the dense gradient
 K = 0.001 * M / 4  # entries of 4-byte values and 4-byte indices
 
 
+@pytest.mark.parametrize("strategy", ["gtopk", "gtopk_doubling"])
+@pytest.mark.parametrize("p", range(1, 18))
+def test_rounds_hold_every_message_and_every_merge_of_the_program(strategy, p):
+    instructions = [each for rank in build("all_reduce", strategy, p, 1).ranks for each in rank]
+    steps = SPARSE[strategy](p)
+    for op, counts in (
+        (Op.SEND, [each.messages for each in steps.rounds]),
+        (Op.MERGE, [r.merges for r in steps.rounds]),
+    ):
+        assert sum(counts) == sum(each.op is op for each in instructions)
+    assert len(steps.rounds) == steps.messages
+    assert sum(each.merges > 0 for each in steps.rounds) == steps.merges
+
+
 @pytest.mark.parametrize(("p", "log"), [(2, 1), (4, 2), (32, 5), (5, 3)])
 def test_table_1_of_gtop_k(p, log):
     assert dense(NETWORK, p).seconds(M) == pytest.approx(2 * (p - 1) * ALPHA + 2 * (p - 1) / p * M * BETA)

@@ -1,9 +1,14 @@
 """Training with codecs: ranks alike to the bit, and nothing lost: applied plus owed is what the gradients were."""
 
+import re
+
 import numpy as np
 import pytest
+import torch
 
 import torch_training as training
+from penstock.errors import CodecError
+from penstock.torch import DistributedDataParallel
 from spawn import spawn
 
 EXACT = "topk(density=0.25)"  # sends values as they are: on dyadic gradients every sum is exact
@@ -179,6 +184,86 @@ def test_momentum_is_corrected_as_in_deep_gradient_compression():
         weights[sent] -= owed[sent]
         owed[sent] = velocity[sent] = 0
     np.testing.assert_array_equal(ours, weights)
+
+
+TOPK = {"codec": "topk", "density": 0.1, "plan": training.echo_plan("sparse(density=0.1)", "topk_allgather")}
+SPARSELY = {
+    "plain": {},
+    "clipped": {"clip": 1.5},
+    "clipped, momentum": {"clip": 1.5, "momentum": 0.5},
+    "clipped, momentum, going on": {"clip": 1.5, "momentum": 0.5, "resumed": True},
+    "tensors clipped, Nesterov": {"clip": 1.0, "clip_by": "tensor", "momentum": 0.5, "nesterov": True},
+    "not masked": {"momentum": 0.5, "momentum_masking": False},
+    "Nesterov": {"momentum": 0.5, "nesterov": True},
+    "several mini-batches": {"accumulate": 3, "momentum": 0.5, "clip": 2.0},
+    "warm-up": {"warmup": [0.5, 0.25], "warmup_every": 2, "momentum": 0.5},
+    "small tensors dense": {"dense_below": 25, "momentum": 0.5, "clip": 1.5},
+    "of a bucket": {"select": "bucket", "clip": 1.5},
+    "of the model": {"select": "model", "planner": "single", "momentum": 0.5},
+    "clipped, nothing compressed": {"codec": None, "density": None, "plan": None, "clip": 1.5, "profile_iterations": 9},
+}
+SPARSE_STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def sparsely():
+    """All cases on two ranks, in one pair of processes."""
+    return spawn(2, training.train_sparse, {name: TOPK | case for name, case in SPARSELY.items()}, SPARSE_STEPS)
+
+
+@pytest.mark.parametrize("case", SPARSELY)
+def test_sparse_training_is_deep_gradient_compressions_written_in_numpy(sparsely, case):
+    wanted, owed = deep_gradient_compression(2, SPARSE_STEPS, **SPARSELY[case])
+    for rank, (weights, kept) in enumerate(found[case] for found in sparsely):
+        np.testing.assert_allclose(weights, wanted, rtol=0, atol=2e-6)
+        np.testing.assert_array_equal(weights, sparsely[0][case][0])
+        if "codec" not in SPARSELY[case]:
+            np.testing.assert_allclose(kept, owed[rank], rtol=0, atol=2e-6)
+
+
+def deep_gradient_compression(
+    ranks, steps, momentum=0.0, nesterov=False, momentum_masking=True, clip=np.inf, clip_by="model", accumulate=1,
+    warmup=(), warmup_every=1, dense_below=0, select="tensor", codec="topk", **_,
+):  # fmt: skip
+    """DGC (Lin et al., Algorithm 4) on `Echo`: weights after some steps, and what each rank owes."""
+    tensors = [slice(0, 37), slice(37, 57)]
+    velocity, owed, weights = np.zeros((ranks, 57)), np.zeros((ranks, 57)), np.zeros(57)
+    for step in range(steps):
+        density = [*warmup, 0.1][min(step // warmup_every, len(warmup))] if codec else 1.0
+        for rank in range(ranks):
+            batches = range(step * accumulate, (step + 1) * accumulate)
+            gradient = sum(training.random_inputs(rank, number).numpy().astype(float) for number in batches) / ranks
+            for part in tensors if clip_by == "tensor" else [slice(0, 57)]:
+                gradient[part] *= min(1.0, clip / np.sqrt(ranks) / np.linalg.norm(gradient[part]))
+            velocity[rank] = (
+                momentum * (velocity[rank] + gradient) if nesterov else momentum * velocity[rank] + gradient
+            )
+            owed[rank] += velocity[rank] + (gradient if nesterov else 0)
+            if not momentum:
+                velocity[rank] = 0
+            for part in tensors if select == "tensor" else [slice(0, 57)]:
+                size = part.stop - part.start
+                dense = size < dense_below
+                sent = part.start + largest(owed[rank, part], size if dense else max(1, round(density * size)))
+                weights[sent] -= owed[rank, sent]
+                owed[rank, sent] = 0
+                if momentum_masking and not dense:
+                    velocity[rank, sent] = 0
+    return weights, owed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"codec": "gtopk", "select": "layer"}, "select='layer'; wanted one of tensor, bucket, model"),
+        ({"codec": "onebit", "select": "bucket"}, "select='bucket' with codec 'onebit'; wanted one of gtopk, topk"),
+        ({"codec": "gtopk", "select": "model"}, "select='model' with planner 'exact'; wanted 'single'"),
+        ({"codec": "gtopk", "clip": 0.0}, "gradients clipped to norm 0.0; wanted more than 0"),
+    ],
+)
+def test_sparse_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(CodecError, match=re.escape(message)):
+        DistributedDataParallel(torch.nn.Linear(1, 1), **options)
 
 
 def largest(values, count):

@@ -1,7 +1,9 @@
 """Sparse all-reduces on emulated hosts: `penstock bench sparse`.
 
-Every row has what the simulator predicts for the same program with alpha and beta as measured in the same run, the
-block's bytes, and a merge as measured on one core (`predicted_seconds`).
+Every row has two predictions. `predicted_seconds` adds up the steps of the program, each as long as so many messages
+and merges at once took in the same run (`rounds.py`): emulated hosts share processors. `alpha_beta_seconds` is what the
+simulator says for hosts that share nothing: alpha and beta of messages in a stream, merges as on one core.
+`floor_seconds` is the bytes that stand one after the other at the NIC's rate.
 """
 
 import json
@@ -18,15 +20,19 @@ from numpy.typing import NDArray
 
 from penstock.bench.coarse_links import run_with_plain_buckets
 from penstock.bench.jobs import Output, Place
+from penstock.bench.rounds import rounds_from
 from penstock.bench.sparse_worker import DENSE, Job, random_block
 from penstock.cluster.emulate import emulated_cluster
+from penstock.cluster.rates import parse_rates
 from penstock.cluster.tools import run_command
 from penstock.codecs.sparse import SparseCodec
+from penstock.cost.sparse import SPARSE
 from penstock.errors import ClusterError
 from penstock.network import Network
 from penstock.program import Op
 from penstock.simulator.program import CodecCost, simulate_program
 from penstock.strategies import build
+from penstock.torch.traffic import ring_nbytes
 
 STRATEGIES = ("topk_allgather", "gtopk", "gtopk_doubling")
 MERGES = ("computed", "waited")
@@ -49,42 +55,70 @@ def sparse_rows(place: Place, job: Job, links: str = "smooth") -> Iterator[dict[
         )
     if outcome.exit_code != 0:
         raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
-    measured = output.results[0]["network"]
+    measured, rounds = output.results[0]["network"], {}
     for document in output.results[1:]:
-        yield {**_row(place, job, document, measured), "links": links}
+        if "rounds" in document:
+            rounds = document
+        else:
+            yield {**_row(place, job, document, measured, rounds), "links": links}
 
 
-def _row(place: Place, job: Job, document: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    density, times = document["density"], document["times"]
+def _row(
+    place: Place, job: Job, document: dict[str, Any], measured: dict[str, Any], rounds: dict[str, Any]
+) -> dict[str, Any]:
+    density, times, strategy = document["density"], document["times"], document["strategy"]
     merge_seconds = 0.0 if density is None else job.merge_seconds[job.densities.index(density)]
     network = Network(workers=place.hosts, **{name: measured[name] for name in _NUMBERS})
-    predicted = predicted_seconds(
-        document["strategy"], place.hosts, 4 * job.numel, document["block_nbytes"], merge_seconds, network
-    )
+    nbytes, block = 4 * job.numel, document["block_nbytes"]
+    shared_nothing = alpha_beta_seconds(strategy, place.hosts, nbytes, block, merge_seconds, network)
+    steps = {} if density is None else _steps(strategy, place.hosts, rounds)
+    predicted = steps.get("predicted_seconds", shared_nothing)
     return {
         "hosts": place.hosts,
         "rate": place.rate,
         "engine": job.engine,
         "density": density,
-        "strategy": document["strategy"],
+        "strategy": strategy,
         "merges": None if density is None else job.merges,
         "seconds": median(times),
         "spread": max(times) - min(times),
         "samples": len(times),
         "predicted_seconds": predicted,
         "error": predicted / median(times) - 1,
-        "nbytes": 4 * job.numel,
-        "block_nbytes": document["block_nbytes"],
+        "alpha_beta_seconds": shared_nothing,
+        "floor_seconds": floor_seconds(strategy, place, nbytes, block),
+        **{name: steps.get(name) for name in ("messages_seconds", "merges_seconds", "start_seconds", "rounds")},
+        "nbytes": nbytes,
+        "block_nbytes": block,
         "merge_seconds": merge_seconds,
         "others": document["others"],  # share of this machine's processors that others used at the time
         **{name: measured[name] for name in (*_NUMBERS, "latency_seconds")},
     }
 
 
-def predicted_seconds(
+def _steps(strategy: str, hosts: int, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the prediction from the steps of the program, and what it is made of."""
+    start = document["start_seconds"]
+    messages, merges = rounds_from(document["rounds"]).seconds(strategy, hosts)
+    parts = {"messages_seconds": messages, "merges_seconds": merges, "start_seconds": start}
+    return {"predicted_seconds": sum(parts.values()), **parts, "rounds": document["rounds"]}
+
+
+def floor_seconds(strategy: str, place: Place, nbytes: int, block_nbytes: int | None) -> float | None:
+    """Return the bytes that stand one after the other, at the slowest NIC's rate; None where none has a limit."""
+    limits = [rate for rate in parse_rates(place.rate, place.hosts) if rate is not None]
+    if not limits:
+        return None
+    rate = min(limits)
+    if block_nbytes is None:
+        return 8 * ring_nbytes(nbytes, place.hosts) / rate
+    return 8 * block_nbytes * SPARSE[strategy](place.hosts).messages / rate
+
+
+def alpha_beta_seconds(
     strategy: str, hosts: int, nbytes: int, block_nbytes: int | None, merge_seconds: float, network: Network
 ) -> float:
-    """Return the simulator's time for a gradient of `nbytes`; without a block, of the dense ring."""
+    """Return the simulator's time for a gradient of `nbytes`, hosts sharing nothing; without a block, the ring's."""
     if block_nbytes is None:
         return simulate_program(build("all_reduce", DENSE, hosts, nbytes // 4), network).seconds
     cost = CodecCost(block_nbytes / nbytes, lambda op, _: merge_seconds if op is Op.MERGE else 0.0)

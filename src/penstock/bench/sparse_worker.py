@@ -9,7 +9,9 @@ core of its own, and what travels is as large as ever.
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from time import monotonic, sleep
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 from penstock.bench.collectives_worker import barrier, gather, wait_until_idle
 from penstock.bench.jobs import report
 from penstock.bench.quiet import process_seconds, processors, seconds_of_others
+from penstock.bench.rounds import measure_rounds
 from penstock.bench.stream import latency_seconds, stream_network
 from penstock.codecs.sparse import SparseCodec
 from penstock.codecs.sparse_block import BlockForm, Entries
@@ -27,6 +30,8 @@ from penstock.runtime.connect import connected
 from penstock.runtime.transport import Array, Bytes
 
 DENSE = "ring"
+_STARTS = 9
+_NOBODY = 1 << 20  # a rank that there is not: ranks are the seeds of their blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,9 @@ def _measure_sparse(communicator: Communicator, job: Job, density: float, merge_
     residual.fill(0)  # now: a page that is touched for the first time costs more than the value put there
     codec = Preselected(SparseCodec(density, index_form=job.index_form), job.numel, rank)
     times: dict[str, list[float]] = {strategy: [] for strategy in job.strategies}
+    codec.waits = merge_seconds if job.merges == "waited" else None
+    measured = measure_rounds(communicator.transport, job.strategies, codec.block.size, merging(codec, residual))
+    report(rank, {"rounds": measured.document(), "start_seconds": start_seconds(communicator)})
     others = Others(communicator)
     for turn in range(job.rounds + 1):
         for strategy in job.strategies:
@@ -90,6 +98,18 @@ def _measure_dense(communicator: Communicator, job: Job) -> None:
     times = [timed(communicator, lambda: communicator.all_reduce(data, DENSE)) for _ in range(job.dense_rounds + 1)]
     row = {"strategy": DENSE, "density": None, "block_nbytes": None, "times": times[1:], "others": others.share()}
     report(communicator.transport.rank, row)
+
+
+def merging(codec: "Preselected", residual: Array) -> Callable[[], None]:
+    """Return one merge, or one wait for it, as the all-reduces have them."""
+    other, kept = random_block(codec.codec, residual.size, seed=_NOBODY), codec.block.copy()
+    codec.codec.merge(other, kept, residual)  # compiles it
+    return lambda: codec.merge(other, kept, residual)
+
+
+def start_seconds(communicator: Communicator) -> float:
+    """Return by how much the ranks' clocks differ when nothing is done between two of them: a barrier's fault."""
+    return median(timed(communicator, lambda: None) for _ in range(_STARTS))
 
 
 def timed(communicator: Communicator, run: Any) -> float:
@@ -118,7 +138,7 @@ class Preselected:
     """A sparse codec whose block is there already, and whose result stays a block."""
 
     def __init__(self, codec: SparseCodec, numel: int, seed: int) -> None:
-        self._codec = codec
+        self.codec = codec
         self.block = random_block(codec, numel, seed)
         self._result = self.block.copy()
         self.waits: float | None = None  # seconds to sleep instead of merging
@@ -126,11 +146,11 @@ class Preselected:
     @property
     def name(self) -> str:
         """The codec and its settings."""
-        return self._codec.name
+        return self.codec.name
 
     def max_nbytes(self, numel: int) -> int:
         """Return the bytes of a block."""
-        return self._codec.max_nbytes(numel)
+        return self.codec.max_nbytes(numel)
 
     def encode(self, read: Array, residual: Array | None, out: Bytes) -> int:
         """Write the block."""
@@ -140,7 +160,7 @@ class Preselected:
     def merge(self, read: Bytes, write: Bytes, residual: Array | None) -> None:
         """Merge, or wait as long as that would take."""
         if self.waits is None:
-            self._codec.merge(read, write, residual)
+            self.codec.merge(read, write, residual)
         else:
             sleep(self.waits)
 

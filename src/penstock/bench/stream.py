@@ -30,7 +30,7 @@ _PINGS = 200
 
 def stream_network(transport: Transport, name: str) -> Network:
     """Measure alpha, beta and gamma; all ranks must call this together and all get the same."""
-    points = [(float(nbytes), _seconds_per_message(transport, nbytes)) for nbytes in SIZES]
+    points = [(float(nbytes), _many_messages(transport, nbytes)) for nbytes in SIZES]
     link = fit_line(points, "times of messages in a stream").line
     return Network(transport.world_size, link.a_seconds, link.b_seconds_per_byte, _gamma(transport), name=name)
 
@@ -48,8 +48,12 @@ def latency_seconds(transport: Transport) -> float:
     return largest(transport, median(elapsed) if transport.rank == 0 else 0.0)
 
 
-def _seconds_per_message(transport: Transport, nbytes: int) -> float:
-    count = max(_LEAST_MESSAGES, _ROUND_NBYTES // nbytes)
+def _many_messages(transport: Transport, nbytes: int) -> float:
+    return seconds_per_message(transport, nbytes, max(_LEAST_MESSAGES, _ROUND_NBYTES // nbytes))
+
+
+def seconds_per_message(transport: Transport, nbytes: int, count: int) -> float:
+    """Return the time of a message among `count` that every rank sends to the next, a few in flight each way."""
     out, into = np.ones(nbytes, np.uint8), [np.ones(nbytes, np.uint8) for _ in range(WINDOW)]
     rounds = []
     for _ in range(_ROUNDS):

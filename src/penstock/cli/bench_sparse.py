@@ -63,17 +63,25 @@ def _parse_densities(text: str) -> tuple[float, ...]:
         ) from None
 
 
+_TIMES = ("seconds", "spread", "floor_seconds", "messages_seconds", "merges_seconds", "predicted_seconds")
+
+
+def _milliseconds(seconds: float | None) -> object:
+    return "" if seconds is None else round(1e3 * seconds, 2)
+
+
 def _print(rows: list[dict[str, Any]], answers: list[dict[str, Any]], local: list[dict[str, float]]) -> None:
     from penstock.cli.output import print_table
 
     columns = ("hosts", "engine", "density", "strategy", "merges")
     table = [
         [row[name] if row[name] is not None else "" for name in columns]
-        + [round(1e3 * row[name], 2) for name in ("seconds", "spread", "predicted_seconds")]
-        + [f"{row['error']:+.0%}"]
+        + [_milliseconds(row[name]) for name in _TIMES]
+        + [f"{row['error']:+.0%}", _milliseconds(row["alpha_beta_seconds"])]
         for row in rows
     ]
-    print_table("sparse all-reduce, milliseconds", (*columns, "median", "spread", "predicted", "error"), table)
+    times = ("median", "spread", "floor", "messages", "merges", "predicted", "error", "sharing nothing")
+    print_table("sparse all-reduce, milliseconds", (*columns, *times), table)
     print_table(
         "one rank by itself, milliseconds",
         tuple(local[0]),

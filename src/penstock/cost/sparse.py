@@ -47,12 +47,22 @@ def _entry_share(density: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """One step of a sparse all-reduce: how many messages travel at once, and how many ranks merge afterwards."""
+
+    messages: int
+    merges: int = 0
+    children: int = 0  # of a broadcast: how many the sender with most to do still sends to, this one included
+
+
+@dataclass(frozen=True, slots=True)
 class SparseSteps:
     """What stands one after the other in a sparse all-reduce."""
 
     messages: int
     merges: int = 0
     adds: int = 0  # of blocks to the gradient
+    rounds: tuple[Round, ...] = ()  # the same, with what happens at once; none where ranks do not wait for one another
 
 
 def top_k_steps(p: int) -> SparseSteps:
@@ -62,13 +72,20 @@ def top_k_steps(p: int) -> SparseSteps:
 
 def gtop_k_steps(p: int) -> SparseSteps:
     """Tree and broadcast: ceil(log2 p) messages up, each merged, and as many down."""
-    return SparseSteps(2 * ceil_log2(p), ceil_log2(p))
+    distances = [1 << shift for shift in range(ceil_log2(p))]
+    pairs = [len(range(0, p - distance, 2 * distance)) for distance in distances]
+    up = (Round(count, count) for count in pairs)
+    down = (Round(count, children=level) for level, count in reversed([*enumerate(pairs, 1)]))
+    rounds = (*up, *down)
+    return SparseSteps(2 * ceil_log2(p), ceil_log2(p), rounds=rounds)
 
 
 def gtop_k_doubling_steps(p: int) -> SparseSteps:
     """Exchange at doubling distances; folding costs a message and a merge before, and a message after."""
-    rounds, folded = floor_log2(p), p != 1 << floor_log2(p)
-    return SparseSteps(rounds + 2 * folded, rounds + folded)
+    rounds, power = floor_log2(p), 1 << floor_log2(p)
+    before, after = ((Round(p - power, p - power),), (Round(p - power),)) if p != power else ((), ())
+    steps = (*before, *(Round(power, power) for _ in range(rounds)), *after)
+    return SparseSteps(len(steps), rounds + len(before), rounds=steps)
 
 
 SPARSE: dict[str, Callable[[int], SparseSteps]] = {

@@ -176,7 +176,10 @@ SECTIONS: dict[str, Section] = {
         "the dense gradient. What is timed is the exchange, messages and merges: selecting from the gradient and "
         "writing the result into it is work of each host's own processor (the record's `local` has it). Merges are "
         "`computed`, on the cores that all hosts share, or `waited` for as long as one takes on a core of its own. "
-        "`predicted` is the simulator's time with alpha, beta and a merge as measured; `error` is how far it is off.",
+        "`predicted` adds up the program's steps, each as long as so many messages and merges at once took in the same "
+        "run, since emulated hosts share processors; `error` is how far it is off. `alpha beta` is the simulator's "
+        "time for hosts that share nothing, with alpha, beta and a merge as measured; `floor` the bytes that stand one "
+        "after the other at the NIC's rate. (Records without these columns have the simulator's as `predicted`.)",
         Rivalry(
             group=("hosts", "rate", "engine", "density", "merges"),
             seconds="seconds",
@@ -184,7 +187,7 @@ SECTIONS: dict[str, Section] = {
             ours=lambda row: str(row["strategy"]).startswith("gtopk"),
             peer=lambda row: row["strategy"] == "topk_allgather",
         ),
-        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds"),
+        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds", "rounds"),
     ),
     "gtop-k": Section(
         "gTop-k's Table VII",

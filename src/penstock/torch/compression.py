@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from penstock.codecs.momentum import Momentum
 from penstock.codecs.registry import codec_names, parameter_names, parse_spec
+from penstock.codecs.sparsity import GRANULARITIES
 from penstock.codecs.warmup import Schedule, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
@@ -54,6 +55,7 @@ class Compression:
     stage_iterations: int = 1  # of each stage
     dense_below: int = 0  # tensors of fewer elements travel dense, beside the others of their bucket
     momentum: Momentum = field(default_factory=Momentum)
+    select: str = "tensor"  # what a sparse exchange selects its entries from: each tensor, a bucket, or the model
 
     def check_strategy(self, strategy: str) -> None:
         """Refuse a strategy that cannot carry the codec."""
@@ -63,6 +65,11 @@ class Compression:
             raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
+
+    def check_planner(self, planner: str) -> None:
+        """Refuse a planner whose buckets do not hold what entries are to be selected from."""
+        if self.select == "model" and planner != "single":
+            raise CodecError(f"select='model' with planner {planner!r}; wanted 'single', which makes one bucket of all")
 
     def codec_at(self, spec: str, iteration: int) -> str:
         """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
@@ -79,25 +86,30 @@ def make_compression(
     warmup_spec: Warmup = None,
     warmup_every: int = 1,
     dense_below: int = 0,
-    momentum: float = 0.0,
-    nesterov: bool = False,
+    momentum: Momentum | None = None,
+    select: str = "tensor",
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
     if codec is not None:
         check_known(codec)
+    if select not in GRANULARITIES:
+        raise CodecError(f"select={select!r}; wanted one of {', '.join(GRANULARITIES)}")
+    kept = momentum or Momentum()
     codec, density = _with_density(codec, density)
     if codec is None or codec not in SPARSE:
         _refuse_density(codec, density, warmup_spec)
+        if select != "tensor":
+            raise CodecError(f"select={select!r} with codec {codec!r}; wanted one of {', '.join(SPARSE)}")
         if codec is not None and codec != AUTO:
             wire_codec(codec)
-        return Compression(codec, dense_below=dense_below, momentum=Momentum(momentum, nesterov))
+        return Compression(codec, dense_below=dense_below, momentum=kept)
     chosen, final = SPARSE[codec], DENSITY if density is None else density
     spec = f"{chosen.codec}(density={final:g})"
     wire_codec(spec)
     if warmup_every < 1:
         raise CodecError(f"warmup_every is {warmup_every}; wanted at least 1 iteration for each density")
     schedule = None if warmup_spec is None else warmup(warmup_spec, final)
-    return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, Momentum(momentum, nesterov))
+    return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, kept, select)
 
 
 def check_known(codec: str) -> None:

@@ -280,7 +280,7 @@ class Conductor:
     @property
     def _always_ours(self) -> bool:
         """Whether torch's own all-reduce would not do, whatever the plan says."""
-        return bool(self.memory.compression.momentum.factor) or self.settings.engine is not None
+        return self.memory.compression.momentum.is_used or self.settings.engine is not None
 
     @property
     def _group(self) -> dist.ProcessGroup:

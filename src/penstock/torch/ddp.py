@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
@@ -45,9 +46,12 @@ class DistributedDataParallel(TorchDDP):
     codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
     or topk, with its density; `auto` compresses where that is predicted to pay, and `explain` says whether. warmup:
     densities before that, `warmup_every` iterations each (`codecs.warmup`). dense_below: tensors of fewer elements
-    travel dense. momentum, nesterov: corrected as in DGC, for an optimizer that has none. on_nonfinite: what a
-    compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips;
-    with `grad_scaler`, skip, and residuals follow its scale.
+    travel dense. select: entries are the largest of each tensor, of each bucket, or of the model (with planner single).
+    momentum, nesterov: corrected as in DGC, for an optimizer that has none; momentum_masking forgets the velocity of
+    what was sent. clip: scales each rank's gradient to norm clip / sqrt(ranks): the model's, so that nothing is sent
+    before the backward pass is over, or with clip_by="tensor" each tensor's. on_nonfinite: what a compressed gradient
+    with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips; with `grad_scaler`,
+    skip, and residuals follow its scale.
     engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
     """
 
@@ -64,6 +68,10 @@ class DistributedDataParallel(TorchDDP):
         dense_below: int = 0,
         momentum: float = 0.0,
         nesterov: bool = False,
+        momentum_masking: bool = True,
+        clip: float | None = None,
+        clip_by: str = "model",
+        select: str = "tensor",
         on_nonfinite: str = "raise",
         grad_scaler: Scaler | None = None,
         network: Network | str | None = None,
@@ -87,8 +95,10 @@ class DistributedDataParallel(TorchDDP):
             engine=engine,
         )
         settings.check()
-        compression = make_compression(codec, density, warmup, warmup_every, dense_below, momentum, nesterov)
+        kept = Momentum(momentum, nesterov, momentum_masking, clip, clip_by)
+        compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select)
         compression.check_strategy(strategy)
+        compression.check_planner(planner)
         memory = Memory(compression, on_nonfinite, grad_scaler)
         options |= dict(zip(_TORCH_ARGUMENTS, arguments, strict=False))
         options.setdefault("gradient_as_bucket_view", True)
@@ -104,11 +114,17 @@ class DistributedDataParallel(TorchDDP):
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Register a hook of the user's: buckets are planned all the same, and every bucket goes through the hook."""
         compression, engine = self._conductor.memory.compression, self._conductor.settings.engine
-        if compression.codec is not None or compression.momentum.factor or engine is not None:
+        if compression.codec is not None or compression.momentum.is_used or engine is not None:
             what = (
-                f"codec {compression.codec!r}" if compression.codec else f"engine {engine!r}" if engine else "momentum="
+                f"codec {compression.codec!r}"
+                if compression.codec
+                else f"engine {engine!r}"
+                if engine
+                else "momentum= or clip="
             )
-            raise PlanError(f"{what} needs the hook for itself; register none, or leave codec, momentum and engine out")
+            raise PlanError(
+                f"{what} needs the hook for itself; register none, or leave codec, momentum, clip and engine out"
+            )
         super().register_comm_hook(state, hook)
         self._conductor.user_hook = (state, hook)
 

@@ -80,6 +80,11 @@ class Memory:
         self.spoilt = False
         self.iterations += 1
 
+    @property
+    def loss_scale(self) -> float:
+        """What losses, and so gradients, are multiplied by now."""
+        return 1.0 if self._scaler is None else self._scaler.get_scale()
+
     def state_dict(self, rank: int, world_size: int) -> State:
         """Return this rank's state: what a skipped step sent is not part of it."""
         self._undo()
@@ -127,12 +132,27 @@ class Exchange:
             self.memory.begin()
             for codec in self._codecs.values():
                 codec.begin(self.memory.iterations)
+        if self.memory.compression.momentum.clips_tensors:
+            for part in torch.split(parcel.values, list(parcel.sizes)):
+                self.clip([part])
         self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
         if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
             self._average_dense(parcel)
         else:
             spec = self.memory.compression.codec_at(parcel.route.codec, self.memory.iterations - 1)
             self._average_compressed(parcel, self._codec(spec))
+
+    def clip(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Scale what this rank adds to the average, all of `gradients` by one factor, where their norm is too large.
+
+        What a rank adds is its gradient over the number of ranks, and not scaled for 16 bits as gradients are here.
+        """
+        momentum, scale = self.memory.compression.momentum, self._world_size * self.memory.loss_scale
+        norms = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients])
+        factor = momentum.shrinks_by(float(torch.linalg.vector_norm(norms)) / scale, self._world_size)
+        if factor != 1.0:
+            for each in gradients:
+                each.mul_(factor)
 
     def traffic(self) -> Traffic:
         """Return what this rank has sent so far."""
@@ -165,7 +185,7 @@ class Exchange:
             strategy=parcel.route.strategy,
             codec=codec,
             residual=residual,
-            parts=tuple(accumulate(parcel.sizes, initial=0)),
+            parts=self._parts(parcel.sizes),
             scale=scale,
             **parcel.route.options,
         )
@@ -179,6 +199,10 @@ class Exchange:
             self._on_nonfinite(values, parcel)
         if values is not parcel.values:
             parcel.values.copy_(values)
+
+    def _parts(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the boundaries of what a codec sees by itself."""
+        return tuple(accumulate(sizes, initial=0)) if self.memory.compression.select == "tensor" else (0, sum(sizes))
 
     def _gain_momentum(self, values: torch.Tensor, parcel: Parcel) -> Floats | None:
         """Replace gradients by what momentum makes of them, where it is not left to the optimizer."""

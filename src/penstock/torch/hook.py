@@ -12,6 +12,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
@@ -26,6 +27,7 @@ from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
+Job = tuple[Parcel, Future, torch.cuda.Event | None]  # a bucket, who waits for it, and when a GPU has filled it
 
 
 TIMEOUT_SECONDS = 300.0  # of one message
@@ -41,6 +43,10 @@ def comm_hook(
     dense_below: int = 0,
     momentum: float = 0.0,
     nesterov: bool = False,
+    momentum_masking: bool = True,
+    clip: float | None = None,
+    clip_by: str = "model",
+    select: str = "tensor",
     module: torch.nn.Module | None = None,
     on_nonfinite: str = "raise",
     grad_scaler: Scaler | None = None,
@@ -59,7 +65,9 @@ def comm_hook(
     """
     if codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
-    compression = make_compression(codec, density, warmup, warmup_every, dense_below, momentum, nesterov)
+    kept = Momentum(momentum, nesterov, momentum_masking, clip, clip_by)
+    compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select)
+    compression.check_planner("torch's")
     strategy = compression.strategies[0] if strategy == AUTO else strategy
     check_strategy(strategy)
     check_engine(engine)
@@ -88,7 +96,7 @@ class BucketSender:
         engine: str | None = None,  # what carries everything, where not the process group (`engines.py`)
     ) -> None:
         self._group, self.otherwise, self._names, self._memory = group, otherwise, names, memory
-        self._engine = engine
+        self._engine, self._momentum = engine, memory.compression.momentum
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         transport = CountingTransport(own_transport(engine, group))
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
@@ -97,9 +105,7 @@ class BucketSender:
         self._engine_traffic = Traffic(0, 0)  # of buckets that the engine averaged by itself
         self._routes: dict[frozenset[str], Route] = {}
         self._overlap = True
-        self._held: list[
-            tuple[Parcel, Future, torch.cuda.Event | None]
-        ] = []  # where a plan sends nothing before the end
+        self._held: list[Job] = []  # where nothing is sent before the end
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
@@ -137,11 +143,27 @@ class BucketSender:
             return self._by_engine(parcel.values)
         future: Future = torch.futures.Future()
         self._held.append((parcel, future, _event(parcel.values)))
-        if self._overlap or bucket.is_last():
-            for job in self._held:
-                self._thread.submit(self._average, *job)
-            self._held = []
+        if bucket.is_last() or (self._overlap and not self._momentum.clips_model):
+            self._send_held()
         return future
+
+    def _send_held(self) -> None:
+        """Give the communication thread what was held back; the norm of all of it is known now, where it counts."""
+        if self._momentum.clips_model:
+            self._thread.submit(self._clip, self._held)
+        for job in self._held:
+            self._thread.submit(self._average, *job)
+        self._held = []
+
+    def _clip(self, jobs: "list[Job]") -> None:
+        """Scale this rank's gradients, all of them together; runs on the communication thread."""
+        try:
+            for _, _, ready in jobs:
+                if ready is not None:
+                    ready.synchronize()
+            self._exchange.clip([parcel.values for parcel, _, _ in jobs])
+        except Exception as error:
+            self.failure = self.failure or error
 
     def traffic(self) -> Traffic:
         """Return what this rank has sent so far."""
@@ -168,7 +190,7 @@ class BucketSender:
 
     def _is_for_torch(self, parcel: Parcel) -> bool:
         """Whether the process group's own all-reduce is all that a bucket needs."""
-        ours = self._engine is not None or self._memory.compression.momentum.factor
+        ours = self._engine is not None or self._momentum.is_used
         return parcel.route == Route(NATIVE) and self._overlap and not ours
 
     def _by_engine(self, values: torch.Tensor) -> Future:
