@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from penstock.codecs.bound import Bound, Usual, bound_decode, bound_encode
 from penstock.codecs.codec import Codec
 from penstock.codecs.contraction import contracts
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
@@ -94,6 +95,14 @@ class WireCodec:
     def decode_add(self, read: Any, out: Any) -> None:
         """Add the values of the payload that `read` begins with."""
         self.codec.decode_add(self._payload(read), out)
+
+    def bound_encode(self, read: Any, residual: Any, out: Any, usual: Usual | None = None) -> Bound | None:
+        """Return an `encode` of memory that stays, None where only the usual way will do."""
+        return bound_encode(self.codec, usual or self.encode, read, residual, out)
+
+    def bound_decode(self, read: Any, out: Any, adds: bool, usual: Usual | None = None) -> Bound | None:
+        """Return the same of `decode` or `decode_add`."""
+        return bound_decode(self.codec, usual or (self.decode_add if adds else self.decode), read, out, adds)
 
     def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
         """Return the codec's form on a device, None where it has none: without Triton, and where it may skip a step.

@@ -167,9 +167,9 @@ class Binder:
             if scales and not (instruction.op is Op.ENCODE and memories.deferred is not None):
                 yield np.multiply, (values, np.float32(memories.scale), values)
             if instruction.op is Op.ENCODE:
-                yield codec.encode, (values, self._residual(piece, memories, scales), payload)
+                yield _encoding(codec, values, self._residual(piece, memories, scales), payload)
             else:
-                yield codec.decode if instruction.op is Op.DECODE else codec.decode_add, (payload, values)
+                yield _decoding(codec, payload, values, instruction.op is Op.MERGE)
 
     def _packed_calls(
         self, instruction: Instruction, coded: Slice, other: Slice, memories: Memories, fresh: Collection[int]
@@ -220,6 +220,19 @@ class Binder:
         assert slice_ is not None
         place = self.layout.place(slice_)
         return (memories.data if place.in_data else memories.scratch)[place.start : place.stop]
+
+
+def _encoding(codec: Codec, values: Array, residual: Any, payload: Bytes) -> Call:
+    """Return an encode, by what the codec has for memory that stays where there is such (`codecs.bound`)."""
+    make = getattr(codec, "bound_encode", None)
+    bound = make and make(values, residual, payload)
+    return (bound, ()) if bound else (codec.encode, (values, residual, payload))
+
+
+def _decoding(codec: Codec, payload: Bytes, values: Array, adds: bool) -> Call:
+    make = getattr(codec, "bound_decode", None)
+    bound = make and make(payload, values, adds)
+    return (bound, ()) if bound else (codec.decode_add if adds else codec.decode, (payload, values))
 
 
 def _filled(before: int, codec: Varying, count: int, block: Bytes) -> int:

@@ -65,6 +65,16 @@ class Watched:
         self._codec.decode_add(read, out)
         self._look(out)
 
+    def bound_encode(self, read: Array, residual: Any, out: Bytes) -> Any:
+        """Return an `encode` of memory that stays, None where only the usual way will do."""
+        make = getattr(self._codec, "bound_encode", None)
+        return make and make(read, residual, out, self.encode)
+
+    def bound_decode(self, read: Bytes, out: Array, adds: bool) -> Any:
+        """Return the same of `decode` or `decode_add`; a payload that goes the quick way is finite."""
+        make = getattr(self._codec, "bound_decode", None)
+        return make and make(read, out, adds, self.decode_add if adds else self.decode)
+
     def saw_nonfinite(self) -> bool:
         """Say whether anything was not finite since the last time this was asked."""
         seen, self._seen = self._seen, False

@@ -1,6 +1,6 @@
 """What makes kernels of a program: `reference` is the meaning, `numba` and `triton` must agree with it to the bit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 Arguments = Mapping[str, Any]  # the parameters that are not constants, by name, as `bind_arguments` returns them
@@ -26,6 +26,9 @@ class Kernels(Protocol):
 
 class ManyKernels(Kernels, Protocol):
     """Kernels of the CPU: they also put feedback off, and take several tensors at once, segments of one flat array."""
+
+    def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
+        """Return the bare kernel `encode_later`, `decode` or `decode_add`: it says by a number how it went."""
 
     @property
     def defers(self) -> bool:

@@ -169,6 +169,11 @@ class NumbaKernels:
             self._defers = last_decode(self.program) is not None
         return self._defers
 
+    def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
+        """Return a kernel that has the program's own arguments, for callers that check for themselves."""
+        kernel, own = self.kernel(kind), self._own(arguments)
+        return (lambda *operands: kernel(*operands, *own)) if own else kernel
+
     def kernel(self, kind: str) -> Callable[..., int]:
         """Return a kernel, compiled or loaded on first use."""
         if kind not in self._compiled:
