@@ -29,6 +29,7 @@ class CountingTransport:
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
         self.rank, self.world_size = inner.rank, inner.world_size
+        self.takes_shorter = getattr(inner, "takes_shorter", False)
         self.sent_nbytes = 0
 
     def isend(self, view: Bytes, peer: int, tag: int) -> Work:
