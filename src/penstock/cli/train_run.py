@@ -40,7 +40,8 @@ def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
 def _start(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
     from penstock.train.launch import run_job
 
-    where = f"{job.workers} emulated hosts at {rate}" if rate else f"{job.workers} workers on loopback"
+    here = "shared memory" if job.engine == "mpi" else "loopback"
+    where = f"{job.workers} emulated hosts at {rate}" if rate else f"{job.workers} workers on {here}"
     teller = Teller(f"{job.task}, {job.name or job.method}, {where}", shown)
     try:
         finished = run_job(job, rate, threads, teller)
