@@ -42,7 +42,9 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     routes = list(dict.fromkeys(route for each in found for route in each.routes))
     codecs = list(dict.fromkeys(codec for route in routes if (codec := parse_route(route).codec)))
     seconds = _SECONDS_PER_ROUTE * len(routes) * max(1.0, hosts / 4)
-    network = measure_network(transport, seconds=seconds, strategies=routes, codecs=codecs).network
+    network = measure_network(
+        transport, seconds=seconds, strategies=routes, codecs=codecs, whole_nbytes=sum(trace.nbytes)
+    ).network
     plans = {each.name: each.plan(trace, network) for each in found}
     if job.study == "joint":
         quickest = sorted(plans, key=lambda name: plans[name].iteration_seconds)

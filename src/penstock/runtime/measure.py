@@ -35,6 +35,7 @@ _LEAST, _MOST = 3, 50  # timed rounds per size
 _BLOCKS = 5  # of such rounds, of which the median counts
 _SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
+_WHOLE = 1 << 29  # of one message: two buffers of it on every rank
 _SHARE = 0.06  # of the budget, for one size
 
 
@@ -52,12 +53,14 @@ def measure_network(
     seconds: float = 4.0,
     strategies: Sequence[str] = (NATIVE,),
     codecs: Sequence[str] = (),
+    whole_nbytes: int = 0,
 ) -> Measurement:
     """Measure within about `seconds`; every rank must call this at the same time.
 
     `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours, dense or
     through a codec (`ring+onebit`). `codecs` are compressors whose curves are measured too, in a quarter of the time
-    again for each.
+    again for each. `whole_nbytes` are the gradients of a model, where that is known: compressed all-reduces are then
+    measured up to one message with all of them.
     """
     world_size = transport.world_size
     curves = measure_codecs(codecs, transport, seconds / 4)
@@ -67,7 +70,7 @@ def measure_network(
     if world_size == 1:
         return Measurement(Network(1, 0.0, 0.0, gamma, codecs=curves, name=name), {"merge": merge})
     link = fit_line(_agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
-    lines = measure_lines(transport, strategies, seconds / 2)
+    lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes)
     network = Network(
         workers=world_size,
         alpha_seconds=link.line.a_seconds,
@@ -80,13 +83,17 @@ def measure_network(
     return Measurement(network, {"merge": merge, "link": link, **lines})
 
 
-def measure_lines(transport: Transport, strategies: Sequence[str], seconds: float = 2.0) -> dict[str, Fit]:
+def measure_lines(
+    transport: Transport, strategies: Sequence[str], seconds: float = 2.0, whole_nbytes: int = 0
+) -> dict[str, Fit]:
     """Measure all-reduces as they run, by name, as `measure_network` does.
 
     What compressed messages take is no line: small ones have a startup of their own, while a large one also waits for
     its first block to be encoded and its last to be decoded. (ring+onebit on 4 hosts: 4 ms at 16 KB, then about
     5.5 ms + 0.82 ns per byte from 4 to 64 MB.) A line through all of them has half the startup of a bucket, and a
     planner that believes it sends too many. So it is fitted to messages as large as buckets are; below, it is too high.
+    Nor do they go on as they began: at 256 MB the same ring took 1.15 times what 4 to 64 MB promise, parameter servers
+    0.8 times. One message of `whole_nbytes` tells.
     """
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
     fits = {}
@@ -99,6 +106,8 @@ def measure_lines(transport: Transport, strategies: Sequence[str], seconds: floa
         points = _agreed_points(transport, one_round, share, (*SIZES, *LARGER) if compressed else SIZES)
         if not compressed:
             points += _largest_point(transport, one_round, share, points[-1])
+        elif whole_nbytes > 1.5 * points[-1][0]:
+            points.append(_whole_point(transport, one_round, whole_nbytes))
         large = [point for point in points if point[0] >= BUCKET] if compressed else points
         fit = fit_line(large, f"all-reduce times by {strategy}")
         fits[strategy] = _with_tensors(transport, communicator, strategy, fit) if compressed else fit
@@ -119,7 +128,9 @@ def _agreed_points(
         first, second = _noise(size), np.zeros(size, np.uint8)
         pilot = _agreed_seconds(transport, one_round, first, second, _PILOTS)
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
-        points.append((float(size), _agreed_seconds(transport, one_round, first, second, rounds)))
+        blocks = 1 if sizes is SIZES else _LEAST  # codecs and messages compete for cores: one hiccup in three is common
+        times = [_agreed_seconds(transport, one_round, first, second, -(-rounds // blocks)) for _ in range(blocks)]
+        points.append((float(size), median(times)))
         left -= rounds * points[-1][1]
         if size >= surely and _LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
             break
@@ -138,6 +149,14 @@ def _largest_point(
         return []
     values = np.full(LARGEST // 4, 1e-12, np.float32).view(np.uint8)  # noise would take longer than the round
     return [(float(LARGEST), min(_agreed_seconds(transport, one_round, values, values, 1) for _ in range(2)))]
+
+
+def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[float, float]:
+    """Return (bytes, seconds) of a compressed message with all gradients of a model."""
+    size = min(nbytes, _WHOLE) // _WARM * _WARM
+    first, second = np.tile(_noise(_WARM), size // _WARM), np.zeros(size, np.uint8)
+    _agreed_seconds(transport, one_round, first, second, 2)  # touches the memory, and puts feedback off
+    return float(size), median(_agreed_seconds(transport, one_round, first, second, 1) for _ in range(_LEAST))
 
 
 def _noise(nbytes: int) -> Bytes:
