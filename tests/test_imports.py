@@ -56,7 +56,7 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
         "bench/",
         "train/",
     ),
-    "triton": ("compll/backends/triton",),
+    "triton": ("compll/backends/triton", "bench/convergence/triton_"),
     "mpi4py": ("runtime/transport/mpi.py", "cli/"),
     "lark": ("compll/",),
     "matplotlib": ("report/",),

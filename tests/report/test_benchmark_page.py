@@ -17,8 +17,8 @@ TRAIN = {"hosts": 4, "rate": "1gbit", "model": "toy", "batch": 8, "iteration_sec
 REPLAY = {"hosts": 4, "rate": "1gbit", "what": "toy", "messages": 1, "measured_seconds": 1.0, "spread": 0.1,
           "simulated_seconds": 0.9, "error": -0.1}  # fmt: skip
 COLLECTIVE = {"hosts": 4, "rate": "1gbit", "engine": "gloo", "operation": "reduce", "nbytes": 1000, "seconds": 1.0}
-CURVE = {"task": "toy", "workers": 4, "metric_name": "accuracy", "better": "higher", "epochs": 4, "judged_every": 2,
-         "losses": [2.0, 1.0, 0.5, 0.4], "metrics": [0.5, 0.8], "final": 0.8}  # fmt: skip
+CURVE = {"task": "toy", "workers": 4, "metric_name": "accuracy", "better": "higher", "global_batch": 8,
+         "steps": 4, "judged_at": [2, 4], "losses": [1.0, 0.4], "metrics": [0.5, 0.8], "final": 0.8}  # fmt: skip
 ROWS = {
     "train": [TRAIN | {"method": "ddp"}, TRAIN | {"method": "penstock-exact"}, {"method": "x", "error": "died"}],
     "replay": [REPLAY | {"how": "wfbp"}, REPLAY | {"how": "exact", "measured_seconds": 1.5}],

@@ -139,29 +139,35 @@ def _draw_against(rows: Rows, name: str, label: str) -> Figure:
 
 
 def draw_convergence(rows: Rows) -> Figure:
-    """Draw the held-out metric against epochs, the mean over seeds, a panel per task and number of workers."""
-    places = sorted({(row["task"], row["workers"]) for row in rows})
-    figure = Figure(figsize=(4.6 * len(places), 3.8), layout="constrained")
-    for axis, place in zip(figure.subplots(1, len(places), squeeze=False)[0], places, strict=True):
-        here = [row for row in rows if (row["task"], row["workers"]) == place]
-        for method in dict.fromkeys(row["method"] for row in here):
-            _draw_mean(axis, method, [row for row in here if row["method"] == method])
-        axis.set_title(f"{place[0]}, {place[1]} workers", loc="left", fontsize=10)
-        axis.set_xlabel("epochs")
-        axis.set_ylabel(f"held-out {here[0]['metric_name']}")
-        if here[0]["better"] == "lower":
-            axis.set_yscale("log")
-        axis.legend(frameon=False, fontsize=7)
-        _tidy(axis)
+    """Draw the held-out metric against steps, the mean over seeds: a column per study, a row per number of workers."""
+    studies = list(dict.fromkeys((row["task"], row["steps"]) for row in rows))
+    workers = sorted({row["workers"] for row in rows})
+    figure = Figure(figsize=(4.6 * len(studies), 4.0 * len(workers)), layout="constrained")
+    axes = figure.subplots(len(workers), len(studies), squeeze=False)
+    for line, number in zip(axes, workers, strict=True):
+        for axis, (task, steps) in zip(line, studies, strict=True):
+            here = [row for row in rows if (row["task"], row["steps"], row["workers"]) == (task, steps, number)]
+            axis.set_visible(bool(here))
+            axis.set_title(f"{task}, {number} workers", loc="left", fontsize=10)
+            _draw_curves(axis, here)
     return figure
+
+
+def _draw_curves(axis: Axes, rows: Rows) -> None:
+    for method in dict.fromkeys(row["method"] for row in rows):
+        _draw_mean(axis, method, [row for row in rows if row["method"] == method])
+    axis.set_xlabel("steps")
+    if rows:
+        axis.set_ylabel(f"held-out {rows[0]['metric_name']}")
+        axis.set_yscale("log" if rows[0]["better"] == "lower" else "linear")
+        axis.legend(frameon=False, fontsize=7)
+    _tidy(axis)
 
 
 def _draw_mean(axis: Axes, method: str, rows: Rows) -> None:
     means = [sum(values) / len(values) for values in zip(*(row["metrics"] for row in rows), strict=True)]
-    every, last = rows[0]["judged_every"], rows[0]["epochs"]
-    epochs = [min(every * (index + 1), last) for index in range(len(means))]
     style = {"color": "black", "linewidth": 2} if method == "dense" else {"linewidth": 1}
-    axis.plot(epochs, means, label=method, marker=".", **style)
+    axis.plot(rows[0]["judged_at"], means, label=method, marker=".", **style)
 
 
 def _logarithmic(axis: Axes, x: str, y: str) -> None:

@@ -1,79 +1,99 @@
-"""Training with several workers in one process, on a problem small enough to check by hand."""
+"""Runs that train together, against one run and one worker at a time."""
 
 import pytest
 import torch
-from torch import nn
+from torch.nn import functional
 
-from penstock.bench.convergence.method import Method
-from penstock.bench.convergence.study import Study, run_study
+from bench.convergence.problems import line_task
+from penstock.bench.convergence.method import Method, parse_method
+from penstock.bench.convergence.study import train
 from penstock.bench.convergence.summary import against_dense
-from penstock.bench.convergence.tasks import Task
-from penstock.bench.convergence.training import MOMENTUM, Run
-from penstock.zoo.resnet import resnet20
+from penstock.bench.convergence.training import Fleet
+
+METHODS = "dense gtopk:0.5 topk:0.5 onebit gtopk:0.3:corrected:dense_below=3"
 
 
-def line_task(together=True):
-    """Return the task of fitting a line to 32 points on it."""
-    inputs = torch.linspace(-1, 1, 32)[:, None]
-    targets = 3 * inputs + 1
-
-    return Task(
-        "line", "error", "lower", lambda: nn.Linear(1, 1), 32,
-        lambda chosen, noise: (inputs[chosen], targets[chosen]), nn.functional.mse_loss,
-        lambda model: float((model(inputs) - targets).square().mean()),
-        together=together, global_batch=8, epochs=30, learning_rate=0.1, weight_decay=0.0, clip=0.0,
-    )  # fmt: skip
+def fleet_of(methods, seeds=(1, 2), workers=2, steps=60):
+    task = line_task(steps)
+    return Fleet(task, task.recipe, [parse_method(text) for text in methods.split()], seeds, workers, "cpu")
 
 
-@pytest.mark.parametrize("kind", ["dense", "gtopk", "topk", "onebit"])
-def test_every_method_fits_the_line(kind):
-    rows = []
-    study = Study((Method(kind, 0.5 if "topk" in kind else 0.0),), (2,), (1,), epochs=30, judged=3)
-    run_study(line_task(), study, "cpu", 1, rows.append)
-    assert rows[0]["final"] < 1e-2
-    assert len(rows[0]["losses"]) == 30
-    assert len(rows[0]["metrics"]) == 3
+def test_every_method_learns_and_is_judged_on_the_way():
+    rows = train([fleet_of(METHODS, seeds=(1,), steps=15)], judged=3, seconds=1000, say=lambda text: None)
+    assert [row["judged_at"] for row in rows] == [[5, 10, 15]] * 5
+    assert all(row["final"] < 0.5 for row in rows), [(row["method"], row["final"]) for row in rows]
+    assert all(row["losses"][-1] < row["losses"][0] for row in rows)
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches(together):
-    task = line_task(together)
-    run = Run(task, Method("dense"), 2, seed=4, device="cpu", epochs=2)
-    torch.manual_seed(4)
+def test_a_run_that_diverges_is_kept_and_said_to():
+    fleet = fleet_of("dense", steps=2)
+    fleet.weights[1] = float("nan")
+    rows = train([fleet], judged=1, seconds=1000, say=lambda text: None)
+    assert [row["final"] is None for row in rows] == [False, True]
+    (line,) = against_dense(rows)
+    assert (line["seeds"], line["diverged"]) == (1, 1)
+
+
+def test_fleets_side_by_side_end_as_they_do_alone():
+    def quiet(text):
+        pass
+
+    both = train([fleet_of("dense", workers=2, steps=6), fleet_of("dense", workers=4, steps=6)], 2, 1000, quiet)
+    alone = train([fleet_of("dense", workers=4, steps=6)], 2, 1000, quiet)
+    assert [row["workers"] for row in both] == [2, 2, 4, 4]
+    assert both[2:] == alone
+
+
+def test_a_study_that_is_out_of_time_keeps_what_it_has():
+    said = []
+    rows = train([fleet_of("dense", steps=6000)], judged=600, seconds=0.5, say=said.append)
+    assert 0 < rows[0]["steps"] < rows[0]["planned_steps"] == 6000
+    assert "2 workers: step 10 of 6000: " in said[0]
+
+
+def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches():
+    fleet = fleet_of("topk:0.5 dense", workers=2, steps=8)
+    task, number = fleet.task, 3  # the second seed of the second method
+    torch.manual_seed(2)
     model = task.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=task.recipe.weight_decay)
     for step in range(8):
-        optimizer.param_groups[0]["lr"] = float(run.rates[step])
+        optimizer.param_groups[0]["lr"] = float(fleet.rates[step, number])
         optimizer.zero_grad()
-        batches = [task.batch(run.chosen[step, worker], None) for worker in range(2)]
-        sum(task.criterion(model(inputs), wanted) / 2 for inputs, wanted in batches).backward()
+        inputs, labels = task.batch(fleet.chosen[1, step].flatten(), None)
+        functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
-        run.compute()
-        run.update()
-    for ours, theirs in zip(run.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+        fleet.step()
+    torch.testing.assert_close(fleet.weights[number], fleet.layout.pack(model))
 
 
-@pytest.mark.parametrize(("better", "worse"), [("higher", 0.05), ("lower", -0.05)])
+def test_corrected_momentum_at_full_density_is_plain_momentum():
+    corrected = Method("topk", 0.999, corrected=True, dense_below=100)  # all tensors travel dense
+    task = line_task(8)
+    fleet = Fleet(task, task.recipe, [Method("dense"), corrected], [1], 2, "cpu")
+    for _ in range(8):
+        fleet.step()
+    torch.testing.assert_close(fleet.weights[0], fleet.weights[1])
+
+
+def test_what_was_sent_loses_its_velocity_and_the_rest_keeps_it():
+    fleet = fleet_of("gtopk:0.2:corrected", seeds=(1,), steps=8)
+    fleet.enter_stage(4)
+    fleet.step()
+    (velocity,) = fleet.corrected.values()
+    assert torch.equal(velocity == 0, fleet.residuals == 0)
+    assert 0 < int((velocity == 0).sum()) <= 4  # at most two of ten elements, at two workers
+
+
+@pytest.mark.parametrize(("better", "worse"), [("higher", [0, 0.05, 0.1]), ("lower", [0, -0.05, -0.1])])
 def test_worse_than_dense_knows_which_way_is_better(better, worse):
-    same = {"task": "t", "workers": 4, "metric_name": "m", "epochs": 1, "better": better}
-    rows = [same | {"method": name, "final": final} for name, final in (("dense", 0.8), ("gtopk", 0.76))]
-    found = against_dense(rows)
-    assert [line["worse_than_dense"] for line in found] == pytest.approx([0, worse])
+    same = {"task": "t", "workers": 4, "metric_name": "m", "global_batch": 8, "steps": 1, "better": better}
+    rows = [same | {"method": name, "final": final} for name, final in (("dense", 0.8), ("a", 0.76), ("b", 0.72))]
+    assert [line["worse_than_dense"] for line in against_dense(rows)] == pytest.approx(worse)
     assert "worse_than_dense" not in against_dense(rows[1:])[0]
 
 
-def test_passes_run_together_give_every_worker_its_own_gradient():
-    images = torch.randn((8, 3, 32, 32), generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(8)
-    runs = []
-    for together in (True, False):
-        task = Task(
-            "few", "loss", "lower", resnet20().build, 8, lambda chosen, noise: (images[chosen], labels[chosen]),
-            nn.functional.cross_entropy, lambda model: 0.0, together=together,
-            global_batch=8, epochs=1, learning_rate=0.1, weight_decay=0.0, clip=0.0,
-        )  # fmt: skip
-        runs.append(Run(task, Method("dense"), 2, seed=1, device="cpu", epochs=1))
-        runs[-1].compute()
-    torch.testing.assert_close(runs[0].gradients, runs[1].gradients, rtol=1e-3, atol=1e-5)
-    assert not torch.equal(runs[0].gradients[0], runs[0].gradients[1])
+def test_methods_are_compared_with_the_learning_rate_that_suits_dense_best():
+    same = {"task": "t", "workers": 4, "metric_name": "m", "global_batch": 8, "steps": 1, "better": "lower"}
+    rows = [same | {"method": name, "final": final} for name, final in (("dense", 4), ("dense, rate x 2", 2), ("a", 3))]
+    assert [line["worse_than_dense"] for line in against_dense(rows)] == pytest.approx([1, 0, 0.5])

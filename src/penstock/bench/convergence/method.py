@@ -1,18 +1,21 @@
 """The methods that are compared, and how each turns workers' gradients into one update."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from penstock.bench.convergence import quantised, sparse
-from penstock.bench.convergence.quantised import Parts, Quantise
 from penstock.bench.convergence.sparse import Exchanged
+from penstock.bench.convergence.triton_segments import Segments
 from penstock.errors import PenstockError
 
-WARMUP = (0.25, 0.0725, 0.015, 0.004)  # density in the first epochs (gTop-k, section IV)
+WARMUP = (0.25, 0.0725, 0.015, 0.004)  # densities at the beginning (gTop-k, section IV)
 SPARSE = {"topk": sparse.topk, "gtopk": sparse.gtopk, "gtopk-published": sparse.gtopk_published}
-QUANTISED = ("onebit", "terngrad")
+QUANTISED: dict[str, quantised.Quantise] = {"onebit": quantised.onebit, "terngrad": quantised.terngrad}
+Exchange = Callable[[torch.Tensor], Exchanged]  # of what every worker wants, [run, worker, element]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,53 +25,84 @@ class Method:
     kind: str  # dense, topk, gtopk, gtopk-published, onebit, terngrad or dgc
     density: float = 0.0  # of what is sent; quantising methods send every element and have none
     feedback: bool = True  # False: what is not sent is lost (TernGrad's rounding is right on average)
+    corrected: bool = False  # DGC's momentum correction and factor masking; plain: the optimizer has the momentum
+    dense_below: int = 0  # tensors of fewer elements are sent dense
+    rate: float = 1.0  # times the task's learning rate
 
     @property
     def name(self) -> str:
         """A short name for tables and pictures."""
-        density = f" {self.density:g}" if self.density else ""
-        return f"{self.kind}{density}{'' if self.feedback else ', no feedback'}"
+        said = [f" {self.density:g}"] if self.density else []
+        said += [", no feedback"] if not self.feedback else []
+        said += [", corrected"] if self.corrected else []
+        said += [f", dense below {self.dense_below}"] if self.dense_below else []
+        said += [f", rate x {self.rate:g}"] if self.rate != 1 else []
+        return self.kind + "".join(said)
 
-    def densities(self, epochs: int) -> list[float]:
-        """Return the density of every epoch; 1 is dense.
+    def density_at(self, stage: int) -> float:
+        """Return the density of a stage of the warm-up, or after it; 1 is dense.
 
         Sparse methods begin with the paper's warm-up, quantising ones dense for as long (Seide et al. begin so too).
         """
         if self.kind == "dense":
-            return [1.0] * epochs
-        first = [1.0] * len(WARMUP) if self.kind in QUANTISED else [max(self.density, step) for step in WARMUP]
-        return first[:epochs] + [self.density] * (epochs - len(WARMUP))
+            return 1.0
+        if stage >= len(WARMUP):
+            return self.density
+        return 1.0 if self.kind in QUANTISED else max(self.density, WARMUP[stage])
 
 
 def parse_method(text: str) -> Method:
-    """Return the method written as KIND, KIND:DENSITY or KIND:nofeedback."""
-    kind, _, rest = text.partition(":")
+    """Return the method written as KIND and then, each after a colon, a density or options.
+
+    >>> parse_method("gtopk:0.001:corrected:dense_below=65").name
+    'gtopk 0.001, corrected, dense below 65'
+    """
+    kind, *options = text.split(":")
     if kind not in ("dense", "dgc", *SPARSE, *QUANTISED):
         raise PenstockError(f"no method {kind!r}; wanted dense, dgc, {', '.join((*SPARSE, *QUANTISED))}")
-    if rest == "nofeedback":
-        return Method(kind, feedback=False)
-    return Method(kind, float(rest or 0))
+    return Method(kind, **dict(_option(option) for option in options))
 
 
-def exchange(
-    method: Method,
-    wanted: torch.Tensor,
-    density: float,
-    parts: Parts,
-    generator: torch.Generator | None = None,
-) -> Exchanged:
-    """Return the sum all workers apply and what each keeps; `wanted` has a row per worker."""
+def _option(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    if name in ("corrected", "nofeedback"):
+        return ("corrected", True) if name == "corrected" else ("feedback", False)
+    if name in ("dense_below", "rate"):
+        return name, int(value) if name == "dense_below" else float(value)
+    return "density", float(text)
+
+
+def make_exchange(method: Method, density: float, tensors: Segments) -> Exchange:
+    """Return how workers exchange at a density; the tensors it needs are made now, not in a graph."""
     if density >= 1:
-        return wanted.sum(0), torch.zeros_like(wanted)
+        return lambda wanted: (wanted.sum(-2), wanted.zero_())
+    large = tuple(size for size in tensors.sizes if size >= method.dense_below)
+    sparse_part = _all_alike(method, density, tensors, sum(large))
+    if not method.dense_below:
+        return sparse_part
+    dense = dense_mask(method, tensors)
+
+    def both(wanted: torch.Tensor) -> Exchanged:
+        applied, residuals = sparse_part(torch.where(dense, 0, wanted))
+        return torch.where(dense, wanted.sum(-2), applied), residuals
+
+    return both
+
+
+def dense_mask(method: Method, tensors: Segments) -> torch.Tensor:
+    """Return which elements belong to tensors that are sent dense."""
+    return (tensors.numel < method.dense_below)[tensors.index]
+
+
+def _all_alike(method: Method, density: float, tensors: Segments, counted: int) -> Exchange:
     if method.kind in SPARSE:
-        return SPARSE[method.kind](wanted, max(1, round(density * wanted.shape[1])))
-    applied, residuals = quantised.exchange(wanted, _quantise(method, density, generator), parts)
+        whole = Segments.of([sum(tensors.sizes)], str(tensors.index.device))
+        return partial(SPARSE[method.kind], take=whole.taker([max(1, round(density * counted))]))
+    if method.kind == "dgc":
+        return partial(quantised.exchange, quantise=quantised.largest(tensors, density), tensors=tensors)
+    return partial(_quantised, method=method, tensors=tensors)
+
+
+def _quantised(wanted: torch.Tensor, method: Method, tensors: Segments) -> Exchanged:
+    applied, residuals = quantised.exchange(wanted, QUANTISED[method.kind], tensors)
     return applied, residuals if method.feedback else torch.zeros_like(residuals)
-
-
-def _quantise(method: Method, density: float, generator: torch.Generator | None) -> Quantise:
-    if method.kind == "onebit":
-        return quantised.onebit
-    if method.kind == "terngrad":
-        return partial(quantised.terngrad, generator=generator)
-    return partial(quantised.largest, density=density)

@@ -1,42 +1,38 @@
-"""Top-k and global top-k over all workers at once: tensors of shape (workers, elements).
+"""Top-k and global top-k over all workers of several runs at once: tensors of shape (runs, workers, elements).
 
 Each function takes `wanted`, what every worker would like to apply (gradient plus residual), and returns the sum that
-is applied on all of them and the new residuals. gTop-k's tree here takes a power of two workers.
+is applied on all workers of a run and the new residuals, in the place of `wanted`. gTop-k's tree here takes a power of
+two workers.
 """
+
+from collections.abc import Callable
 
 import torch
 
 Exchanged = tuple[torch.Tensor, torch.Tensor]  # (applied sum, residuals)
+Take = Callable[[torch.Tensor], torch.Tensor]  # takes the k largest out of every row, and leaves the others there
 
 
-def select(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Keep the k entries of largest magnitude in each row and zero the rest."""
-    where = values.abs().topk(k, dim=-1, sorted=False).indices
-    return torch.zeros_like(values).scatter_(-1, where, values.gather(-1, where))
-
-
-def topk(wanted: torch.Tensor, k: int) -> Exchanged:
+def topk(wanted: torch.Tensor, take: Take) -> Exchanged:
     """Algorithm 1: everybody's k entries reach everybody."""
-    sent = select(wanted, k)
-    return sent.sum(0), wanted - sent
+    return take(wanted).sum(-2), wanted
 
 
-def gtopk(wanted: torch.Tensor, k: int) -> Exchanged:
+def gtopk(wanted: torch.Tensor, take: Take) -> Exchanged:
     """Algorithm 3 without its loss: whoever drops a value in a merge keeps it."""
-    blocks = select(wanted, k)
-    residuals = wanted - blocks
+    blocks = take(wanted)
     step = 1
-    while step < len(wanted):
-        both = blocks[:: 2 * step] + blocks[step :: 2 * step]
-        kept = select(both, k)
-        residuals[:: 2 * step] += both - kept
-        blocks[:: 2 * step] = kept
+    while blocks.shape[-2] > 1:
+        both = blocks[..., ::2, :] + blocks[..., 1::2, :]
+        blocks = take(both)
         step *= 2
-    return blocks[0].clone(), residuals
+        wanted[..., ::step, :] += both
+    return blocks.squeeze(-2), wanted
 
 
-def gtopk_published(wanted: torch.Tensor, k: int) -> Exchanged:
+def gtopk_published(wanted: torch.Tensor, take: Take) -> Exchanged:
     """Algorithm 4 as printed: a sent value is put back only where its index is missing from the result (erratum 4)."""
-    applied, _ = gtopk(wanted, k)
-    sent = select(wanted, k)
-    return applied, wanted - sent * (applied != 0)
+    blocks = sent = take(wanted)
+    while blocks.shape[-2] > 1:
+        blocks = take(blocks[..., ::2, :] + blocks[..., 1::2, :])
+    return blocks.squeeze(-2), wanted.add_(torch.where(blocks == 0, sent, 0))

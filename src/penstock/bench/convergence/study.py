@@ -1,64 +1,138 @@
-"""Every method, number of workers and seed on one task, many runs at a time."""
+"""Trains fleets to the end, judges them on the way, and tells how each run went."""
 
 import math
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from penstock.bench.convergence.graphs import Graphed
-from penstock.bench.convergence.method import Method
-from penstock.bench.convergence.tasks import Task
-from penstock.bench.convergence.training import Graph, Run, train
+from penstock.bench.convergence.training import Fleet
+
+_EAGER_STEPS = 3  # before capturing: libraries choose their kernels in them
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
-    """What to run on a task."""
+@dataclass(slots=True)
+class Stepper:
+    """Takes steps; on a GPU by replaying a CUDA graph, which costs one launch instead of hundreds."""
 
-    methods: tuple[Method, ...]
-    workers: tuple[int, ...]
-    seeds: tuple[int, ...]
-    epochs: int
-    judged: int  # how often the held-out metric is taken
-    seconds: float = math.inf  # after which no further run begins
+    fleet: Fleet
+    graph: torch.cuda.CUDAGraph | None = None
+    calls: int = 0
 
-    def runs(self) -> list[tuple[Method, int, int]]:
-        """Return (method, workers, seed), the most interesting first: a study may be cut short."""
-        return [(method, p, seed) for seed in self.seeds for p in self.workers for method in self.methods]
-
-
-def run_study(task: Task, study: Study, device: str, at_once: int, done: Callable[[dict[str, Any]], None]) -> None:
-    """Do all runs, `at_once` at a time; `done` gets each row as it is finished."""
-    lock = threading.RLock()
-    every = max(1, study.epochs // study.judged)
-    end = time.monotonic() + study.seconds
-
-    def one(method: Method, workers: int, seed: int) -> None:
-        if time.monotonic() > end:
+    def __call__(self) -> None:
+        """Take one step."""
+        self.calls += 1
+        if self.fleet.device != "cuda" or self.calls <= _EAGER_STEPS:
+            self.fleet.step()
             return
-        stream = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream) if stream else nullcontext():
-            with lock:
-                run = Run(task, method, workers, seed, device, study.epochs)
-            curve = train(run, _graph(run, lock), lock, every)
-        done({"task": task.name, "method": method.name, "workers": workers, "seed": seed, "metric_name": task.metric,
-              "better": task.better,
-              "epochs": study.epochs, "judged_every": every, "losses": curve.losses, "metrics": curve.metrics,
-              "final": curve.metrics[-1]})  # fmt: skip
-
-    with ThreadPoolExecutor(at_once) as pool:
-        for result in [pool.submit(one, *each) for each in study.runs()]:
-            result.result()
+        if self.graph is None:
+            self.graph = _capture(self.fleet.step)
+        self.graph.replay()
 
 
-def _graph(run: Run, lock: threading.RLock) -> Graph:
-    """Return what makes graphs where there is a GPU, and leaves work as it is elsewhere."""
-    if run.device != "cuda":
-        return lambda work: work
-    return lambda work: Graphed(work, run.rounding, lock)
+def _capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    # On the fleet's own stream: graphs captured on one stream would share its workspace for matrix products.
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        work()
+    return graph
+
+
+@dataclass(slots=True)
+class Course:
+    """A fleet's way to the end, step by step, on a stream of its own."""
+
+    fleet: Fleet
+    judged: int  # how often
+    stream: torch.cuda.Stream | None = None
+    curve: list[tuple[int, list[float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.fleet.device == "cuda":
+            torch.cuda.synchronize()
+            self.stream = torch.cuda.Stream()
+
+    def walk(self) -> Iterator[None]:
+        """Take all steps, judging on the way; yield after each."""
+        starts, steps = self.fleet.stage_starts(), self.fleet.recipe.steps
+        at = {round(steps * (number + 1) / self.judged) for number in range(self.judged)}
+        stepper = Stepper(self.fleet)
+        for step in range(steps):
+            if step in starts:
+                self.fleet.enter_stage(starts.index(step))
+                stepper = Stepper(self.fleet)
+            stepper()
+            if step + 1 in at:
+                self.curve.append((step + 1, self.fleet.evaluate()))
+            yield
+
+
+def train(fleets: Sequence[Fleet], judged: int, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Train all fleets side by side to the end or until `seconds` have passed, and return a row per run.
+
+    Each has a stream: small kernels of one fill the gaps of the other.
+    """
+    begun = time.monotonic()
+    courses = [Course(fleet, judged) for fleet in fleets]
+    walks = [(course, course.walk()) for course in courses]
+    while walks and time.monotonic() - begun < seconds:
+        for course, walk in list(walks):
+            seen = len(course.curve)
+            with torch.cuda.stream(course.stream) if course.stream else nullcontext():
+                if next(walk, walk) is walk:
+                    walks.remove((course, walk))
+            if len(course.curve) > seen:
+                say(f"{time.monotonic() - begun:.0f} s, {course.fleet.workers} workers: {_progress(course)}")
+    return [row for course in courses if course.curve for row in rows(course.fleet, course.curve)]
+
+
+def _progress(course: Course) -> str:
+    step, found = course.curve[-1]
+    return f"step {step} of {course.fleet.recipe.steps}: {min(found):.4f} to {max(found):.4f}"
+
+
+def seconds_per_step(fleets: Sequence[Fleet], steps: int = 20) -> float:
+    """Return how long a step of all fleets takes after the warm-up; the fleets are spoilt by it."""
+    steppers = [(Stepper(fleet), Course(fleet, 1).stream) for fleet in fleets]
+    for fleet in fleets:
+        fleet.enter_stage(len(fleet.stage_starts()))
+
+    def take(number: int) -> float:
+        begun = time.monotonic()
+        for _ in range(number):
+            for stepper, stream in steppers:
+                with torch.cuda.stream(stream) if stream else nullcontext():
+                    stepper()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.monotonic() - begun
+
+    take(_EAGER_STEPS + 10)
+    return take(steps) / steps
+
+
+def rows(fleet: Fleet, curve: list[tuple[int, list[float]]]) -> list[dict[str, Any]]:
+    """Return what is kept of every run."""
+    task, losses = fleet.task, fleet.losses[: curve[-1][0]].tensor_split(len(curve))
+    means = torch.stack([part.mean(0) for part in losses]).T.tolist()
+    return [
+        {
+            "task": task.name, "method": member.method.name, "workers": fleet.workers, "seed": member.seed,
+            "metric_name": task.metric, "better": task.better, "global_batch": task.global_batch,
+            "steps": curve[-1][0],
+            "planned_steps": fleet.recipe.steps, "learning_rate": fleet.recipe.learning_rate * member.method.rate,
+            "judged_at": [step for step, _ in curve], "losses": [_finite(round(loss, 4)) for loss in means[number]],
+            "metrics": [_finite(found[number]) for _, found in curve], "final": _finite(curve[-1][1][number]),
+        }
+        for number, member in enumerate(fleet.members)
+    ]  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    """Return a number, or nothing where a run has diverged: records hold no infinities."""
+    return value if math.isfinite(value) else None

@@ -1,148 +1,149 @@
-"""Trains one model by one method with several workers in one process; on a GPU a step is one CUDA graph.
+"""Trains by several methods and from several seeds at once, each run with several workers, all in one process.
 
-All parameters are views of one flat vector, and worker w's gradients are views of row w of a matrix. Momentum is the
-paper's plain one, on the exchanged gradient: the same optimizer for all methods.
+All runs take a step together: `weights` has a row per run, gradients and residuals a row per run and worker. Momentum
+is the paper's plain one, on the exchanged gradient, or DGC's corrected one; weight decay is always the optimizer's,
+on all weights.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch.nn import functional
 
-from penstock.bench.convergence.method import Method, exchange
-from penstock.bench.convergence.quantised import Parts
-from penstock.bench.convergence.tasks import Task
+from penstock.bench.convergence.layout import Layout
+from penstock.bench.convergence.method import WARMUP, Method, dense_mask, make_exchange
+from penstock.bench.convergence.networks import Statistics
+from penstock.bench.convergence.tasks import Recipe, Task
+from penstock.bench.convergence.triton_segments import Segments
 
-MOMENTUM = 0.9
+_FORGETTING = 0.1  # of running statistics, as torch has it
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """How a run went."""
+class Member:
+    """One of the runs that train together."""
 
-    losses: list[float]  # mean training loss of each epoch
-    metrics: list[float]  # after each epoch, on held-out data
+    method: Method
+    seed: int
 
 
-class Run:
-    """One training run; `step` computes and exchanges, on the device alone."""
+class Fleet:
+    """Runs that train together; `step` computes and exchanges, on the device alone."""
 
-    def __init__(self, task: Task, method: Method, workers: int, seed: int, device: str, epochs: int) -> None:
-        self.task, self.method, self.workers, self.seed = task, method, workers, seed
-        self.device, self.epochs, self.density = device, epochs, 1.0
+    def __init__(
+        self, task: Task, recipe: Recipe, methods: Sequence[Method], seeds: Sequence[int], workers: int, device: str
+    ) -> None:
+        self.task, self.recipe, self.workers, self.device = task, recipe, workers, device
+        self.members = [Member(method, seed) for method in methods for seed in seeds]
+        self.groups = {method: slice(at * len(seeds), (at + 1) * len(seeds)) for at, method in enumerate(methods)}
+        self.model = task.model().to(device)
+        self.layout = Layout.of(self.model)
+        self.tensors = Segments.of(self.layout.sizes, device)
+        self.weights = torch.stack([self._begin(member.seed) for member in self.members]).to(device)
+        shape = (len(self.members), workers, self.weights.shape[1])
+        self.residuals, self.velocity = torch.zeros(shape, device=device), torch.zeros_like(self.weights)
+        self.corrected = {m: torch.zeros_like(self.residuals[at]) for m, at in self.groups.items() if m.corrected}
+        self.dense = {method: dense_mask(method, self.tensors) for method in self.corrected}
+        self.running: Statistics = {}
+        self._draw(list(seeds), len(methods))
+        self.enter_stage(0)
+
+    def _begin(self, seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        self.model = task.model().to(device).train()
-        parameters = list(self.model.parameters())
-        self.parts = Parts.of([parameter.numel() for parameter in parameters], device)
-        self.weights = torch.cat([parameter.detach().flatten() for parameter in parameters])
-        self.gradients = torch.zeros((workers, len(self.weights)), device=device)
-        self.residuals, self.velocity = torch.zeros_like(self.gradients), torch.zeros_like(self.weights)
-        for parameter, view in zip(parameters, self._views(self.weights).values(), strict=True):
-            parameter.data = view
-        self.buffers = {name: buffer.expand(workers, *buffer.shape).clone() for name, buffer in self._named_buffers()}
-        self._draw()
-        self.rounding = torch.Generator(device).manual_seed(seed)
+        return self.layout.pack(self.task.model())
 
-    def _draw(self) -> None:
-        """Choose all examples of all steps beforehand, and the learning rate (half a cosine, after one epoch up)."""
-        generator = torch.Generator().manual_seed(1000 + self.seed)
-        batch, examples = self.task.global_batch, self.task.examples
-        self.steps = examples // batch
-        order = [torch.randperm(examples, generator=generator)[: self.steps * batch] for _ in range(self.epochs)]
-        shape = (self.epochs * self.steps, self.workers, batch // self.workers)
-        self.chosen = torch.cat(order).view(shape).to(self.device)
-        self.noise = torch.rand((*shape, 3), generator=generator).to(self.device)
-        done = torch.arange(len(self.chosen)) / len(self.chosen)
-        rising = torch.clamp((torch.arange(len(self.chosen)) + 1) / self.steps, max=1)
-        self.rates = (self.task.learning_rate * rising * 0.5 * (1 + torch.cos(math.pi * done))).to(self.device)
-        self.losses = torch.zeros(len(self.chosen), device=self.device)
+    def _draw(self, seeds: list[int], methods: int) -> None:
+        """Choose all examples of all steps beforehand, and the learning rates."""
+        steps, batch, examples = self.recipe.steps, self.task.global_batch, self.task.examples
+        chosen, noise = [], []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(1000 + seed)
+            passes = math.ceil(steps / (examples // batch))
+            order = [torch.randperm(examples, generator=generator)[: examples // batch * batch] for _ in range(passes)]
+            chosen.append(torch.cat(order)[: steps * batch].view(steps, self.workers, -1))
+            noise.append(torch.rand((*chosen[-1].shape, 3), generator=generator))
+        self.chosen, self.noise = torch.stack(chosen).to(self.device), torch.stack(noise).to(self.device)
+        self.seed_number = torch.arange(len(seeds), device=self.device).repeat(methods)
+        step = torch.arange(steps)
+        rising = torch.clamp((step + 1) / self.recipe.rising, max=1)
+        rates = self.recipe.learning_rate * rising * 0.5 * (1 + torch.cos(math.pi * step / steps))
+        factors = torch.tensor([member.method.rate for member in self.members])
+        self.rates = (rates[:, None] * factors).to(self.device)
+        self.losses = torch.zeros((steps, len(self.members)), device=self.device)
         self.now = torch.zeros(1, dtype=torch.long, device=self.device)
 
-    def _views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return each parameter's place in a vector, or in every row of a matrix."""
-        pieces = zip(self.model.named_parameters(), torch.split(flat, list(self.parts.sizes), dim=-1), strict=True)
-        return {name: piece.view(*flat.shape[:-1], *parameter.shape) for (name, parameter), piece in pieces}
+    def enter_stage(self, stage: int) -> None:
+        """Take the densities of a stage of the warm-up; the last one stays."""
+        densities = {method: method.density_at(stage) for method in self.groups}
+        self.exchanges = {method: make_exchange(method, density, self.tensors) for method, density in densities.items()}
 
-    def _named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self.model.named_buffers()
-
-    def compute(self) -> None:
-        """Compute every worker's gradient."""
-        chosen, noise = self.chosen[self.now][0], self.noise[self.now][0]
-        losses = self._together(chosen, noise) if self.task.together else self._in_turn(chosen, noise)
-        self.losses[self.now] = losses.mean()
-
-    def _together(self, chosen: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """Run all workers' passes as one: every worker has a copy of the weights, and so a gradient of its own."""
-        inputs, wanted = self.task.batch(chosen.flatten(), noise.flatten(0, 1))
-        shape = chosen.shape
-        copies = self.weights.expand_as(self.gradients).clone().requires_grad_()
-
-        def one(parameters: Any, buffers: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            outputs = torch.func.functional_call(self.model, (parameters, buffers), (x,))
-            return self.task.criterion(outputs, y)
-
-        x, y = inputs.view(*shape, *inputs.shape[1:]), wanted.view(*shape, *wanted.shape[1:])
-        losses: torch.Tensor = torch.func.vmap(one)(self._views(copies), self.buffers, x, y)
-        self.gradients.copy_(torch.autograd.grad(losses.sum(), copies)[0])
-        return losses.detach()
-
-    def _in_turn(self, chosen: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        self.gradients.zero_()
-        losses = []
-        for worker in range(self.workers):
-            views = self._views(self.gradients[worker])
-            for name, parameter in self.model.named_parameters():
-                parameter.grad = views[name]
-            inputs, wanted = self.task.batch(chosen[worker], noise[worker])
-            loss = self.task.criterion(self.model(inputs), wanted)
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        return torch.stack(losses)
-
-    def update(self) -> None:
-        """Exchange the gradients and change the weights."""
-        gradients = self.gradients
-        if self.task.clip:
-            norms = gradients.norm(dim=1, keepdim=True)
-            gradients = gradients * (self.task.clip / math.sqrt(self.workers) / norms).clamp(max=1)
-        wanted = gradients + self.residuals
-        applied, residuals = exchange(self.method, wanted, self.density, self.parts, self.rounding)
-        self.residuals.copy_(residuals)
-        self.velocity.mul_(MOMENTUM).add_(applied / self.workers + self.task.weight_decay * self.weights)
-        self.weights.sub_(self.rates[self.now] * self.velocity)
+    def step(self) -> None:
+        """Take one step with all runs."""
+        gradients = self._gradients()
+        if self.recipe.clip:
+            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+            gradients *= (self.recipe.clip / math.sqrt(self.workers) / norms).clamp(max=1)
+        rate = self.rates[self.now][0]
+        self.velocity.mul_(self.recipe.momentum)
+        if self.recipe.weight_decay:
+            self.velocity.add_(self.weights, alpha=self.recipe.weight_decay)
+        for method, at in self.groups.items():
+            self._exchange(method, at, gradients[at], rate[at, None])
+        self.weights.sub_(rate[:, None] * self.velocity)
         self.now += 1
 
+    def _gradients(self) -> torch.Tensor:
+        """Return every worker's gradient; a worker's loss is the mean over its own examples."""
+        chosen = self.chosen[self.seed_number, self.now.expand_as(self.seed_number)]
+        noise = self.noise[self.seed_number, self.now.expand_as(self.seed_number)]
+        inputs, wanted = self.task.batch(chosen, noise)
+        leaf = self.weights[:, None].expand_as(self.residuals).detach().requires_grad_()
+        seen: Statistics = {}
+        logits = self.task.forward(inputs, self.layout.views(leaf), seen).float()
+        losses = functional.cross_entropy(logits.flatten(0, 2), wanted.flatten(), reduction="none")
+        means = losses.view(*chosen.shape[:2], -1).mean(-1)
+        self.losses[self.now] = means.detach().mean(1)
+        self._follow(seen)
+        return torch.autograd.grad(means.sum(), leaf)[0]
+
+    def _follow(self, seen: Statistics) -> None:
+        """Keep running statistics: the mean of what the workers see, as each of them would keep it."""
+        for layer, both in seen.items():
+            mean, variance = (each.unflatten(0, (len(self.members), -1)).mean(1) for each in both)
+            if layer not in self.running:
+                self.running[layer] = (torch.zeros_like(mean), torch.ones_like(variance))
+            self.running[layer][0].lerp_(mean, _FORGETTING)
+            self.running[layer][1].lerp_(variance, _FORGETTING)
+
+    def _exchange(self, method: Method, at: slice, gradients: torch.Tensor, rate: torch.Tensor) -> None:
+        local = self.corrected.get(method)
+        if local is not None:
+            gradients = local.mul_(self.recipe.momentum).add_(gradients)
+        applied, residuals = self.exchanges[method](self.residuals[at].add_(gradients))
+        if residuals.data_ptr() != self.residuals[at].data_ptr():
+            self.residuals[at] = residuals
+        if local is None:
+            self.velocity[at].add_(applied, alpha=1 / self.workers)
+        else:
+            local.mul_((residuals != 0) | self.dense[method])  # what left for good; what travels dense keeps its own
+            self.weights[at].sub_(rate * applied, alpha=1 / self.workers)
+
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Return the held-out metric, with the mean of the workers' running statistics."""
-        for name, buffer in self._named_buffers():
-            if self.task.together and buffer.is_floating_point():
-                buffer.copy_(self.buffers[name].mean(0))
+    def evaluate(self) -> list[float]:
+        """Return every run's held-out metric, of the model itself."""
         self.model.eval()
-        found = self.task.evaluate(self.model)
-        self.model.train()
+        found = []
+        for number, flat in enumerate(self.weights):
+            self.layout.unpack(flat, self.model)
+            for layer, (mean, variance) in self.running.items():
+                norm = self.model.get_submodule(layer)
+                norm.get_buffer("running_mean").copy_(mean[number])
+                norm.get_buffer("running_var").copy_(variance[number])
+            found.append(self.task.evaluate(self.model))
         return found
 
-
-Graph = Callable[[Callable[[], None]], Callable[[], None]]  # makes something faster of work that repeats
-
-
-def train(run: Run, graph: Graph, lock: AbstractContextManager[Any], evaluate_every: int = 1) -> Curve:
-    """Train to the end, and judge every so many epochs and at the end; judging holds `lock`."""
-    metrics: list[float] = []
-    compute, update, density = graph(run.compute), run.update, None
-    for epoch, wanted in enumerate(run.method.densities(run.epochs)):
-        if wanted != density:
-            run.density = density = wanted
-            update = graph(run.update)
-        for _ in range(run.steps):
-            compute()
-            update()
-        if (epoch + 1) % evaluate_every == 0 or epoch + 1 == run.epochs:
-            with lock:
-                metrics.append(run.evaluate())
-    return Curve(run.losses.view(run.epochs, run.steps).mean(1).tolist(), metrics)
+    def stage_starts(self) -> list[int]:
+        """Return the steps at which a stage of the warm-up begins, and the one after it."""
+        return [self.recipe.warmup * stage for stage in range(len(WARMUP) + 1)]
