@@ -40,7 +40,7 @@ def test_each_step_adds_one_idea():
     assert set(found[1].routes + found[2].routes) <= set(found[4].routes)
 
 
-def _measured(transport, seconds, strategies, codecs):
+def _measured(transport, seconds, strategies, codecs, whole_nbytes):
     lines = {route: LinearCost(1e-4, 1e-10 if "+" in route else 1e-9) for route in strategies}
     return Measurement(Network(transport.world_size, 1e-5, 1e-9, 1e-10, lines, {"onebit": ONEBIT}), {})
 
