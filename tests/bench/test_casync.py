@@ -11,6 +11,7 @@ from penstock.bench.joint import joint_rows
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure import Measurement
+from penstock.simulator.robust import TIE
 from penstock.trace import Tensor, Trace, save_trace
 from runtime.threads import run_ranks
 
@@ -65,7 +66,7 @@ def test_beside_joint_only_the_best_hand_made_ones_are_replayed(tmp_path, monkey
     rows = run_ranks(2, lambda transport: list(measure_job(transport, job, lambda _: None)))[0]
     assert len(rows) == 3
     assert rows[-1]["how"] == "joint"
-    assert rows[-1]["simulated_seconds"] == min(row["simulated_seconds"] for row in rows)
+    assert rows[-1]["simulated_seconds"] <= (1 + TIE) * min(row["simulated_seconds"] for row in rows)
 
 
 def test_rows_say_what_each_step_gains(monkeypatch):

@@ -7,10 +7,12 @@ from typing import Any
 from penstock.bench.configurations import Configuration, hand_made, joint, steps
 from penstock.bench.serve import serve
 from penstock.cluster.replay_study import replay_plans
+from penstock.cost.ways import comparable
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure import NATIVE, measure_network
 from penstock.runtime.transport import Transport
+from penstock.simulator.robust import predict_robust
 from penstock.traces import find_trace
 
 WAIT_SECONDS = 120.0
@@ -47,6 +49,8 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     ).network
     plans = {each.name: each.plan(trace, network) for each in found}
     if job.study == "joint":
+        chosen = found[-1]
+        plans["joint"] = predict_robust(trace, chosen.planner, comparable(chosen.ways(network)), hosts)
         quickest = sorted(plans, key=lambda name: plans[name].iteration_seconds)
         kept = {"joint", *[name for name in quickest if name != "joint"][: job.only]}
         plans = {name: plan for name, plan in plans.items() if name in kept}
