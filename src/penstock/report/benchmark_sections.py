@@ -225,7 +225,7 @@ SECTIONS: dict[str, Section] = {
         "(plain momentum 0.9), schedule, learning rate and data order for all methods; means over seeds. "
         "`between seeds` is maximum - minimum. Sparse methods warm up with densities 0.25, 0.0725, 0.015, 0.004, as "
         "many steps each as an epoch of the paper has (ResNet-20 and VGG-16: 400); quantising ones begin dense for as "
-        "long. CIFAR-10 is its first 10,000 training images only. What follows from it: [convergence](convergence.md).",
+        "long. CIFAR-10 is its first 10,000 training images only. `docs/convergence.md` says what follows.",
         shares=("worse_than_dense",),
         summarise=against_dense,
     ),
