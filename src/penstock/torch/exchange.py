@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from penstock.codecs.codec import ON_NONFINITE
 from penstock.codecs.feedback import PutOff
@@ -17,7 +15,7 @@ from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.torch.checkpoint import FORMAT, State, state_for
 from penstock.torch.compression import Compression
-from penstock.torch.residuals import Floats, Residuals
+from penstock.torch.residuals import HOST, Residuals, Room, copied
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 from penstock.torch.watched import Watched, watched_codec
 
@@ -169,22 +167,25 @@ class Exchange:
     def _average_compressed(self, parcel: Parcel, codec: Watched) -> None:
         """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full.
 
-        Those on a GPU go through host memory, where the residuals are.
+        Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
         """
-        values = parcel.values.to("cpu", torch.float32)  # the same memory where they already are
+        device = parcel.values.device if codec.on_device(parcel.values.device) is not None else HOST
+        values = parcel.values.to(device, torch.float32)  # the same memory where they already are
         scale = 1 / self._world_size
         if self.memory.compression.momentum.factor:
             values.mul_(scale)
             scale = 1.0
         velocity = self._gain_momentum(values, parcel)
         small = self._take_out_small(values, parcel.sizes, scale)
-        residual = self.memory.residuals.deferred(parcel.names, parcel.sizes) if codec.takes_feedback else None
+        residual = self.memory.residuals.deferred(parcel.names, parcel.sizes, device) if codec.takes_feedback else None
         aside = self._set_aside(values, residual, parcel.sizes) if self._leaves_out and residual else []
         self._communicator.all_reduce(
             values,
             strategy=parcel.route.strategy,
             codec=codec,
-            residual=residual,
+            residual=residual.memory
+            if residual is not None and values.is_cuda
+            else residual,  # nothing is put off there
             parts=self._parts(parcel.sizes),
             scale=scale,
             **parcel.route.options,
@@ -193,7 +194,7 @@ class Exchange:
             self.memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel.sizes))
         for start, kept in aside:
             assert residual is not None
-            residual.values()[start : start + kept.size] += kept
+            residual.values()[start : start + len(kept)] += kept
         self._average_small(values, small)
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
@@ -204,16 +205,16 @@ class Exchange:
         """Return the boundaries of what a codec sees by itself."""
         return tuple(accumulate(sizes, initial=0)) if self.memory.compression.select == "tensor" else (0, sum(sizes))
 
-    def _gain_momentum(self, values: torch.Tensor, parcel: Parcel) -> Floats | None:
+    def _gain_momentum(self, values: torch.Tensor, parcel: Parcel) -> Room | None:
         """Replace gradients by what momentum makes of them, where it is not left to the optimizer."""
         momentum = self.memory.compression.momentum
         if not momentum.factor or values.dtype != torch.float32:
             return None
-        velocity = self.memory.velocities.bucket(parcel.names, parcel.sizes)
-        momentum.before(values.numpy(), velocity)
+        velocity = self.memory.velocities.bucket(parcel.names, parcel.sizes, values.device)
+        momentum.before(values if values.is_cuda else values.numpy(), velocity)  # type: ignore[arg-type]  # alike
         return velocity
 
-    def _sent(self, residual: Floats, sizes: Sequence[int]) -> NDArray[np.bool_]:
+    def _sent(self, residual: Room, sizes: Sequence[int]) -> Room:
         """Return where values left for good; what travels dense keeps its velocity, as with plain momentum."""
         sent = sent_from(residual)
         for start, stop in self._small(sizes):
@@ -242,7 +243,7 @@ class Exchange:
             for (start, part), total in zip(small, torch.split(packed, [len(p) for _, p in small]), strict=True):
                 values[start : start + len(part)] = total
 
-    def _set_aside(self, values: torch.Tensor, residual: PutOff, sizes: Sequence[int]) -> list[tuple[int, Floats]]:
+    def _set_aside(self, values: torch.Tensor, residual: PutOff, sizes: Sequence[int]) -> list[tuple[int, Room]]:
         """Take out of the residual what tensors without a gradient owe, so that it is not sent now.
 
         Returns where each piece belongs. A gradient that is all zeros counts as none: it only waits.
@@ -251,7 +252,7 @@ class Exchange:
         for start, stop in pairwise(accumulate(sizes, initial=0)):
             if not values[start:stop].any():
                 kept = residual.values()[start:stop]
-                found.append((start, kept.copy()))
+                found.append((start, copied(kept)))
                 kept[:] = 0.0
         return found
 

@@ -5,8 +5,9 @@ one communication thread, which averages it by the route of the plan over a proc
 messages never meet the user's. The future torch waits for is completed by that thread.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 
 import torch
@@ -106,6 +107,7 @@ class BucketSender:
         self._routes: dict[frozenset[str], Route] = {}
         self._overlap = True
         self._held: list[Job] = []  # where nothing is sent before the end
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
@@ -141,7 +143,7 @@ class BucketSender:
             self._raises_at_end = at_end_of_backward(self._raise_failure)
         if self._is_for_torch(parcel):
             return self._by_engine(parcel.values)
-        future: Future = torch.futures.Future()
+        future = _future(parcel.values)
         self._held.append((parcel, future, _event(parcel.values)))
         if bucket.is_last() or (self._overlap and not self._momentum.clips_model):
             self._send_held()
@@ -158,10 +160,10 @@ class BucketSender:
     def _clip(self, jobs: "list[Job]") -> None:
         """Scale this rank's gradients, all of them together; runs on the communication thread."""
         try:
-            for _, _, ready in jobs:
-                if ready is not None:
-                    ready.synchronize()
-            self._exchange.clip([parcel.values for parcel, _, _ in jobs])
+            with ExitStack() as stack:
+                for parcel, _, ready in jobs:
+                    stack.enter_context(self._beside(parcel.values.device, ready))
+                self._exchange.clip([parcel.values for parcel, _, _ in jobs])
         except Exception as error:
             self.failure = self.failure or error
 
@@ -204,19 +206,17 @@ class BucketSender:
     def _average(self, parcel: Parcel, future: Future, ready: torch.cuda.Event | None) -> None:
         """Average one bucket; runs on the communication thread, and after a failure only passes that on.
 
-        On a GPU the bucket is `ready` when the backward pass's stream says so, and torch may use it when ours is done.
+        On a GPU this is queued on a stream beside the backward pass's, which says when the bucket is `ready`. The
+        future makes torch's stream wait for ours; the host waits for no more than what it sends.
         """
         try:
             if self.failure is not None:
                 raise self.failure
             start = perf_counter()
-            if ready is not None:
-                ready.synchronize()
-            self._exchange.average(parcel)
-            if ready is not None:
-                torch.cuda.current_stream(parcel.values.device).synchronize()
-            self.sent.append(Sent(parcel.name, start, perf_counter()))
-            future.set_result(parcel.values)
+            with self._beside(parcel.values.device, ready):
+                self._exchange.average(parcel)
+                self.sent.append(Sent(parcel.name, start, perf_counter()))
+                future.set_result(parcel.values)
         except Exception as error:
             self.failure = self.failure or error
             if self._raises_at_end:
@@ -227,6 +227,18 @@ class BucketSender:
     def _raise_failure(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+    @contextmanager
+    def _beside(self, device: torch.device, ready: torch.cuda.Event | None) -> Iterator[None]:
+        """Work on our own stream of a GPU, behind the event that fills the bucket."""
+        if ready is None:
+            yield
+            return
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams[device].wait_event(ready)
+        with torch.cuda.stream(self._streams[device]):
+            yield
 
     def close(self) -> None:
         """End the communication thread once it has sent what it was given."""
@@ -246,6 +258,13 @@ def at_end_of_backward(call: Callable[[], None]) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _future(values: torch.Tensor) -> Future:
+    """Return a future that, on a GPU, also makes the stream of whoever waits for it wait for ours."""
+    if not values.is_cuda:
+        return torch.futures.Future()
+    return torch.futures.Future(devices=[values.device])
 
 
 def _event(values: torch.Tensor) -> torch.cuda.Event | None:

@@ -10,14 +10,18 @@ sum of all ranks' residuals is what weights are still to be changed by, whatever
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from penstock.codecs.feedback import PutOff
 from penstock.errors import PlanError
 
 Floats = NDArray[np.float32]
+Room = Any  # float32 memory: a numpy array, or a tensor on a GPU where the codec works there
+HOST = torch.device("cpu")
 
 
 class Residuals:
@@ -25,39 +29,39 @@ class Residuals:
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, ...], PutOff] = {}
-        self._views: dict[str, Floats] = {}  # by name; where it lies now
-        self._saved: dict[str, Floats] | None = None
+        self._views: dict[str, Room] = {}  # by name; where it lies now
+        self._saved: dict[str, Room] | None = None
 
-    def bucket(self, names: Sequence[str], sizes: Sequence[int]) -> Floats:
+    def bucket(self, names: Sequence[str], sizes: Sequence[int], device: torch.device = HOST) -> Room:
         """Return the residual of a bucket with these parameters in this order; the same memory each time."""
-        return self.deferred(names, sizes).values()
+        return self.deferred(names, sizes, device).values()
 
-    def deferred(self, names: Sequence[str], sizes: Sequence[int]) -> PutOff:
+    def deferred(self, names: Sequence[str], sizes: Sequence[int], device: torch.device = HOST) -> PutOff:
         """Return the same for a codec that puts off what it leaves there."""
         key = tuple(names)
-        if key not in self._buckets:
+        if key not in self._buckets or _device(self._buckets[key].memory) != device:
             self._settle()
-            memory = np.zeros(sum(sizes), np.float32)
+            memory = _zeros(sum(sizes), device)
             for name, (start, stop) in zip(key, pairwise(accumulate(sizes, initial=0)), strict=True):
                 self._move(name, memory[start:stop])
             self._buckets = {each: old for each, old in self._buckets.items() if not set(each) & set(key)}
             self._buckets[key] = PutOff(memory)
         return self._buckets[key]
 
-    def _move(self, name: str, view: Floats) -> None:
+    def _move(self, name: str, view: Room) -> None:
         old = self._views.get(name)
-        if old is not None and old.size != view.size:
+        if old is not None and len(old) != len(view):
             raise PlanError(
-                f"residual of {name!r} has {old.size} elements, its parameter {view.size}; load the state of this model"
+                f"residual of {name!r} has {len(old)} elements, its parameter {len(view)}; load the state of this model"
             )
         if old is not None:
-            view[:] = old
+            view[:] = torch.as_tensor(old) if isinstance(view, torch.Tensor) else _here(old)
         self._views[name] = view
 
     def values(self) -> dict[str, Floats]:
-        """Return a copy of each parameter's residual, flat."""
+        """Return a copy of each parameter's residual, flat, in host memory."""
         self._settle()
-        return {name: view.copy() for name, view in self._views.items()}
+        return {name: _here(view).copy() for name, view in self._views.items()}
 
     def load(self, values: Mapping[str, Floats]) -> None:
         """Replace all residuals; parameters that `values` does not name owe nothing."""
@@ -68,11 +72,12 @@ class Residuals:
         """Multiply all residuals: what a gradient scaler does to gradients must be done to what they owe."""
         self._settle()
         for view in self._views.values():
-            view *= np.float32(factor)
+            view *= float(np.float32(factor))
 
     def save(self) -> None:
         """Remember all values for a `restore`."""
-        self._saved = self.values()
+        self._settle()
+        self._saved = {name: copied(view) for name, view in self._views.items()}
 
     def restore(self) -> None:
         """Go back to what the last `save` saw; parameters that it did not see owe nothing."""
@@ -92,3 +97,21 @@ class Residuals:
 
     def __setstate__(self, values: dict[str, Floats]) -> None:
         self.load(values)
+
+
+def copied(room: Room) -> Room:
+    """Return a copy in the same place."""
+    return room.clone() if isinstance(room, torch.Tensor) else room.copy()
+
+
+def _zeros(numel: int, device: torch.device) -> Room:
+    return np.zeros(numel, np.float32) if device == HOST else torch.zeros(numel, device=device)
+
+
+def _device(room: Room) -> torch.device:
+    return room.device if isinstance(room, torch.Tensor) else HOST
+
+
+def _here(room: Room) -> Floats:
+    here: Floats = room.cpu().numpy() if isinstance(room, torch.Tensor) else room
+    return here

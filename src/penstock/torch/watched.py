@@ -39,6 +39,7 @@ class Watched:
         """`marking` writes a payload that says "not finite"; it is only asked when `codec` refuses."""
         self._codec, self._marking, self._count_from = codec, marking, count_from
         self._seen = False
+        self._forms: dict[Any, Any] = {}  # on each device
         self.name, self.max_nbytes = codec.name, codec.max_nbytes
         self.takes_feedback = takes_feedback  # else no residual is kept: it would grow
         self.puts_off: bool = getattr(codec, "puts_off", False)
@@ -74,6 +75,16 @@ class Watched:
         """Return the same of `decode` or `decode_add`; a payload that goes the quick way is finite."""
         make = getattr(self._codec, "bound_decode", None)
         return make and make(read, out, adds, self.decode_add if adds else self.decode)
+
+    def on_device(self, device: Any) -> Any:
+        """Return the codec's form on a device; None where it has none there, as in host memory."""
+        if device not in self._forms:
+            form = getattr(self._codec, "on_device", None)
+            self._forms[device] = form(device, self._note) if form and device.type == "cuda" else None
+        return self._forms[device]
+
+    def _note(self) -> None:
+        self._seen = True
 
     def saw_nonfinite(self) -> bool:
         """Say whether anything was not finite since the last time this was asked."""
