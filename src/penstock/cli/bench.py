@@ -9,6 +9,7 @@ from penstock.cli.bench_coordinator import bench_coordinator
 from penstock.cli.bench_gains import bench_gains
 from penstock.cli.bench_gtop_k import bench_gtop_k
 from penstock.cli.bench_links import bench_links
+from penstock.cli.bench_overlap import bench_overlap
 from penstock.cli.bench_page import bench_page
 from penstock.cli.bench_planners import bench_planners
 from penstock.cli.bench_profile import bench_profile
@@ -32,4 +33,5 @@ bench.command("casync")(bench_casync)
 bench.command("coordinator")(bench_coordinator)
 bench.command("sparse")(bench_sparse)
 bench.command("gtop-k")(bench_gtop_k)
+bench.command("overlap")(bench_overlap)
 bench.command("page")(bench_page)

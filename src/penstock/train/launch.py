@@ -66,11 +66,16 @@ def _command(job: Job, local_rank: int) -> list[str]:
 
 def _on_loopback(job: Job, threads: int) -> list[Worker]:
     """Return the workers with torchrun's environment."""
-    common = {**_meeting(threads), "WORLD_SIZE": job.workers, "LOCAL_WORLD_SIZE": job.workers}
     return [
-        Worker(rank, ("env", *_settings({**common, "RANK": rank, "LOCAL_RANK": rank}), *_command(job, rank)))
-        for rank in range(job.workers)
+        Worker(rank, ("env", *settings, *_command(job, rank)))
+        for rank, settings in enumerate(loopback_settings(job.workers, threads))
     ]
+
+
+def loopback_settings(workers: int, threads: int) -> list[list[str]]:
+    """Return what `env` sets for each of the workers on this machine."""
+    common = {**_meeting(threads), "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
+    return [_settings({**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(workers)]
 
 
 def _run_mpi(job: Job, threads: int, output: "Output", forward: "Stopping") -> Outcome:
@@ -91,8 +96,8 @@ def _meeting(threads: int) -> dict[str, str]:
     return {**meeting, "OMP_NUM_THREADS": str(threads)}
 
 
-def _settings(environment: Mapping[str, object]) -> Iterator[str]:
-    return (f"{name}={value}" for name, value in environment.items())
+def _settings(environment: Mapping[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in environment.items()]
 
 
 def _free_port() -> int:

@@ -1,0 +1,59 @@
+"""The wrapper on a GPU, alone and with two processes that share it over gloo."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from spawn import spawn  # noqa: E402
+from torch_cuda import exchanged, planned  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "ring"},
+        {"codec": "gtopk", "density": 0.01},
+        {"codec": "gtopk", "density": 0.01, "momentum": 0.5, "dense_below": 100},
+        {"codec": "gtopk_published", "density": 0.01},
+        {"codec": "topk(density=0.05)"},
+    ],
+    ids=str,
+)
+def test_buckets_on_the_gpu_are_averaged_to_the_bits_of_the_cpu(options, world_size):
+    there = spawn(world_size, exchanged, "cuda", options)
+    here = spawn(world_size, exchanged, "cpu", options)
+    for (averaged, owed), (wanted, wanted_owed) in zip(there, here, strict=True):
+        assert averaged == wanted
+        assert owed.keys() == wanted_owed.keys()
+        for name, values in owed.items():
+            np.testing.assert_array_equal(values, wanted_owed[name])
+
+
+@pytest.mark.parametrize("codec", ["onebit", "terngrad(bitwidth=2)", "gtopk"])
+def test_two_ranks_on_one_gpu_get_the_same_bits(codec):
+    (one, _), (other, _) = spawn(2, exchanged, "cuda", {"codec": codec})
+    assert one == other
+
+
+@pytest.mark.parametrize("codec", ["onebit", "gtopk"])
+def test_a_gradient_that_is_not_finite_leaves_what_is_owed_as_it_was(codec):
+    options = {"codec": codec, "on_nonfinite": "skip"}
+    spoilt = spawn(2, exchanged, "cuda", options, 2)
+    for averaged, _ in spoilt:
+        assert np.isnan(np.frombuffer(averaged[7], np.float32)).any()
+        assert np.isfinite(np.frombuffer(averaged[6], np.float32)).all()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("codec", [None, "onebit", "gtopk(density=0.05)"])
+def test_the_wrapper_profiles_plans_and_trains_on_the_gpu(codec, world_size):
+    found = spawn(world_size, planned, {"codec": codec})
+    assert len({digest for digest, _, _ in found}) == 1
+    assert "plan " in found[0][1]
+    assert found[0][2] < 0.9
