@@ -48,8 +48,13 @@ def watch(step: Callable[[], object], steps: int) -> list[Activity]:
     return [
         Activity(event.name(), event.device_resource_id(), event.start_ns() * 1e-9, event.duration_ns() * 1e-9)
         for event in found.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA and event.duration_ns() > 0
+        if event.device_type() == DeviceType.CUDA and event.duration_ns() > 0 and not _is_annotation(event.name())
     ]
+
+
+def _is_annotation(name: str) -> bool:
+    """Say whether a span only stands around kernels, as torch's for the forward pass and the optimizer do."""
+    return name.startswith(("DistributedDataParallel.", "Optimizer.", "ProfilerStep", "nccl:", "##"))
 
 
 def summarise(activities: Sequence[Activity], steps: int) -> dict[str, Any]:
