@@ -11,43 +11,35 @@ from collections.abc import Sequence
 from penstock.cli.bench import bench
 
 RESULTS = "benchmarks/results"
-LARGE = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact,penstock-exact-native"
+BUCKETS = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact"
+ONE_SIZE = "--sizes 16000000"
 RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, options
-    ("planners", "planners", ""),
-    ("links", "links", ""),
-    ("profile", "profile_cpu", ""),
-    ("codecs", "codecs", ""),
-    ("collectives", "collectives", ""),
+    ("train", "train", "--models vgg16_cifar:8"),
+    ("train", "train-resnet50", f"--models resnet50:1 --methods {BUCKETS} --rounds 2 --iterations 1"),
+    ("train", "train-lstm_ptb", f"--models lstm_ptb:1 --methods {BUCKETS} --rounds 2 --iterations 1 --warmup 2"),
+    ("replay", "replay", "--hosts 4 --iterations 2"),
+    ("replay", "replay-8-hosts", "--hosts 8 --iterations 1"),
+    ("gains", "gains", ""),
+    ("joint", "joint", ""),
+    ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb --iterations 3"),
+    ("casync", "casync-vgg-4-hosts", "--hosts 4 --traces vgg16:parameter_server --codecs onebit"),
+    ("casync", "casync-bert-4-hosts", "--hosts 4 --traces bert_base:ring --codecs onebit --iterations 1"),
+    ("casync", "casync-vgg-8-hosts", "--hosts 8 --traces vgg16:parameter_server --codecs onebit --iterations 1"),
+    ("casync", "casync-bert-8-hosts", "--hosts 8 --traces bert_base:ring --codecs onebit --iterations 1"),
     ("sparse", "sparse-4-hosts", "--hosts 4"),
     ("sparse", "sparse-8-hosts", "--hosts 8 --links coarse"),
     ("sparse", "sparse-16-hosts", "--hosts 16 --links coarse --merges waited"),
-    ("sparse", "sparse-16-hosts-smooth", "--hosts 16 --merges waited"),
-    ("gtop-k", "gtop-k-table-7", ""),
-    ("replay", "replay", "--hosts 4 --traces resnet50,googlenet,densenet201"),
-    ("replay", "replay-large", "--hosts 4 --traces resnet152,lstm_ptb --iterations 2"),
-    ("replay", "replay-8-hosts", "--hosts 8 --traces resnet50,googlenet,densenet201 --iterations 2"),
-    ("replay", "replay-8-hosts-large", "--hosts 8 --traces resnet152,lstm_ptb --iterations 1"),
-    ("joint", "joint", ""),
-    ("casync", "casync-vgg-4-hosts", "--hosts 4 --traces vgg16:parameter_server --codecs onebit"),
-    ("casync", "casync-bert-4-hosts", "--hosts 4 --traces bert_base:ring --codecs onebit"),
-    ("casync", "casync-vgg-8-hosts", "--hosts 8 --traces vgg16:parameter_server --codecs onebit --iterations 1"),
-    ("casync", "casync-bert-8-hosts", "--hosts 8 --traces bert_base:ring --codecs onebit --iterations 1"),
-    ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb --iterations 4"),
-    ("coordinator", "coordinator", "--hosts 4,8"),
-    ("scaling", "scaling", ""),
-    ("rates", "rates", ""),
-    ("train", "train", "--models vgg16_cifar:8"),
-    (
-        "train",
-        "train-sparse",
-        "--methods no-communication,ddp,ddp-5,penstock-onebit,penstock-gtopk",
-    ),
-    ("train", "train-resnet50", f"--models resnet50:1 --methods {LARGE} --rounds 3 --iterations 1"),
-    (
-        "train",
-        "train-lstm_ptb",
-        f"--models lstm_ptb:1 --methods {LARGE} --rounds 2 --iterations 1 --warmup 2 --profile 3",
-    ),
+    ("collectives", "collectives-loopback-16-mb", f"--hosts 4 --rate loopback --engine gloo {ONE_SIZE} --no-measure"),
+    ("collectives", "collectives-4-hosts-16-mb", "--hosts 4 --sizes 65536,16000000 --rounds 4 --patience 10"),
+    ("collectives", "collectives-2-8-hosts-16-mb", f"--hosts 2,8 {ONE_SIZE} --rounds 3 --patience 10"),
+    ("scaling", "scaling", "--iterations 2"),
+    ("rates", "rates", "--nbytes 4000000"),
+    ("coordinator", "coordinator", "--hosts 4,8 --iterations 3"),
+    ("gtop-k", "gtop-k-table-7", "--iterations 1"),
+    ("links", "links", ""),
+    ("profile", "profile_cpu", ""),
+    ("codecs", "codecs_cpu", "--rounds 7"),
+    ("planners", "planners", ""),
 )
 
 

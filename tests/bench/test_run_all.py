@@ -13,7 +13,7 @@ VERBS = typer.main.get_command(bench).commands
 
 @pytest.mark.parametrize(("verb", "record", "options"), [run for run in RUNS if run[0] in VERBS], ids=lambda x: str(x))
 def test_every_benchmark_is_called_with_options_it_has(verb, record, options):
-    known = {name for parameter in VERBS[verb].params for name in parameter.opts}
+    known = {name for parameter in VERBS[verb].params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in options.split() if word.startswith("--")} | {"--out"} <= known
 
 
