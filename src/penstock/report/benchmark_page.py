@@ -18,7 +18,8 @@ Record = Mapping[str, Any]
 _FIELDS = ("benchmark", "date", "command", "commit", "machine", "versions", "rows")
 _HEAD = """# Benchmarks
 
-Made by `penstock bench page` from the records in [benchmarks/results]({results}); `make bench` measures anew what needs no GPU and fits into half an hour.
+Made by `penstock bench page` from the records in [benchmarks/results]({results}); `make bench`
+measures anew what needs no GPU and fits into half an hour.
 Times are medians, `spread` is maximum - minimum. Rows in which a peer is faster than we are say so, in bold.
 """
 
