@@ -251,8 +251,8 @@ SECTIONS: dict[str, Section] = {
         "Compression on a GPU",
         "Training steps on one GPU: forward, backward, update; methods take turns. `slowdown` is against `ddp`, "
         "torch's own wrapper. Two workers share the GPU over gloo and take turns on it. `codec seconds` is what "
-        "kernels beside the model's run in a step, `hidden` the part of that during which one of the model's ran too, from torch's "
-        "profiler.",
+        "kernels beside the model's run in a step, `hidden` the part of that during which one of the model's ran "
+        "too, from torch's profiler.",
         hidden=("all_seconds", "kinds", "model_seconds"),
         shares=("slowdown", "hidden"),
     ),
