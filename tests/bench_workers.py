@@ -3,6 +3,8 @@
 import torch.distributed as dist
 
 from penstock.bench import replay_worker
+from penstock.bench.memory_worker import MemoryJob
+from penstock.bench.memory_worker import measure_job as measure_memory
 from penstock.bench.replay_worker import ReplayJob, measure_job
 from penstock.bench.train_worker import TrainJob, train
 from penstock.network import LinearCost, Network
@@ -42,3 +44,10 @@ def delayed_replay_on_loopback(_rank, trace, latency_seconds):
     rows = list(measure_job(C10dTransport(), job, lambda _: None))
     dist.barrier()
     return rows
+
+
+def memory_on_loopback(_rank, method):
+    finished = []
+    rows = list(measure_memory(C10dTransport(), MemoryJob("resnet20", 2, method, 2, 4), finished.append))
+    dist.barrier()
+    return rows, finished

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.bsp import BulkSynchronous
-from penstock.zoo import find_task
 from torch_training import QUICK
+from torch_zoo import BATCH, small_task
 
 WIDTH = 6
 ITERATIONS = 20
@@ -58,9 +58,9 @@ def train_graphs(rank: int, graphs: list[Graph], algorithms: list[str]) -> list[
     return [_by_every_method(lambda graph=graph: Random(graph), loss, algorithms) for graph in graphs]
 
 
-def train_zoo(rank: int, name: str, batch: int, algorithms: list[str], iterations: int) -> dict[str, list[Any]]:
-    """Train a model of the zoo by every method."""
-    task = find_task(name)
+def train_zoo(rank: int, name: str, algorithms: list[str], iterations: int) -> dict[str, list[Any]]:
+    """Train a model of the zoo, made smaller, by every method."""
+    task, batch = small_task(name), BATCH.get(name, 2)
 
     def loss(model: nn.Module, step: int) -> torch.Tensor:
         torch.manual_seed(1000 * step + rank)

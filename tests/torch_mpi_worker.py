@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+import torch_compressed as compressed
 import torch_training as training
 from penstock.errors import MismatchError, PlanError
 from penstock.plan import Route
@@ -38,7 +39,7 @@ def same_as_gloo() -> None:
     """Parameters are those of the gloo run to the bit, and the same number of bytes was sent."""
     for options in SAME_ORDER.values():
         ours, theirs = (
-            training.echo(WORLD.rank, {"it": {**ONE_BUCKET, **options, "engine": engine}})["it"]
+            compressed.echo(WORLD.rank, {"it": {**ONE_BUCKET, **options, "engine": engine}})["it"]
             for engine in ("mpi", None)
         )
         np.testing.assert_array_equal(ours["applied"], theirs["applied"])
@@ -51,11 +52,11 @@ def same_on_all_ranks() -> None:
     """MPI's own all-reduce, in float32 and where it has no such numbers; ranks are alike to the bit."""
     for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.5), ("float16", 0.1)):
         options = {"strategy": "native", "engine": "mpi", "dtype": dtype}
-        found = training.echo(WORLD.rank, {"it": options}, steps=4)["it"]
+        found = compressed.echo(WORLD.rank, {"it": options}, steps=4)["it"]
         applied = WORLD.allgather(found["applied"])
         assert all(np.array_equal(each, applied[0]) for each in applied)
         wanted = sum(
-            training.echo_inputs(rank, step).numpy() for rank in range(WORLD.size) for step in range(4)
+            compressed.echo_inputs(rank, step).numpy() for rank in range(WORLD.size) for step in range(4)
         ) / np.float32(WORLD.size)
         np.testing.assert_allclose(applied[0], wanted, rtol=0, atol=tolerance)
 
@@ -66,7 +67,7 @@ def nothing_through_torch() -> None:
     original = dist.all_reduce
     dist.all_reduce = lambda *arguments, **options: called.append(1) or original(*arguments, **options)
     try:
-        training.echo(WORLD.rank, {"it": {"strategy": "native", "engine": "mpi"}}, steps=4)
+        compressed.echo(WORLD.rank, {"it": {"strategy": "native", "engine": "mpi"}}, steps=4)
     finally:
         dist.all_reduce = original
     assert not called

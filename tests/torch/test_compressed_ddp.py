@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import torch_training as training
+import torch_compressed as training
+import torch_training
 from penstock.errors import CodecError
 from penstock.torch import DistributedDataParallel
 from spawn import spawn
@@ -147,7 +148,7 @@ def test_what_a_parameter_is_owed_waits_until_it_is_used_again():
 
 
 def test_parameters_of_several_types_are_compressed_in_torchs_buckets():
-    rank = spawn(2, training.compare, {"case": {"model": "mixed", "ours": {"codec": "onebit"}}})[0]["case"][1]
+    rank = spawn(2, torch_training.compare, {"case": {"model": "mixed", "ours": {"codec": "onebit"}}})[0]["case"][1]
     assert rank["explain"].startswith("torch's own buckets are kept: its parameters have several types")
 
 

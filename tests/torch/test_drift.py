@@ -1,6 +1,6 @@
 """Drift: when a plan is made again, and when not."""
 
-import torch_training as training
+import torch_measuring as training
 from penstock.torch.drift import WINDOW, Drift
 from spawn import spawn
 

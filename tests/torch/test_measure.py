@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-import torch_training as training
+import torch_measuring as training
 from penstock.torch.measure import Cluster, measurement_path
 from spawn import spawn
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-import torch_training as training
+import torch_measuring as training
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.torch.measured import Sent, communication_seconds, measured_timeline
 from spawn import spawn

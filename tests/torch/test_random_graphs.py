@@ -10,7 +10,6 @@ from penstock.zoo import ZOO
 from spawn import spawn_outcomes
 
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
-SMALL_BATCH = {"lstm_ptb": 2, "resnet20": 2, "gpt_small": 1, "googlenet": 1}
 
 sources = st.lists(st.integers(0, 8), min_size=1, max_size=3)
 layers = st.tuples(st.sampled_from([*torch_graphs.KINDS, "shared"]), sources)
@@ -58,8 +57,7 @@ def test_many_random_modules_on_any_number_of_workers(world_size, drawn):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("model", ["lstm_ptb", "resnet20", "vgg16_cifar", "gpt_small"])
+@pytest.mark.parametrize("model", ZOO)
 def test_the_zoo_trains_as_with_torch(model, world_size):
-    assert model in ZOO
-    arguments = (model, SMALL_BATCH.get(model, 2), ALGORITHMS[:3], torch_graphs.ITERATIONS)
+    arguments = (model, ALGORITHMS[:3], torch_graphs.ITERATIONS)
     check(run(world_size, torch_graphs.train_zoo, *arguments), rtol=5e-3, atol=5e-4)

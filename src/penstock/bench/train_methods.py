@@ -90,6 +90,7 @@ METHODS: dict[str, Method] = {
     ALONE: Method(_bare, OTHER),  # the bare module on every rank: no wrapper, so nothing is sent
     DEFAULT: Method(_stock, STOCK),
     **{f"ddp-{mib}": Method(partial(_stock, bucket_cap_mb=mib), STOCK) for mib in (1, 5, 25, 100)},
+    "ddp-views": Method(partial(_stock, gradient_as_bucket_view=True), STOCK),
     "ddp-fp16": Method(partial(_hooked, hook=default_hooks.fp16_compress_hook), OTHER),
     "ddp-bf16": Method(partial(_hooked, hook=default_hooks.bf16_compress_hook), OTHER),
     "ddp-powersgd": Method(partial(_hooked, hook=powerSGD_hook, state=_powersgd_state), OTHER, risky=True),

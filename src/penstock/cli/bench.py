@@ -9,6 +9,7 @@ from penstock.cli.bench_coordinator import bench_coordinator
 from penstock.cli.bench_gains import bench_gains
 from penstock.cli.bench_gtop_k import bench_gtop_k
 from penstock.cli.bench_links import bench_links
+from penstock.cli.bench_memory import bench_memory
 from penstock.cli.bench_overlap import bench_overlap
 from penstock.cli.bench_page import bench_page
 from penstock.cli.bench_planners import bench_planners
@@ -22,6 +23,7 @@ bench.command("links")(bench_links)
 bench.command("planners")(bench_planners)
 bench.command("profile")(bench_profile)
 bench.command("train")(bench_train)
+bench.command("memory")(bench_memory)
 bench.command("replay")(bench_replay)
 bench.command("gains")(bench_gains)
 bench.command("scaling")(bench_scaling)

@@ -61,6 +61,13 @@ SECTIONS: dict[str, Section] = {
             peer=lambda row: str(row["method"]).startswith("ddp"),
         ),
     ),
+    "memory": Section(
+        "Memory",
+        "The most memory that a rank held (the kernel's VmHWM), less what its process held before the model was made "
+        "(`imports`: the interpreter, torch, penstock and its compiled kernels, the same for all). Fresh processes for "
+        "every run, which covers all phases: profiling, measuring the network, planning, the switch of buckets, and "
+        "iterations after it. `ddp-views` is torch's wrapper with `gradient_as_bucket_view=True`.",
+    ),
     "replay": Section(
         "Planners on a real network",
         "Replayed iterations: communication is real (gloo, emulated hosts), computation is waiting for as long as the "

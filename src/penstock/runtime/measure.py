@@ -54,13 +54,15 @@ def measure_network(
     strategies: Sequence[str] = (NATIVE,),
     codecs: Sequence[str] = (),
     whole_nbytes: int = 0,
+    most_nbytes: int = LARGEST,
 ) -> Measurement:
     """Measure within about `seconds`; every rank must call this at the same time.
 
     `strategies` are all-reduces whose lines are measured as they run: the engine's own, and any of ours, dense or
     through a codec (`ring+onebit`). `codecs` are compressors whose curves are measured too, in a quarter of the time
     again for each. `whole_nbytes` are the gradients of a model, where that is known: compressed all-reduces are then
-    measured up to one message with all of them.
+    measured up to one message with all of them. Dense messages of more than 16 MiB are left out where `most_nbytes` is
+    less than they take: buffers are memory that training may not have.
     """
     world_size = transport.world_size
     curves = measure_codecs(codecs, transport, seconds / 4)
@@ -70,7 +72,7 @@ def measure_network(
     if world_size == 1:
         return Measurement(Network(1, 0.0, 0.0, gamma, codecs=curves, name=name), {"merge": merge})
     link = fit_line(_agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
-    lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes)
+    lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes, most_nbytes)
     network = Network(
         workers=world_size,
         alpha_seconds=link.line.a_seconds,
@@ -84,7 +86,11 @@ def measure_network(
 
 
 def measure_lines(
-    transport: Transport, strategies: Sequence[str], seconds: float = 2.0, whole_nbytes: int = 0
+    transport: Transport,
+    strategies: Sequence[str],
+    seconds: float = 2.0,
+    whole_nbytes: int = 0,
+    most_nbytes: int = LARGEST,
 ) -> dict[str, Fit]:
     """Measure all-reduces as they run, by name, as `measure_network` does.
 
@@ -105,7 +111,7 @@ def measure_lines(
         share = seconds / len(strategies)
         points = _agreed_points(transport, one_round, share, (*SIZES, *LARGER) if compressed else SIZES)
         if not compressed:
-            points += _largest_point(transport, one_round, share, points[-1])
+            points += _largest_point(transport, one_round, share, points[-1]) if most_nbytes >= LARGEST else []
         elif whole_nbytes > 1.5 * points[-1][0]:
             points.append(_whole_point(transport, one_round, whole_nbytes))
         large = [point for point in points if point[0] >= BUCKET] if compressed else points
@@ -161,7 +167,9 @@ def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[f
 
 def _noise(nbytes: int) -> Bytes:
     """Return small Gaussian values: what a codec does may depend on them, and sums of sums must not overflow."""
-    return np.random.default_rng(nbytes).normal(0.0, 1e-12, nbytes // 4).astype(np.float32).view(np.uint8)
+    values = np.random.default_rng(nbytes).standard_normal(nbytes // 4, np.float32)
+    values *= np.float32(1e-12)
+    return values.view(np.uint8)
 
 
 def _agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second: Bytes, rounds: int) -> float:

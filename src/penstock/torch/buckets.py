@@ -26,13 +26,19 @@ def bucket_limits(plan: Plan) -> list[float]:
     return [max(bucket.nbytes, 1) / MIB for bucket in plan.buckets]
 
 
-def take_buckets(wrapper: TorchDDP, arguments: dict[str, Any], limits: list[float], hook: Hook | None) -> None:
-    """Give `wrapper` a reducer with these limits and this communication hook.
+def release_buckets(wrapper: TorchDDP) -> None:
+    """Let the reducer go, and its buckets' memory with it; `take_buckets` must follow before the next iteration."""
+    wrapper.reducer = wrapper.logger = None  # type: ignore[assignment]
+
+
+def take_buckets(wrapper: TorchDDP, arguments: dict[str, Any], limits: list[float] | None, hook: Hook | None) -> None:
+    """Give `wrapper` a reducer with these limits (None: torch's own) and this communication hook.
 
     `arguments` are those the wrapper was made with, the module excepted.
     """
-    wrapper.reducer = wrapper.logger = None  # type: ignore[assignment]  # the old reducer goes first: two must not listen to one gradient
-    fresh = TorchDDP(wrapper.module, **{**arguments, "init_sync": False, "bucket_cap_mb_list": limits})
+    release_buckets(wrapper)  # the old reducer goes first: two must not listen to one gradient
+    planned = {} if limits is None else {"bucket_cap_mb_list": limits}
+    fresh = TorchDDP(wrapper.module, **{**arguments, "init_sync": False, **planned})
     if hook is not None:
         fresh.register_comm_hook(*hook)
     for name, value in vars(fresh).items():

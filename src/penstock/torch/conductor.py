@@ -13,7 +13,7 @@ from penstock.errors import FitError, PlanError
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.timeline import Timeline
-from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, take_buckets
+from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, release_buckets, take_buckets
 from penstock.torch.compression import AUTO, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.engines import check_engine
@@ -132,7 +132,8 @@ class Conductor:
         """Say what was decided and why."""
         measured = [after - before for before, after in pairwise(self._started)]
         wanted = self.settings.profile_iterations
-        words = explain(self._decision, self._obstacle, self._profiled, wanted, measured, self._drift)
+        last = self.measured_timeline() if self._decision else None
+        words = explain(self._decision, self._obstacle, self._profiled, wanted, measured, self._drift, last)
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
 
     def _timelines(self) -> dict[str, Timeline]:
@@ -179,17 +180,27 @@ class Conductor:
         """Measure on all ranks, plan on rank 0, tell everybody and change the buckets."""
         if self._profiler is not None:
             self._profiler.detach()
+        release_buckets(self._wrapper)  # measuring needs memory for its messages
         try:
             engine = self.settings.engine
             network = with_lines(network, self._group, self._routes(), engine=engine) if network else self._measure()
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
+            ours = None if self._sender is None else (None, self._sender.hook)
+            take_buckets(self._wrapper, self._arguments, None, self.user_hook or ours)
+            self._time_every_iteration()
             self._keep_buckets(f"the network could not be measured ({error})")
             return
         self._adopt(agree((lambda: self._decide(network)) if self._is_first else None, self._group))
 
     def _measure(self) -> Network:
+        """Measure with messages that fit into what the buckets took: a message, its copy, and what an engine adds."""
         return measure(
-            self._group, self._routes(), self._device, self.settings.measurements, engine=self.settings.engine
+            self._group,
+            self._routes(),
+            self._device,
+            self.settings.measurements,
+            engine=self.settings.engine,
+            most_nbytes=self._gradient_nbytes() // 3,
         )
 
     def _decide(self, network: Network) -> Decision:

@@ -3,8 +3,12 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from penstock.timeline import Timeline
 from penstock.torch.drift import Drift
+from penstock.torch.measured import communication_seconds
 from penstock.torch.planning import Decision
+
+SLOWED = 1.1  # times as long as alone: two that share cores, not noise
 
 
 def explain(
@@ -14,13 +18,16 @@ def explain(
     wanted: int,
     measured_seconds: Sequence[float],
     drift: Drift,
+    last: Timeline | None = None,
 ) -> str:
     """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured."""
     if obstacle:
         return f"torch's own buckets are kept: {obstacle}"
     if decision is None:
         return f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
-    return "\n".join([*_summary(decision, measured_seconds), *_drift(drift), *_buckets(decision)])
+    return "\n".join(
+        [*_summary(decision, measured_seconds), *_slowed(decision, last), *_drift(drift), *_buckets(decision)]
+    )
 
 
 def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
@@ -40,6 +47,25 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
     if decision.alternatives:
         others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in decision.alternatives if name != plan.planner)
         yield f"{'predicted' if decision.reason else 'other planners would take'}: {others}"
+
+
+def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:
+    """Say what the last iteration took where the prediction has each by itself: both may want the same cores.
+
+    The network is measured while nothing computes. On hosts whose cores are all busy computing, messages wait for a
+    core, and computing waits for messages: the plan's order still holds, its times do not.
+    """
+    if last is None or decision.trace is None or decision.plan.timeline is None:
+        return
+    computed, sent = decision.trace.compute_seconds, communication_seconds(decision.plan.timeline)
+    if not computed or not sent:
+        return
+    computing, sending = last.compute_seconds / computed, communication_seconds(last) / sent
+    if max(computing, sending) > SLOWED:
+        yield (
+            f"last iteration: computation took {computing:.2f} and communication {sending:.2f} times as long as "
+            "predicted; where they share cores they slow each other down, which no prediction counts"
+        )
 
 
 def _drift(drift: Drift) -> Iterator[str]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from penstock.network import Network, load_network, save_network
 from penstock.plan import Route
-from penstock.runtime.measure import NATIVE, measure_lines, measure_network
+from penstock.runtime.measure import LARGEST, NATIVE, measure_lines, measure_network
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.device_measure import measure_all_reduce, measure_device_network
@@ -67,19 +67,21 @@ def measure(
     folder: str | Path | None = None,
     seconds: float = 4.0,
     engine: str | None = None,
+    most_nbytes: int = LARGEST,
 ) -> Network:
     """Return the group's network with a line for each of `routes`; every rank must call this at the same time.
 
     `engine` is what carries gradients, where that is not the group itself (`engines.py`).
+    No dense message above 16 MiB is larger than `most_nbytes`, so that a rank has the memory for it.
     With a `folder`, a measurement made there before is taken if it has all lines, and a new one is kept.
     """
     if folder is None:
-        return _measure(group, routes, device, seconds, engine)
+        return _measure(group, routes, device, seconds, engine, most_nbytes)
     path = measurement_path(folder, cluster_of(group, device, engine))
     known = _shared(_load(path, routes) if dist.get_rank(group) == 0 else None, group)
     if known is not None:
         return known
-    network = _measure(group, routes, device, seconds, engine)
+    network = _measure(group, routes, device, seconds, engine, most_nbytes)
     if dist.get_rank(group) == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_network(network, path)
@@ -102,27 +104,32 @@ def with_lines(
 
 
 def _measure(
-    group: dist.ProcessGroup, routes: Sequence[Route], device: torch.device, seconds: float, engine: str | None
+    group: dist.ProcessGroup,
+    routes: Sequence[Route],
+    device: torch.device,
+    seconds: float,
+    engine: str | None,
+    most_nbytes: int,
 ) -> Network:
     """Measure the engine on the device it moves memory of, and our routes in host memory, where they run."""
     if engine is not None:  # it takes host memory, whatever the device
-        return _measure_host(mpi_transport(group), routes, seconds)
+        return _measure_host(mpi_transport(group), routes, seconds, most_nbytes)
     if engine_of(group, device) not in HOST_ENGINES:
         network = measure_device_network(group, device, seconds)
         ours = [route for route in routes if route != Route(NATIVE)]
-        lines = _measure_host(_host_transport(group), ours, seconds).all_reduce if ours else {}
+        lines = _measure_host(_host_transport(group), ours, seconds, most_nbytes).all_reduce if ours else {}
         return replace(network, all_reduce={**network.all_reduce, **lines})
-    network = _measure_host(C10dTransport(group), routes, seconds)
+    network = _measure_host(C10dTransport(group), routes, seconds, most_nbytes)
     if device.type != "cpu" and Route(NATIVE) in routes:
         lines = {**network.all_reduce, NATIVE: measure_all_reduce(group, device, seconds / 4)}
         return replace(network, all_reduce=lines)
     return network
 
 
-def _measure_host(transport: Transport, routes: Sequence[Route], seconds: float) -> Network:
+def _measure_host(transport: Transport, routes: Sequence[Route], seconds: float, most_nbytes: int) -> Network:
     names = [str(route) for route in routes]
     codecs = list(dict.fromkeys(route.codec for route in routes if route.codec))
-    return measure_network(transport, seconds=seconds, strategies=names, codecs=codecs).network
+    return measure_network(transport, seconds=seconds, strategies=names, codecs=codecs, most_nbytes=most_nbytes).network
 
 
 def _host_transport(group: dist.ProcessGroup, engine: str | None = None) -> Transport:

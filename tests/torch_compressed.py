@@ -1,0 +1,304 @@
+"""What each process of a test of compressed training does: a model whose gradients are its inputs, and what is owed."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from penstock.curves import CodecCurves, Curve
+from penstock.network import LinearCost, Network
+from penstock.plan import Bucket, Plan
+from penstock.torch import DistributedDataParallel as OurDDP
+from penstock.torch import comm_hook
+from torch_training import ONEBIT, QUICK, _loss, _watch, plain
+
+
+class Echo(nn.Module):
+    """Two weights whose gradients are the inputs: what was applied can be counted to the bit."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (37, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (torch.cat([self.first, self.second]) * x).sum()
+
+
+def echo_inputs(rank: int, step: int) -> torch.Tensor:
+    """Dyadic values: sums of some hundred of them are exact in float32."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(-512, 513, (57,), generator=generator) / 64
+
+
+def echo(rank: int, cases: dict[str, dict[str, Any]], steps: int = 8) -> dict[str, dict[str, Any]]:
+    """Apply the gradients of `Echo` by each case's wrapper; return what was applied and what is still owed."""
+    return {name: _echo(rank, case, steps) for name, case in cases.items()}
+
+
+def _echo(rank: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
+    chosen = dict(options)
+    module = Echo(getattr(torch, chosen.pop("dtype", "float32")))
+    wrapper = OurDDP(module, **QUICK | chosen)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
+    for step in range(steps):
+        wrapper(echo_inputs(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = wrapper.exchange_state_dict()
+    owed = state["memories"]["residual"]
+    traffic = wrapper.bytes_sent()
+    return {
+        "applied": -torch.cat([module.first, module.second]).detach().float().numpy(),
+        "owed": torch.cat([owed.get(name, torch.zeros(0)) for name in ("first", "second")]).numpy(),
+        "plan": wrapper.plan,
+        "sent": (traffic.sent_nbytes, traffic.dense_nbytes),
+        "explain": wrapper.explain(),
+    }
+
+
+def stop_and_go_on(rank: int, codec: str, folder: str) -> dict[str, Any]:
+    """Train 6 + 4 iterations in two wrappers, the second from the first's checkpoint, and 10 in one."""
+    whole, _ = _train_echo(rank, codec, range(10))
+    first, module = _train_echo(rank, codec, range(6))
+    torch.save(first.exchange_state_dict(), f"{folder}/{rank}.pt")
+    dist.barrier()
+    states = [torch.load(f"{folder}/{each}.pt") for each in range(dist.get_world_size())]
+    second, module = _train_echo(rank, codec, range(6, 10), module, states)
+    owed = second.exchange_state_dict()["memories"]["residual"]
+    return {
+        "whole": torch.cat([whole.module.first, whole.module.second]).detach().numpy(),
+        "parts": torch.cat([module.first, module.second]).detach().numpy(),
+        "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
+    }
+
+
+def go_on_with_other_workers(rank: int, codec: str, folder: str, before: int) -> dict[str, Any]:
+    """Load what `before` ranks left in a folder, train on, and return what was applied and is owed."""
+    states = [torch.load(f"{folder}/{each}.pt") for each in range(before)]
+    wrapper, module = _train_echo(rank, codec, range(4), Echo(), states)
+    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    return {
+        "applied": -torch.cat([module.first, module.second]).detach().numpy(),
+        "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
+    }
+
+
+def _train_echo(
+    rank: int, codec: str, steps: range, module: nn.Module | None = None, states: list[Any] | None = None
+) -> tuple[Any, Any]:
+    """Compress from the first step on: the plan is given, so nothing is profiled."""
+    module = module or Echo()
+    bucket = Bucket(("second", "first"), 228, "ring", codec)
+    wrapper = OurDDP(module, codec=codec, plan=Plan("echo", dist.get_world_size(), "hand", (bucket,)))
+    if states is not None:
+        wrapper.load_exchange_state_dict(states)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
+    for step in steps:
+        wrapper(echo_inputs(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return wrapper, module
+
+
+def not_finite(rank: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Let rank 1's gradient of `first` be infinite in the seventh step; skip steps that are not finite, as AMP does."""
+    wrapper = OurDDP(Echo(), **QUICK | options)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
+    taken = []
+    for step in range(9):
+        inputs = echo_inputs(rank, step)
+        if rank == 1 and step == 6:
+            inputs[3] = torch.inf
+        try:
+            wrapper(inputs).backward()
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            return {"error": told, "next": _next_echo_error(wrapper, rank), "bare": _bare_hook_error(rank)}
+        if all(torch.isfinite(each.grad).all() for each in wrapper.parameters()):
+            optimizer.step()
+            taken.append(step)
+        optimizer.zero_grad()
+    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    return {
+        "taken": taken,
+        "applied": -torch.cat([wrapper.module.first, wrapper.module.second]).detach().numpy(),
+        "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
+    }
+
+
+def _bare_hook_error(rank: int) -> str:
+    module = Echo()
+    wrapper = TorchDDP(module)
+    wrapper.register_comm_hook(*comm_hook("ring", codec="onebit", module=module))
+    inputs = echo_inputs(rank, 0)
+    inputs[3] = torch.inf if rank == 1 else 0.0
+    try:
+        wrapper(inputs).backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def _next_echo_error(wrapper: nn.Module, rank: int) -> str:
+    try:
+        wrapper(echo_inputs(rank, 0))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def echo_by_bare_hook(rank: int, codec: str, steps: int = 5) -> dict[str, Any]:
+    """Keep torch's wrapper, with our hook and a codec."""
+    module = Echo()
+    wrapper = TorchDDP(module)
+    sender, hook = comm_hook("ring", codec, module=module)
+    wrapper.register_comm_hook(sender, hook)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
+    for step in range(steps):
+        wrapper(echo_inputs(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    owed = sender.exchange_state_dict()["memories"]["residual"]
+    return {
+        "applied": -torch.cat([module.first, module.second]).detach().numpy(),
+        "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
+        "sent": sender.bytes_sent().sent_nbytes,
+    }
+
+
+class Sometimes(nn.Module):
+    """Three weights of which a rank uses the last in some steps only, and nobody does in others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Parameter(torch.zeros(size)) for size in (37, 20, 30))
+
+    def forward(self, x: torch.Tensor, uses_last: bool) -> torch.Tensor:
+        total = (torch.cat([self.first, self.second]) * x).sum()
+        return total + (self.last * x[:30]).sum() if uses_last else total
+
+
+def leave_out(rank: int, codec: str) -> dict[str, Any]:
+    """Both ranks use the last weight in steps 0-2, rank 1 alone in step 3, nobody in steps 4-7."""
+    module = Sometimes()
+    bucket = Bucket(("last", "second", "first"), 348, "ring", codec)
+    plan = Plan("sometimes", dist.get_world_size(), "hand", (bucket,))
+    wrapper = OurDDP(module, codec=codec, plan=plan, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
+    for step in range(8):
+        wrapper(echo_inputs(rank, step), step < 3 or (step == 3 and rank == 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    return {"applied": -module.last.detach().numpy(), "owed": owed["last"].numpy()}
+
+
+def owed_in(path: str) -> Any:
+    """Return what a saved state of `Echo` owes."""
+    kept = torch.load(path)["memories"]["residual"]
+    return torch.cat([kept["first"], kept["second"]]).numpy()
+
+
+def register_hook_beside_codec(rank: int) -> None:
+    """Ask for a codec and register a hook."""
+    OurDDP(plain(), codec="onebit").register_comm_hook([[]], _watch)
+
+
+def compare_traffic(rank: int) -> list[Any]:
+    """Return what a model of some size sends dense and compressed, in as many iterations."""
+    found = []
+    for codec in (None, "onebit"):
+        bucket = Bucket(("bias", "weight"), 4 * 257 * 256, "ring", codec)
+        wrapper = OurDDP(nn.Linear(256, 256), codec=codec, plan=Plan("m", 2, "hand", (bucket,)))
+        for _ in range(3):
+            wrapper(torch.ones(2, 256)).sum().backward()
+        found.append(wrapper.bytes_sent())
+    return found
+
+
+def losses(rank: int, options: dict[str, Any], iterations: int = 60) -> list[float]:
+    """Train the plain model to give zero; return the loss of each iteration."""
+    torch.manual_seed(1)
+    wrapper = OurDDP(plain(), **QUICK | options)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.01)
+    found = []
+    for step in range(iterations):
+        loss = _loss(wrapper, rank, step, {})
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss))
+    return found
+
+
+def train_momentum(rank: int, options: dict[str, Any] | None, steps: int) -> Any:
+    """Train `Echo` with momentum 0.5 in our exchange, or in torch's optimizer where there are no options."""
+    module = Echo()
+    wrapper = TorchDDP(module) if options is None else OurDDP(module, codec="gtopk", momentum=0.5, **options)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0, momentum=0.5 if options is None else 0.0)
+    for step in range(steps):
+        wrapper(echo_inputs(rank, step)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([module.first, module.second]).detach().numpy()
+
+
+def random_inputs(rank: int, number: int) -> torch.Tensor:
+    """Values of which no two are alike, so that the largest are known whatever the rounding."""
+    return torch.randn(57, generator=torch.Generator().manual_seed(1000 * number + rank))
+
+
+def train_sparse(rank: int, cases: dict[str, dict[str, Any]], steps: int) -> dict[str, tuple[Any, Any]]:
+    """Train `Echo` by each case's options; return weights and what is owed after so many steps."""
+    return {name: _train_sparse(rank, dict(case), steps) for name, case in cases.items()}
+
+
+def _train_sparse(rank: int, options: dict[str, Any], steps: int) -> tuple[Any, Any]:
+    accumulate, resumed = options.pop("accumulate", 1), options.pop("resumed", False)
+    module = Echo()
+    wrapper = OurDDP(module, **options)
+    for step in range(steps):
+        if resumed and step == steps // 2:  # a checkpoint, and a fresh wrapper that goes on from it
+            states: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(states, wrapper.exchange_state_dict())
+            wrapper = OurDDP(module, **options)
+            wrapper.load_exchange_state_dict(states)
+        for number in range(step * accumulate, (step + 1) * accumulate):
+            with wrapper.no_sync() if (number + 1) % accumulate else nullcontext():
+                wrapper(random_inputs(rank, number)).backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= parameter.grad
+                parameter.grad = None
+    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    kept = torch.cat([owed.get(name, torch.zeros(0)) for name in ("first", "second")])
+    return torch.cat([module.first, module.second]).detach().numpy(), kept.numpy()
+
+
+def echo_plan(codec: str, strategy: str = "gtopk") -> Plan:
+    bucket = Bucket(("second", "first"), 228, strategy, codec)
+    return Plan("echo", 2, "hand", (bucket,))
+
+
+def densities(rank: int) -> list[int]:
+    """Return how many elements of `Echo` each iteration changes while the density warms up."""
+    module = Echo()
+    plan = echo_plan("sparse(density=0.01)")
+    wrapper = OurDDP(module, codec="gtopk", density=0.01, warmup=[0.5, 0.25], warmup_every=2, plan=plan)
+    found = []
+    for step in range(7):
+        wrapper(echo_inputs(rank, step)).backward()
+        found.append(int(sum((each.grad != 0).sum() for each in module.parameters())))
+        wrapper.zero_grad()
+    return found
+
+
+def echo_auto(rank: int, seconds_per_byte: float) -> dict[str, Any]:
+    """Let the wrapper decide whether to compress, where a compressed byte costs so much and a dense one 1e-3."""
+    curve = Curve(1e-12, 1e-9)
+    lines = {"native": LinearCost(1e-4, 1e-3), **dict.fromkeys(ONEBIT, LinearCost(1e-4, seconds_per_byte))}
+    network = Network(2, 1e-4, 1e-3, 1e-10, lines, {"onebit": CodecCurves(1 / 32, curve, curve)})
+    return _echo(rank, {"codec": "auto", "network": network}, 8)
