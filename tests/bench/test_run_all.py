@@ -18,7 +18,8 @@ def test_every_benchmark_is_called_with_options_it_has(verb, record, options):
 
 
 def test_every_verb_that_measures_is_run():
-    assert set(VERBS) - {"page"} <= {verb for verb, _, _ in RUNS}
+    needs_a_gpu = {"overlap"}
+    assert set(VERBS) - {"page"} - needs_a_gpu <= {verb for verb, _, _ in RUNS}
 
 
 def test_no_two_runs_share_a_record():
