@@ -12,9 +12,10 @@ from penstock.cli.bench import bench
 
 RESULTS = "benchmarks/results"
 BUCKETS = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact"
+OTHERS = "ddp-fp16,ddp-powersgd,penstock-bsp-split,penstock-onebit,penstock-terngrad,penstock-gtopk"
 ONE_SIZE = "--sizes 16000000"
 RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, options
-    ("train", "train", "--models vgg16_cifar:8"),
+    ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS}"),
     ("train", "train-resnet50", f"--models resnet50:1 --methods {BUCKETS} --rounds 2 --iterations 1"),
     ("train", "train-lstm_ptb", f"--models lstm_ptb:1 --methods {BUCKETS} --rounds 2 --iterations 1 --warmup 2"),
     ("replay", "replay", "--hosts 4 --iterations 2"),
@@ -38,7 +39,7 @@ RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, op
     ("coordinator", "coordinator", "--hosts 4,8 --iterations 3"),
     ("gtop-k", "gtop-k-table-7", "--iterations 1"),
     ("links", "links", ""),
-    ("memory", "memory", ""),
+    ("memory", "memory", "--repetitions 2"),
     ("profile", "profile_cpu", ""),
     ("codecs", "codecs_cpu", "--rounds 7"),
     ("planners", "planners", ""),

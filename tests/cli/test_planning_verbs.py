@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
@@ -42,6 +43,10 @@ def files(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(TRACE))
     save_network(CLUSTERS["gtop-k-1gbe"], tmp_path / "n.json")
     return tmp_path
+
+
+def test_the_version_is_the_packages():
+    assert succeed("--version") == f"penstock {version('penstock')}\n"
 
 
 def test_plan_prints_the_plan_as_json(files):

@@ -4,9 +4,11 @@ A verb's module imports what it needs inside its function, so that `penstock --h
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
+from penstock import __version__
 from penstock.cli.bench import bench
 from penstock.cli.cluster import cluster
 from penstock.cli.compile import compile_
@@ -25,7 +27,6 @@ from penstock.errors import PenstockError
 
 app = typer.Typer(
     name="penstock",
-    help="Communication-efficient data-parallel training: plan it, prove it, time it, run it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,6 +45,21 @@ app.command()(reproduce)
 app.command(name="compile")(compile_)
 app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and exit", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Communication-efficient data-parallel training: plan it, prove it, time it, run it."""
 
 
 def main() -> None:
