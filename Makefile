@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check bench docs clean
+.PHONY: setup demo test test-all check bench bench-all docs clean
 
 setup: $(READY)
 
@@ -29,6 +29,9 @@ test-all: check
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run_all.py
+
+bench-all: $(READY)
+	$(BIN)/python benchmarks/run_all.py --all
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

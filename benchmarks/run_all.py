@@ -1,6 +1,7 @@
-"""Every benchmark, one after the other, then the page: what `make bench` runs. Needs root; under half an hour.
+"""Every question of the benchmarks, one after the other, then the page: what `make bench` runs, in under half an hour.
 
-`python benchmarks/run_all.py train replay` runs only these. A benchmark that fails does not stop the others.
+Needs root. `python benchmarks/run_all.py train replay` runs only these verbs, and `--all` (`make bench-all`) more hosts
+and larger models too, about three quarters of an hour. A benchmark that fails does not stop the others.
 """
 
 import subprocess
@@ -8,47 +9,52 @@ import sys
 import time
 from collections.abc import Sequence
 
-from penstock.cli.bench import bench
-
 RESULTS = "benchmarks/results"
+ALL = "--all"
 BUCKETS = "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,penstock-exact"
 OTHERS = "ddp-fp16,ddp-powersgd,penstock-bsp-split,penstock-onebit,penstock-terngrad,penstock-gtopk"
+LARGE = f"--methods {BUCKETS} --rounds 2 --iterations 1 --warmup 2"
 ONE_SIZE = "--sizes 16000000"
-RUNS: tuple[tuple[str, str, str], ...] = (  # verb, where its record is kept, options
+SPARSE = "--patience 5 --dense-rounds 1"
+Run = tuple[str, str, str]  # verb, where its record is kept, options
+RUNS: tuple[Run, ...] = (
     ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS}"),
-    ("train", "train-resnet50", f"--models resnet50:1 --methods {BUCKETS} --rounds 2 --iterations 1"),
-    ("train", "train-lstm_ptb", f"--models lstm_ptb:1 --methods {BUCKETS} --rounds 2 --iterations 1 --warmup 2"),
     ("replay", "replay", "--hosts 4 --iterations 2"),
-    ("replay", "replay-8-hosts", "--hosts 8 --iterations 1"),
     ("gains", "gains", ""),
-    ("joint", "joint", ""),
     ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb --iterations 3"),
     ("casync", "casync-vgg-4-hosts", "--hosts 4 --traces vgg16:parameter_server --codecs onebit"),
     ("casync", "casync-bert-4-hosts", "--hosts 4 --traces bert_base:ring --codecs onebit --iterations 1"),
-    ("casync", "casync-vgg-8-hosts", "--hosts 8 --traces vgg16:parameter_server --codecs onebit --iterations 1"),
-    ("casync", "casync-bert-8-hosts", "--hosts 8 --traces bert_base:ring --codecs onebit --iterations 1"),
-    ("sparse", "sparse-4-hosts", "--hosts 4 --engine gloo,mpi --patience 5 --dense-rounds 1"),
-    ("sparse", "sparse-8-hosts", "--hosts 8 --links coarse --engine gloo,mpi --patience 5 --dense-rounds 1"),
-    ("sparse", "sparse-16-hosts", "--hosts 16 --links coarse --merges waited --patience 5 --dense-rounds 1"),
-    ("sparse", "sparse-16-hosts-smooth", "--hosts 16 --merges waited --patience 5 --dense-rounds 1"),
+    ("sparse", "sparse-4-hosts", f"--hosts 4 --engine gloo,mpi {SPARSE}"),
     ("collectives", "collectives-loopback-16-mb", f"--hosts 4 --rate loopback --engine gloo {ONE_SIZE} --no-measure"),
     ("collectives", "collectives-4-hosts-16-mb", "--hosts 4 --sizes 65536,16000000 --rounds 4 --patience 10"),
     ("collectives", "collectives-2-8-hosts-16-mb", f"--hosts 2,8 {ONE_SIZE} --rounds 3 --patience 10"),
     ("scaling", "scaling", "--iterations 2"),
     ("rates", "rates", "--nbytes 4000000"),
     ("coordinator", "coordinator", "--hosts 4,8 --iterations 3"),
-    ("gtop-k", "gtop-k-table-7", "--iterations 1"),
     ("links", "links", ""),
-    ("memory", "memory", "--repetitions 2"),
+    ("memory", "memory", "--models vgg16_cifar:8 --repetitions 2"),
+    ("joint", "joint", ""),
     ("profile", "profile_cpu", ""),
     ("codecs", "codecs_cpu", "--rounds 7"),
     ("planners", "planners", ""),
 )
+LONGER: tuple[Run, ...] = (
+    ("replay", "replay-8-hosts", "--hosts 8 --iterations 1"),
+    ("sparse", "sparse-8-hosts", f"--hosts 8 --links coarse --engine gloo,mpi {SPARSE}"),
+    ("sparse", "sparse-16-hosts", f"--hosts 16 --links coarse --merges waited {SPARSE}"),
+    ("sparse", "sparse-16-hosts-smooth", f"--hosts 16 --merges waited {SPARSE}"),
+    ("casync", "casync-vgg-8-hosts", "--hosts 8 --traces vgg16:parameter_server --codecs onebit --iterations 1"),
+    ("casync", "casync-bert-8-hosts", "--hosts 8 --traces bert_base:ring --codecs onebit --iterations 1"),
+    ("train", "train-resnet50", f"--models resnet50:1 {LARGE}"),
+    ("train", "train-lstm_ptb", f"--models lstm_ptb:1 {LARGE}"),
+    ("gtop-k", "gtop-k-table-7", ""),
+)
 
 
 def main(wanted: Sequence[str]) -> int:
-    verbs = {command.name for command in bench.registered_commands}
-    runs = [run for run in RUNS if run[0] in verbs and (not wanted or run[0] in wanted)]
+    verbs = set(wanted) - {ALL}
+    chosen = RUNS + LONGER if verbs or ALL in wanted else RUNS
+    runs = [run for run in chosen if not verbs or run[0] in verbs]
     failed, begun = [], time.monotonic()
     for number, (verb, record, options) in enumerate(runs, 1):
         command = ["bench", verb, *options.split(), "--out", f"{RESULTS}/{record}.json"]

@@ -52,7 +52,10 @@ def _echo(rank: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
     traffic = wrapper.bytes_sent()
     return {
         "applied": -torch.cat([module.first, module.second]).detach().float().numpy(),
-        "owed": torch.cat([owed.get(name, torch.zeros(0)) for name in ("first", "second")]).numpy(),
+        "owed": torch.cat(
+            [owed.get(name, torch.zeros(each.numel())) for name, each in module.named_parameters()]
+        ).numpy(),
+        "iterations": state["iterations"],
         "plan": wrapper.plan,
         "sent": (traffic.sent_nbytes, traffic.dense_nbytes),
         "explain": wrapper.explain(),
@@ -281,6 +284,12 @@ def _train_sparse(rank: int, options: dict[str, Any], steps: int) -> tuple[Any, 
 def echo_plan(codec: str, strategy: str = "gtopk") -> Plan:
     bucket = Bucket(("second", "first"), 228, strategy, codec)
     return Plan("echo", 2, "hand", (bucket,))
+
+
+def half_compressed(codec: str) -> Plan:
+    """Return a plan whose first bucket travels dense, by the engine."""
+    buckets = Bucket(("second",), 80, "native"), Bucket(("first",), 148, "ring", codec)
+    return Plan("echo", 2, "hand", buckets)
 
 
 def densities(rank: int) -> list[int]:

@@ -43,6 +43,18 @@ def test_a_gradient_that_is_not_finite_goes_the_usual_way() -> None:
     assert np.isnan(out).all()
 
 
+def test_so_does_a_residual_that_is_not_finite() -> None:
+    codec, gradient = WireCodec(make_codec("onebit")), np.ones(64, np.float32)
+    payload, out = np.zeros(codec.max_nbytes(64), np.uint8), np.zeros(64, np.float32)
+    residual = Residual(np.zeros(64, np.float32), factor=0.5)
+    encode = codec.bound_encode(gradient, residual, payload)
+    encode()
+    residual.memory[3] = np.nan
+    encode()
+    codec.bound_decode(payload, out, False)()
+    assert np.isnan(out).all()
+
+
 def test_a_damaged_payload_is_refused_as_usual() -> None:
     codec, out = WireCodec(make_codec("onebit")), np.zeros(64, np.float32)
     payload = np.zeros(codec.max_nbytes(64), np.uint8)

@@ -1,7 +1,9 @@
 """What an exchange keeps of a gradient depends on its codec."""
 
+import numpy as np
 import torch
 
+from penstock.codecs.momentum import Momentum
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
@@ -12,6 +14,7 @@ from penstock.torch.exchange import Exchange, Memory, Parcel
 from penstock.torch.explain import explain
 from penstock.torch.planning import decide
 from penstock.torch.traffic import CountingTransport
+from penstock.torch.watched import watched_codec
 from penstock.trace import Tensor, Trace
 
 
@@ -38,3 +41,96 @@ def test_a_plan_with_such_a_codec_says_so() -> None:
     note = "qsgd travels without error feedback: its noise is larger than what it rounds, a residual would grow"
     assert decision.notes == (note,)
     assert note in explain(decision, "", 0, 0, [], Drift(0.0)).splitlines()
+
+
+NUMEL = 64
+EXACT = "topk(density=0.25)"  # sends values as they are
+GRADIENT = torch.arange(-32, 32) / 8  # dyadic, so that sums are exact
+
+
+def one_rank(memory: Memory, leaves_out: bool = False) -> Exchange:
+    transport = CountingTransport(Fabric(1).transport(0))
+    return Exchange(Communicator(transport), transport, memory, leaves_out)
+
+
+def parcel(values: torch.Tensor, codec: str | None, name: str = "weight", is_first: bool = True) -> Parcel:
+    return Parcel(values, (name,), (len(values),), Route("ring", codec), is_first)
+
+
+def test_what_a_codec_left_is_sent_as_soon_as_its_bucket_travels_dense() -> None:
+    memory = Memory(make_compression(EXACT))
+    exchange, applied = one_rank(memory), torch.zeros(NUMEL)
+    for codec in (EXACT, EXACT, None, None):
+        values = GRADIENT.clone()
+        exchange.average(parcel(values, codec))
+        applied += values
+    assert memory.residuals.values() == {}
+    np.testing.assert_array_equal(applied, 4 * GRADIENT)
+
+
+def test_what_a_codec_left_is_handed_to_one_that_keeps_nothing() -> None:
+    memory = Memory(make_compression(EXACT))
+    exchange = one_rank(memory)
+    exchange.average(parcel(torch.ones(NUMEL), EXACT))
+    owed = memory.residuals.values()["weight"]
+    values = torch.zeros(NUMEL)
+    exchange.average(parcel(values, "qsgd(bits=2)"))
+    assert memory.residuals.values() == {}
+    assert owed.any()
+    assert values.any()  # rounded at random, so no more can be said
+
+
+def test_a_step_that_dense_gradients_spoil_takes_back_what_others_sent() -> None:
+    memory = Memory(make_compression(EXACT), on_nonfinite="skip")
+    exchange = one_rank(memory)
+    exchange.average(parcel(GRADIENT.clone(), EXACT, "a"))
+    before = memory.state_dict(0, 1)["memories"]["residual"]["a"].numpy()
+    exchange.average(parcel(GRADIENT.clone(), EXACT, "a"))
+    exchange.average(parcel(torch.full((3,), torch.inf), None, "b", is_first=False))
+    after = memory.state_dict(0, 1)["memories"]["residual"]["a"].numpy()
+    np.testing.assert_array_equal(after, before)
+
+
+def test_so_does_one_that_small_tensors_spoil() -> None:
+    memory = Memory(make_compression(EXACT, dense_below=4), on_nonfinite="skip")
+    values = torch.cat([GRADIENT, torch.full((3,), torch.inf)])
+    one_rank(memory).average(Parcel(values, ("a", "b"), (NUMEL, 3), Route("ring", EXACT), is_first=True))
+    assert memory.spoilt
+
+
+def test_a_tensor_without_a_gradient_keeps_what_it_owes_and_its_velocity() -> None:
+    memory = Memory(make_compression(EXACT, momentum=Momentum(0.5)))
+    exchange = one_rank(memory, leaves_out=True)
+    exchange.average(parcel(GRADIENT.clone(), EXACT))
+    before = memory.state_dict(0, 1)["memories"]
+    values = torch.zeros(NUMEL)
+    exchange.average(parcel(values, EXACT))
+    after = memory.state_dict(0, 1)["memories"]
+    assert not values.any()
+    for kind in ("residual", "velocity"):
+        assert before[kind]["weight"].any()
+        np.testing.assert_array_equal(after[kind]["weight"], before[kind]["weight"])
+
+
+def test_what_no_codec_takes_goes_dense_whatever_its_strategy() -> None:
+    values = GRADIENT.double()
+    given = Parcel(values, ("weight",), (NUMEL,), Route("all_gather", "onebit"), is_first=True)
+    one_rank(Memory(make_compression("onebit"))).average(given)
+    np.testing.assert_array_equal(values, GRADIENT.double())
+
+
+def test_gradients_of_64_bits_are_clipped_too() -> None:
+    memory = Memory(make_compression(None, momentum=Momentum(clip=1.0)))
+    values = torch.full((4,), 3.0, dtype=torch.float64)
+    one_rank(memory).clip([values])
+    np.testing.assert_allclose(values, 0.5)
+
+
+def test_a_residual_that_is_not_finite_is_noticed_by_whoever_receives_it() -> None:
+    for codec in ("sparse(density=0.1)", "onebit"):
+        watched = watched_codec(codec, seed=0)
+        payload, out = np.zeros(watched.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
+        watched.encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)
+        receiver = watched_codec(codec, seed=1)
+        receiver.decode(payload, out)
+        assert receiver.saw_nonfinite()

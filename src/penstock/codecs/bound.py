@@ -34,8 +34,8 @@ def bound_encode(codec: Codec, usual: Usual, values: Any, residual: Any, out: An
             return usual(values, residual, out)
         call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
         if kernel(values, factor, memory, last, body, call, seed) != nbytes:
-            residual.pending = None  # the residual is of no use any more
-            return usual(values, None, out)
+            residual.pending = None
+            return usual(values, residual, out)  # which finds what is not finite, in either, and says so
         last[:] = body
         head[:] = header
         return None

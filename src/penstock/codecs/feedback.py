@@ -81,7 +81,11 @@ class PutOff:
 
     def piece(self, start: int, stop: int, factor: float = 1.0) -> Residual:
         """Return the residual of some elements, whose gradients are to be multiplied; pieces are equal or disjoint."""
-        return self._pieces.setdefault((start, stop), Residual(self.memory[start:stop], factor=factor))
+        found = self._pieces.setdefault((start, stop), Residual(self.memory[start:stop], factor=factor))
+        assert found.factor == factor, (
+            f"elements {start} to {stop} are multiplied once by {found.factor}, once by {factor}"
+        )
+        return found
 
     def values(self) -> NDArray[np.float32]:
         """Return what was not sent so far, in `memory` itself."""

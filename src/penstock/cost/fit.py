@@ -39,6 +39,8 @@ def fit_line(points: Points, what: str = "points") -> Fit:
     nbytes, seconds = _checked(points, what)
     _check_growth(nbytes, seconds, what)
     a, b = _huber(nbytes, seconds)
+    if b < 0:
+        raise FitError(f"{what} fall with size: a line has {b:.3g} s per byte; measure longer, or larger messages")
     if a < 0:  # a line through the origin: the startup is too small to be seen
         a, b = 0.0, float(np.median(seconds / np.maximum(nbytes, 1e-300)))
     errors = np.abs(seconds - (a + b * nbytes)) / seconds

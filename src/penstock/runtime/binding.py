@@ -86,7 +86,7 @@ class Binder:
         assert sent is not None
         *before, (last, pieces) = self._blocks(sent)
         skipped = sum(self._bytes(block, memories).size for block, _ in before)
-        return _filled, (skipped, self.codec, len(pieces), self._bytes(last, memories))
+        return _filled_after, (skipped, self.codec, len(pieces), self._bytes(last, memories))
 
     def _blocks(self, slice_: Slice) -> list[tuple[Slice, list[Piece]]]:
         """Return the blocks of an encoded slice, each with its pieces."""
@@ -235,7 +235,7 @@ def _decoding(codec: Codec, payload: Bytes, values: Array, adds: bool) -> Call:
     return (bound, ()) if bound else (codec.decode_add if adds else codec.decode, (payload, values))
 
 
-def _filled(before: int, codec: Varying, count: int, block: Bytes) -> int:
+def _filled_after(before: int, codec: Varying, count: int, block: Bytes) -> int:
     return before + filled_nbytes(codec, count, block)
 
 

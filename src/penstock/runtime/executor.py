@@ -159,7 +159,7 @@ class Prepared:
                     works[index].wait(timeout_seconds)  # type: ignore[union-attr]  # the schedule started it
                     works[index] = None
                 elif do is Do.SEND:
-                    view = messages[index] if sizes is None else _filled(messages[index], sizes[index])
+                    view = messages[index] if sizes is None else _cut(messages[index], sizes[index])
                     works[index] = transport.isend(view, instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.RECV:
                     works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
@@ -212,6 +212,6 @@ class Prepared:
         )
 
 
-def _filled(message: Bytes | None, size: Call | None) -> Bytes | None:
+def _cut(message: Bytes | None, size: Call | None) -> Bytes | None:
     """Return the part of a message that holds anything, where that is not all of it."""
     return message if message is None or size is None else message[: size[0](*size[1])]

@@ -184,13 +184,21 @@ class Conductor:
         try:
             engine = self.settings.engine
             network = with_lines(network, self._group, self._routes(), engine=engine) if network else self._measure()
+            decision = agree((lambda: self._decide(network)) if self._is_first else None, self._group)
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
-            ours = None if self._sender is None else (None, self._sender.hook)
-            take_buckets(self._wrapper, self._arguments, None, self.user_hook or ours)
+            self._take_back_buckets()
             self._time_every_iteration()
             self._keep_buckets(f"the network could not be measured ({error})")
-            return
-        self._adopt(agree((lambda: self._decide(network)) if self._is_first else None, self._group))
+        except BaseException:
+            self._take_back_buckets()  # a caller who goes on finds a whole wrapper
+            raise
+        else:
+            self._adopt(decision)
+
+    def _take_back_buckets(self) -> None:
+        """Make torch's own buckets again, after they were released."""
+        ours = None if self._sender is None else (None, self._sender.hook)
+        take_buckets(self._wrapper, self._arguments, None, self.user_hook or ours)
 
     def _measure(self) -> Network:
         """Measure with messages that fit into what the buckets took: a message, its copy, and what an engine adds."""
@@ -291,7 +299,8 @@ class Conductor:
     @property
     def _always_ours(self) -> bool:
         """Whether torch's own all-reduce would not do, whatever the plan says."""
-        return self.memory.compression.momentum.is_used or self.settings.engine is not None
+        memory = self.memory
+        return memory.compression.momentum.is_used or memory.compresses or self.settings.engine is not None
 
     @property
     def _group(self) -> dist.ProcessGroup:

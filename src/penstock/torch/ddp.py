@@ -48,10 +48,10 @@ class DistributedDataParallel(TorchDDP):
     densities before that, `warmup_every` iterations each (`codecs.warmup`). dense_below: tensors of fewer elements
     travel dense. select: entries are the largest of each tensor, of each bucket, or of the model (with planner single).
     momentum, nesterov: corrected as in DGC, for an optimizer that has none; momentum_masking forgets the velocity of
-    what was sent. clip: scales each rank's gradient to norm clip / sqrt(ranks): the model's, so that nothing is sent
-    before the backward pass is over, or with clip_by="tensor" each tensor's. on_nonfinite: what a compressed gradient
-    with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips; with `grad_scaler`,
-    skip, and residuals follow its scale.
+    what was sent. clip: limits what each rank adds to the average to norm clip / sqrt(ranks): the model's, so that
+    nothing is sent before the backward pass is over, or with clip_by="tensor" each tensor's. on_nonfinite: what a
+    compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips;
+    with `grad_scaler`, skip, and residuals follow its scale.
     engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
     """
 

@@ -17,6 +17,7 @@ from penstock.runtime.measure import NATIVE, SIZES
 
 _LEAST, _MOST = 3, 50  # timed rounds per size
 _SHARE = 0.06  # of the budget, for one size
+_SURELY = 1 << 22  # bytes that are measured whatever the budget: below, a busy machine's noise hides the bandwidth
 _LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
 
 Round = Callable[[torch.Tensor, torch.Tensor], None]
@@ -53,7 +54,7 @@ def _points(
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
         points.append((float(size), _agreed_seconds(group, one_round, first, second, rounds)))
         left -= rounds * points[-1][1]
-        if left < 4 * _LEAST * points[-1][1]:
+        if size >= _SURELY and left < 4 * _LEAST * points[-1][1]:
             break
     return points
 

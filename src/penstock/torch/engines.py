@@ -61,9 +61,10 @@ def _place() -> tuple[int, int, bool] | str:
     """
     try:
         from penstock.runtime.transport.mpi import place_in_world
-    except (ImportError, RuntimeError) as error:  # not installed; or there is no MPI library for it to load
-        return str(error).splitlines()[0]
-    return place_in_world()
+
+        return place_in_world()
+    except Exception as error:  # not installed; or there is no MPI library for it to load, or it does not start
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _complaint(rank: int, world_size: int, found: tuple[int, int, bool] | str) -> str | None:

@@ -20,6 +20,7 @@ from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 from penstock.torch.watched import Watched, watched_codec
 
 DENSE = "ring"  # strategy of what travels dense beside a codec
+Bounds = tuple[int, int]  # where a tensor lies in its bucket
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)  # other gradients travel dense
 
 
@@ -62,6 +63,7 @@ class Memory:
         self.residuals, self.velocities = Residuals(), Residuals()
         self.skips = on_nonfinite == "skip" or scaler is not None
         self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
+        self.compresses = False  # some bucket is or was compressed, on all ranks alike: something may be owed
         self._scaler, self._scale = scaler, 1.0
         self.iterations = 0  # that compressed something; warm-up counts them
 
@@ -99,6 +101,7 @@ class Memory:
         for kind, store in self._stores.items():
             store.load(state["memories"].get(kind, {}))
         self.iterations, self._scale, self.spoilt = int(state["iterations"]), float(state["scale"]), False
+        self.compresses |= any(each["memories"].get("residual") for each in states)
 
     @property
     def _stores(self) -> dict[str, Residuals]:
@@ -146,7 +149,7 @@ class Exchange:
         What a rank adds is its gradient over the number of ranks, and not scaled for 16 bits as gradients are here.
         """
         momentum, scale = self.memory.compression.momentum, self._world_size * self.memory.loss_scale
-        norms = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients])
+        norms = torch.stack([_norm(each) for each in gradients])
         factor = momentum.shrinks_by(float(torch.linalg.vector_norm(norms)) / scale, self._world_size)
         if factor != 1.0:
             for each in gradients:
@@ -159,10 +162,27 @@ class Exchange:
     def _average_dense(self, parcel: Parcel) -> None:
         values = parcel.values.cpu() if self.memory.compression.momentum.factor else parcel.values
         values.div_(self._world_size)
-        self._gain_momentum(values, parcel)
-        self._communicator.all_reduce(values, strategy=parcel.route.strategy)
+        absent = self._absent(values, parcel.sizes)
+        self._gain_momentum(values, parcel, absent)
+        self._pay(values, parcel, absent)
+        self._communicator.all_reduce(values, strategy=DENSE if parcel.route.codec else parcel.route.strategy)
+        self._look(values)
         if values is not parcel.values:
             parcel.values.copy_(values)
+
+    def _pay(self, values: torch.Tensor, parcel: Parcel, absent: Sequence[Bounds]) -> None:
+        """Add what another codec left of these gradients: where no residual is kept, all of it is sent now.
+
+        Not of absent ones, whose result torch throws away.
+        """
+        for name, bounds in zip(parcel.names, pairwise(accumulate(parcel.sizes, initial=0)), strict=True):
+            if bounds not in absent and (owed := self.memory.residuals.take(name)) is not None:
+                values[slice(*bounds)] += torch.as_tensor(owed, device=values.device)
+
+    def _look(self, total: torch.Tensor) -> None:
+        """Note a sum that makes a gradient scaler skip this step; it is the same on all ranks."""
+        if self.memory.skips and not torch.isfinite(total).all():
+            self.memory.spoilt = True
 
     def _average_compressed(self, parcel: Parcel, codec: Watched) -> None:
         """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full.
@@ -175,23 +195,29 @@ class Exchange:
         if self.memory.compression.momentum.factor:
             values.mul_(scale)
             scale = 1.0
-        velocity = self._gain_momentum(values, parcel)
+        absent = self._absent(values, parcel.sizes)
+        velocity = self._gain_momentum(values, parcel, absent)
         small = self._take_out_small(values, parcel.sizes, scale)
-        residual = self.memory.residuals.deferred(parcel.names, parcel.sizes, device) if codec.takes_feedback else None
-        aside = self._set_aside(values, residual, parcel.sizes) if self._leaves_out and residual else []
+        residual = None
+        if codec.takes_feedback:
+            residual = self.memory.residuals.deferred(parcel.names, parcel.sizes, device)
+        elif self.memory.residuals.owes(parcel.names):
+            values.mul_(scale)
+            scale = 1.0
+            self._pay(values, parcel, absent)
+        aside = [] if residual is None else _set_aside(residual, absent)
+        on_gpu = residual is not None and values.is_cuda  # nothing is put off there
         self._communicator.all_reduce(
             values,
             strategy=parcel.route.strategy,
             codec=codec,
-            residual=residual.memory
-            if residual is not None and values.is_cuda
-            else residual,  # nothing is put off there
+            residual=residual.memory if residual is not None and on_gpu else residual,
             parts=self._parts(parcel.sizes),
             scale=scale,
             **parcel.route.options,
         )
         if velocity is not None and residual is not None:
-            self.memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel.sizes))
+            self.memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel.sizes, absent))
         for start, kept in aside:
             assert residual is not None
             residual.values()[start : start + len(kept)] += kept
@@ -205,19 +231,25 @@ class Exchange:
         """Return the boundaries of what a codec sees by itself."""
         return tuple(accumulate(sizes, initial=0)) if self.memory.compression.select == "tensor" else (0, sum(sizes))
 
-    def _gain_momentum(self, values: torch.Tensor, parcel: Parcel) -> Room | None:
-        """Replace gradients by what momentum makes of them, where it is not left to the optimizer."""
+    def _gain_momentum(self, values: torch.Tensor, parcel: Parcel, absent: Sequence[Bounds] = ()) -> Room | None:
+        """Replace gradients by what momentum makes of them, where it is not left to the optimizer.
+
+        Those that are absent stay so, and keep their velocity for the next time.
+        """
         momentum = self.memory.compression.momentum
         if not momentum.factor or values.dtype != torch.float32:
             return None
         velocity = self.memory.velocities.bucket(parcel.names, parcel.sizes, values.device)
+        kept = [(start, stop, copied(velocity[start:stop])) for start, stop in absent]
         momentum.before(values if values.is_cuda else values.numpy(), velocity)  # type: ignore[arg-type]  # alike
+        for start, stop, before in kept:
+            values[start:stop], velocity[start:stop] = 0.0, before
         return velocity
 
-    def _sent(self, residual: Room, sizes: Sequence[int]) -> Room:
-        """Return where values left for good; what travels dense keeps its velocity, as with plain momentum."""
+    def _sent(self, residual: Room, sizes: Sequence[int], absent: Sequence[Bounds]) -> Room:
+        """Return where values left for good; what travels dense or not at all keeps its velocity."""
         sent = sent_from(residual)
-        for start, stop in self._small(sizes):
+        for start, stop in (*self._small(sizes), *absent):
             sent[start:stop] = False
         return sent
 
@@ -240,21 +272,15 @@ class Exchange:
         if small:
             packed = torch.cat([part for _, part in small])
             self._communicator.all_reduce(packed, strategy=DENSE)
+            self._look(packed)
             for (start, part), total in zip(small, torch.split(packed, [len(p) for _, p in small]), strict=True):
                 values[start : start + len(part)] = total
 
-    def _set_aside(self, values: torch.Tensor, residual: PutOff, sizes: Sequence[int]) -> list[tuple[int, Room]]:
-        """Take out of the residual what tensors without a gradient owe, so that it is not sent now.
-
-        Returns where each piece belongs. A gradient that is all zeros counts as none: it only waits.
-        """
-        found = []
-        for start, stop in pairwise(accumulate(sizes, initial=0)):
-            if not values[start:stop].any():
-                kept = residual.values()[start:stop]
-                found.append((start, copied(kept)))
-                kept[:] = 0.0
-        return found
+    def _absent(self, values: torch.Tensor, sizes: Sequence[int]) -> list[Bounds]:
+        """Return which tensors have no gradient; one that is all zeros counts as none: it only waits."""
+        if not self._leaves_out:
+            return []
+        return [each for each in pairwise(accumulate(sizes, initial=0)) if not values[slice(*each)].any()]
 
     def _on_nonfinite(self, values: torch.Tensor, parcel: Parcel) -> None:
         self.memory.spoilt = True
@@ -271,3 +297,19 @@ class Exchange:
             self._codecs[spec] = watched_codec(spec, seed=self._transport.rank)
             self._codecs[spec].begin(self.memory.iterations)
         return self._codecs[spec]
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norm, in float32 or in what is wider."""
+    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
+    return norm.float()
+
+
+def _set_aside(residual: PutOff, absent: Sequence[Bounds]) -> list[tuple[int, Room]]:
+    """Take out of the residual what absent tensors owe, so that it is not sent now; return where each belongs."""
+    found = []
+    for start, stop in absent:
+        kept = residual.values()[start:stop]
+        found.append((start, copied(kept)))
+        kept[:] = 0.0
+    return found

@@ -8,6 +8,7 @@ messages never meet the user's. The future torch waits for is completed by that 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -98,6 +99,7 @@ class BucketSender:
     ) -> None:
         self._group, self.otherwise, self._names, self._memory = group, otherwise, names, memory
         self._engine, self._momentum = engine, memory.compression.momentum
+        memory.compresses |= otherwise.codec is not None
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         transport = CountingTransport(own_transport(engine, group))
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
@@ -107,6 +109,7 @@ class BucketSender:
         self._routes: dict[frozenset[str], Route] = {}
         self._overlap = True
         self._held: list[Job] = []  # where nothing is sent before the end
+        self._fresh = True  # nothing of this iteration has come to the exchange yet
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
@@ -131,6 +134,7 @@ class BucketSender:
     def follow(self, plan: Plan) -> None:
         """Use the plan's routes from now on."""
         self._overlap = plan.overlap
+        self._memory.compresses |= any(bucket.codec for bucket in plan.buckets)
         self._routes = {
             frozenset(bucket.tensors): Route(bucket.strategy, bucket.codec, bucket.partitions)
             for bucket in plan.buckets
@@ -141,8 +145,10 @@ class BucketSender:
         parcel = self._parcel(bucket)
         if parcel.is_first:
             self._raises_at_end = at_end_of_backward(self._raise_failure)
+            self._held, self._fresh = [], True  # an earlier pass may have been broken off
         if self._is_for_torch(parcel):
             return self._by_engine(parcel.values)
+        parcel, self._fresh = replace(parcel, is_first=self._fresh), False  # of those that come to the exchange
         future = _future(parcel.values)
         self._held.append((parcel, future, _event(parcel.values)))
         if bucket.is_last() or (self._overlap and not self._momentum.clips_model):
@@ -191,8 +197,8 @@ class BucketSender:
         return Parcel(bucket.buffer(), names, sizes, route, is_first=bucket.index() == 0)
 
     def _is_for_torch(self, parcel: Parcel) -> bool:
-        """Whether the process group's own all-reduce is all that a bucket needs."""
-        ours = self._engine is not None or self._momentum.is_used
+        """Whether the process group's own all-reduce is all that a bucket needs: nobody looks at what comes of it."""
+        ours = self._engine is not None or self._momentum.is_used or self._memory.skips or self._memory.compresses
         return parcel.route == Route(NATIVE) and self._overlap and not ours
 
     def _by_engine(self, values: torch.Tensor) -> Future:

@@ -58,6 +58,21 @@ class Residuals:
             view[:] = torch.as_tensor(old) if isinstance(view, torch.Tensor) else _here(old)
         self._views[name] = view
 
+    def owes(self, names: Sequence[str]) -> bool:
+        """Say whether anything is kept for one of these parameters."""
+        return any(name in self._views for name in names)
+
+    def take(self, name: str) -> Room | None:
+        """Return what a parameter owes and forget it: somebody is about to send all of it; None where it owes nothing.
+
+        Its bucket goes with it, and the other parameters of that bucket keep their values.
+        """
+        if name not in self._views:
+            return None
+        self._settle()
+        self._buckets = {each: old for each, old in self._buckets.items() if name not in each}
+        return self._views.pop(name)
+
     def values(self) -> dict[str, Floats]:
         """Return a copy of each parameter's residual, flat, in host memory."""
         self._settle()

@@ -54,7 +54,7 @@ class Watched:
             return self._codec.encode(read, residual, out)
         except NonFiniteError:
             self._seen = True
-            return self._marking.encode(read, None, out)
+            return self._marking.encode(np.full_like(read, np.nan), None, out)  # the residual may be to blame
 
     def decode(self, read: Bytes, out: Array) -> None:
         """Write the values of a payload."""

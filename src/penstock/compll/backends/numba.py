@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -30,6 +31,7 @@ from penstock.errors import CodecError, NonFiniteError
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
+_COMPILING = Lock()  # threads that want the same kernel would each write its module
 
 
 @dataclass(slots=True)
@@ -177,7 +179,10 @@ class NumbaKernels:
     def kernel(self, kind: str) -> Callable[..., int]:
         """Return a kernel, compiled or loaded on first use."""
         if kind not in self._compiled:
-            self._compiled[kind] = _compile(self.program, kind, self.functions, self.operators, self.cache_dir)
+            with _COMPILING:
+                if kind not in self._compiled:
+                    found = _compile(self.program, kind, self.functions, self.operators, self.cache_dir)
+                    self._compiled[kind] = found
         return self._compiled[kind]
 
     def _own(self, arguments: Arguments) -> tuple[Any, ...]:
