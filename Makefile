@@ -22,7 +22,7 @@ check: $(READY)
 	$(BIN)/python -m pytest tests/test_imports.py
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations 20
 
 test-all: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
