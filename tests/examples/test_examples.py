@@ -10,7 +10,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {"with_lightning": "lightning", "with_accelerate": "accelerate"}  # of the extra `examples`
 
 
-@pytest.mark.parametrize("script", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+SLOW = pytest.mark.slow
+SCRIPTS = [
+    pytest.param(path, id=path.name, marks=[SLOW] if path.stem in NEEDS else [])
+    for path in sorted(EXAMPLES.glob("*.py"))
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_an_example_prints_what_its_out_file_says(script):
     if script.stem in NEEDS:
         pytest.importorskip(NEEDS[script.stem], reason=f"{script.name} needs penstock[examples]")

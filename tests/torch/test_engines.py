@@ -19,6 +19,7 @@ TESTS = Path(__file__).parents[1]
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 
 
+@pytest.mark.slow
 def test_over_mpi_the_wrapper_does_what_it_does_over_gloo(tmp_path):
     pytest.importorskip("mpi4py")
     if MPIRUN is None:

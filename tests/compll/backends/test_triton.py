@@ -34,7 +34,11 @@ def compile_named(name):
     return frontend.compile_file(next(path for path in SHIPPED if path.stem == name))
 
 
-@pytest.fixture(scope="module", params=[*(path.stem for path in SHIPPED), *PROGRAMS])
+# Folds go element by element, which the interpreter is slow at.
+TRIED = [pytest.param(name, marks=[pytest.mark.slow] if name == "folds" else []) for name in PROGRAMS]
+
+
+@pytest.fixture(scope="module", params=[*(path.stem for path in SHIPPED), *TRIED])
 def both(request):
     program = compile_named(request.param)
     values = bind_arguments(program, {})

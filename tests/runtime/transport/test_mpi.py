@@ -38,10 +38,12 @@ def test_every_strategy_does_over_mpi_what_its_collective_promises(world_size: i
     assert_all_ok(mpirun(world_size, "everything"), world_size)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stays_away_from_a_call_is_noticed_within_the_timeout() -> None:
     assert_all_ok(mpirun(4, "absence"), 4)
 
 
+@pytest.mark.slow
 def test_ranks_in_different_calls_are_told_both() -> None:
     assert_all_ok(mpirun(3, "disagreement"), 3)
 
