@@ -4,6 +4,7 @@ from math import ceil, log2
 
 import pytest
 
+from penstock.program import Op
 from penstock.strategies import Options, build
 from penstock.strategies.double_tree import place_in_tree
 from penstock.strategies.spanning_tree import edges
@@ -77,3 +78,27 @@ def test_double_trees_keep_all_links_busy(world_size):
 def test_a_single_block_crosses_double_trees_in_logarithmic_time():
     program = build("all_reduce", "double_tree", 32, 2, Options(block_numel=1))
     assert require_proof(program).steps <= 4 * log2(32)
+
+
+def merged_from(program):
+    """Return, for every rank and position, whose blocks are added to it, in order."""
+    found = {}
+    for rank, instructions in enumerate(program.ranks):
+        source = {}
+        for one in instructions:
+            if one.op is Op.RECV:
+                source[one.write] = one.peer
+            elif one.op is Op.MERGE:
+                found.setdefault((rank, one.write.start), []).append(source[one.read])
+    return found
+
+
+@pytest.mark.parametrize("world_size", range(2, 17))
+def test_double_trees_add_all_blocks_of_a_half_in_the_same_order(world_size):
+    """Else a sum's rounding would depend on where in a message it stands, and a plan would change the training."""
+    orders = {}
+    for blocks in (1, 2, 3, 4, 6, 8, 12):
+        program = build("all_reduce", "double_tree", world_size, 2 * blocks, Options(block_numel=1))
+        for (rank, position), order in merged_from(program).items():
+            orders.setdefault((rank, position // blocks), set()).add(tuple(order))
+    assert all(len(found) == 1 for found in orders.values())

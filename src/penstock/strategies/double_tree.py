@@ -101,7 +101,9 @@ def _tree_flows(world_size: int, pieces: tuple[Slice, ...], second: bool, first_
     flows = []
     for rank in below:
         parent = _required(places[rank].parent)
-        flows.append(Flow(rank, parent, pieces, merged=True, needs=tuple(up[one] for one in places[rank].children)))
+        needs = tuple(up[one] for one in places[rank].children)
+        first = places[parent].children[0]
+        flows.append(Flow(rank, parent, pieces, True, needs, follows=None if rank == first else up[first]))
     for rank in below:
         parent = _required(places[rank].parent)
         needs = (down[parent],) if parent in down else tuple(up[one] for one in places[parent].children)

@@ -25,6 +25,7 @@ class Flow:
     blocks: tuple[Slice, ...]
     merged: bool  # blocks are added to what the target has; otherwise they replace it
     needs: tuple[int, ...] = ()  # flows to `source` that must bring block i before it leaves, as indices
+    follows: int | None = None  # flow to `target` that brings block i first: sums are rounded in one order for all i
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def _moving(flows: Sequence[Flow], brought: Sequence[int], order: Sequence[int])
     moving = []
     for index in order:
         flow, block = flows[index], brought[index]
-        ready = block < len(flow.blocks) and all(brought[need] > block for need in flow.needs)
+        before = flow.needs if flow.follows is None else (*flow.needs, flow.follows)
+        ready = block < len(flow.blocks) and all(brought[need] > block for need in before)
         if ready and flow.source not in sending and flow.target not in receiving:
             sending.add(flow.source)
             receiving.add(flow.target)
