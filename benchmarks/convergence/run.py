@@ -6,8 +6,10 @@ Needs PyTorch, Triton and a GPU. All methods and seeds train together; D has the
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,8 +23,10 @@ from penstock.bench.record import make_record, save_record
 
 METHODS = (
     "dense gtopk:0.001 gtopk:0.005 gtopk-published:0.001 gtopk-published:0.005 topk:0.001 topk:0.005 "
-    "onebit terngrad dgc:0.001"
+    "onebit terngrad dgc:0.01"
 )
+_SHARES = ("rising", "warmup")  # of the recipe: steps, or, below 1, a share of all steps
+_CHANGES = ("steps", "learning_rate", "clip", *_SHARES)
 
 
 def main() -> int:
@@ -30,26 +34,44 @@ def main() -> int:
     options = _options()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    task = make_task(options.task, Path(options.data), device)
+    task = make_task(options.task, Path(options.data), device, getattr(torch, options.values))
     task = replace(task, global_batch=options.global_batch or task.global_batch)
-    changed = {name: getattr(options, name) for name in ("steps", "learning_rate", "warmup", "clip")}
-    recipe = replace(task.recipe, **{name: value for name, value in changed.items() if value is not None})
-    methods = [parse_method(text) for text in options.methods.split()]
+    changed = {name: getattr(options, name) for name in _CHANGES if getattr(options, name) is not None}
+    methods = [parse_method(_with(text, options.all)) for text in options.methods.split()]
     seeds, workers = (tuple(int(text) for text in each.split(",")) for each in (options.seeds, options.workers))
 
-    def fleets(recipe: Recipe) -> list[Fleet]:
+    def fleets(steps: int) -> list[Fleet]:
+        recipe = _in_steps(replace(task.recipe, **changed), steps)
         return [Fleet(task, recipe, methods, seeds, each, device) for each in workers]
 
+    steps = options.steps or task.recipe.steps
     if options.budget:
-        each = seconds_per_step(fleets(replace(recipe, steps=100)))
-        recipe = replace(recipe, steps=min(recipe.steps, int(options.budget / each)))
-        print(f"{task.name}: {1000 * each:.2f} ms a step, so {recipe.steps} steps", flush=True)
-    rows = train(fleets(recipe), options.judged, options.seconds, lambda text: print(text, flush=True))
-    save_record(make_record("convergence", rows, device=_device(device)), options.out)
+        each = seconds_per_step(fleets(100))
+        steps = min(steps, int(options.budget / each))
+        print(f"{task.name}: {1000 * each:.2f} ms a step, so {steps} steps", flush=True)
+
+    def keep(rows: Sequence[dict[str, Any]]) -> None:
+        record = make_record("convergence", [row | {"values": options.values} for row in rows], device=_device(device))
+        save_record(record, options.out)
+
+    rows = train(fleets(steps), options.judged, options.seconds, lambda text: print(text, flush=True), keep)
+    keep(rows)
     for line in against_dense(rows):
         worse = f"{100 * line['worse_than_dense']:.2f}% worse" if "worse_than_dense" in line else ""
-        print(f"{line['workers']} workers, {line['method']:32} {line.get('final', math.nan):.4f} {worse}")
+        print(f"{line['workers']} workers, {line['method']:36} {line.get('final', math.nan):.4f} {worse}")
     return 0
+
+
+def _with(method: str, options: str) -> str:
+    return method if method.startswith("dense") else method + options
+
+
+def _in_steps(recipe: Recipe, steps: int) -> Recipe:
+    """Return a recipe of so many steps, shares of them made numbers."""
+    shares = {name: getattr(recipe, name) for name in _SHARES}
+    return replace(
+        recipe, steps=steps, **{n: max(1, round(v * steps)) if v < 1 else round(v) for n, v in shares.items()}
+    )
 
 
 def _device(device: str) -> str:
@@ -62,12 +84,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--all", default="", help="options that all methods but dense get, such as :dense_below=65")
+    parser.add_argument("--values", default="float32", help="type of values in the network: float32 (TF32) or bfloat16")
     parser.add_argument("--workers", default="4,8")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--global-batch", type=int, default=0)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--learning-rate", type=float)
-    parser.add_argument("--warmup", type=int)
+    parser.add_argument("--rising", type=float)
+    parser.add_argument("--warmup", type=float)
     parser.add_argument("--clip", type=float)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--budget", type=float, default=0.0, help="seconds; fewer steps where all would take longer")

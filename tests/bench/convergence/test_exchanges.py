@@ -108,11 +108,21 @@ def test_runs_that_exchange_together_do_not_see_each_other(kind):
 
 
 def test_small_tensors_travel_dense_and_count_in_nobodys_k():
-    wanted = torch.tensor([[[9.0, 8, 1, 2, 3, 4], [7.0, 6, 5, 4, 3, 2]]])
-    exchange = make_exchange(Method("topk", 0.25, dense_below=3), 0.25, Segments.of([2, 4]))
+    wanted = torch.tensor([[[1.0, 2, 3, 4, 9, 8], [5.0, 4, 3, 2, 7, 6]]])
+    exchange = make_exchange(Method("topk", 0.25, dense_below=3), 0.25, Segments.of([4, 2]))
     applied, residuals = exchange(wanted)
-    assert applied.tolist() == [[16, 14, 5, 0, 0, 4]]
-    assert residuals.tolist() == [[[0, 0, 1, 2, 3, 0], [0, 0, 0, 4, 3, 2]]]
+    assert applied.tolist() == [[5, 0, 0, 4, 16, 14]]
+    assert residuals.tolist() == [[[1, 2, 3, 0, 0, 0], [0, 4, 3, 2, 0, 0]]]
+
+
+@pytest.mark.parametrize("kind", ["topk", "gtopk", "onebit", "terngrad", "dgc"])
+def test_small_tensors_leave_no_residual_by_any_method(kind):
+    wanted = dyadic(4, 30, 5)[None]
+    exchange = make_exchange(Method(kind, 0.1, dense_below=5), 0.1, Segments.of([20, 6, 4]))
+    applied, residuals = exchange(wanted.clone())
+    assert torch.equal(applied[0, 26:], wanted[0, :, 26:].sum(0))
+    assert not residuals[..., 26:].any()
+    torch.testing.assert_close(applied + residuals.sum(1), wanted.sum(1), rtol=1e-5, atol=1e-4)
 
 
 def decoded(name, values):
@@ -124,44 +134,64 @@ def decoded(name, values):
     return back
 
 
-@pytest.mark.parametrize("sizes", [[5], [1, 7, 64], [33, 2, 9, 1]])
-def test_onebit_is_what_the_codec_decodes_tensor_by_tensor(sizes):
-    values = dyadic(3, sum(sizes), 1)
-    ours = quantised.onebit(values, Segments.of(sizes))
-    for row, found in zip(values, ours, strict=True):
-        for piece, back in zip(row.split(sizes), found.split(sizes), strict=True):
-            np.testing.assert_allclose(back.numpy(), decoded("onebit", piece.numpy().copy()), rtol=1e-6)
+def served(wanted, sizes, encoded):
+    """Return what is applied and kept where tensor t is summed by worker t mod P: one tensor and worker at a time."""
+    applied, kept = torch.zeros_like(wanted[0]), wanted.clone()
+    for number, place in enumerate(torch.arange(sum(sizes)).split(sizes)):
+        server, total = number % len(wanted), wanted[number % len(wanted), place].clone()
+        for worker in set(range(len(wanted))) - {server}:
+            sent = encoded(wanted[worker, place])
+            kept[worker, place] -= sent
+            total += sent
+        applied[place] = encoded(total)
+        kept[server, place] = total - applied[place]
+    return applied, kept
 
 
-@pytest.mark.parametrize("sizes", [[400], [100, 300]])
-def test_the_largest_of_each_tensor_are_what_topk_keeps(sizes):
-    values = torch.randn((2, sum(sizes)), generator=torch.Generator().manual_seed(3))
-    ours = quantised.largest(Segments.of(sizes), 0.01)(values, None)
-    for row, found in zip(values, ours, strict=True):
-        for piece, back in zip(row.split(sizes), found.split(sizes), strict=True):
-            np.testing.assert_array_equal(back.numpy(), decoded("topk(density=0.01)", piece.numpy().copy()))
+@pytest.mark.parametrize("sizes", [[5], [64, 7, 1], [33, 9, 2, 1]])
+@pytest.mark.parametrize("workers", [1, 3, 4])
+def test_onebit_through_servers_is_the_codec_tensor_by_tensor(sizes, workers):
+    wanted = dyadic(workers, sum(sizes), 1)
+    oracle = served(wanted, sizes, lambda piece: torch.from_numpy(decoded("onebit", piece.numpy().copy())))
+    applied, residuals = quantised.onebit(wanted[None], Segments.of(sizes))
+    torch.testing.assert_close(applied[0], oracle[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(residuals[0], oracle[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[400], [300, 100]])
+def test_dgc_through_servers_is_what_topk_keeps_tensor_by_tensor(sizes):
+    wanted = dyadic(2, sum(sizes), 3)
+    oracle = served(wanted, sizes, lambda piece: torch.from_numpy(decoded("topk(density=0.01)", piece.numpy().copy())))
+    applied, residuals = quantised.largest(Segments.of(sizes), 0.01)(wanted[None].clone())
+    assert torch.equal(applied[0], oracle[0])
+    assert torch.equal(residuals[0], oracle[1])
 
 
 def test_terngrad_takes_levels_between_the_extremes_and_is_right_on_average():
-    values = torch.linspace(-1, 1, 101).repeat(120, 1)
+    values = torch.linspace(-1, 1, 101)
     torch.manual_seed(5)
-    rounded = quantised.terngrad(values, Segments.of([101]))
+    applied, residuals = quantised.terngrad(values.repeat(120, 1, 1), Segments.of([101]))  # one worker: the server
     levels = torch.tensor([-1, -1 / 3, 1 / 3, 1])
-    assert float((rounded[..., None] - levels).abs().min(-1).values.max()) < 1e-6
-    assert float((rounded.mean(0) - values[0]).abs().max()) < 0.15
+    assert float((applied[..., None] - levels).abs().min(-1).values.max()) < 1e-6
+    assert float((applied.mean(0) - values).abs().max()) < 0.15
+    torch.testing.assert_close(applied + residuals[:, 0], values.expand_as(applied))
 
 
 def test_equal_values_survive_terngrad():
-    values = torch.full((2, 8), 3.0)
-    assert torch.equal(quantised.terngrad(values, Segments.of([8])), values)
+    applied, residuals = quantised.terngrad(torch.full((1, 2, 8), 3.0), Segments.of([8]))
+    assert applied.tolist() == [[6.0] * 8]
+    assert not residuals.any()
 
 
 @settings(max_examples=8)
-@given(st.sampled_from([1, 2, 3, 5]), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 99))
-def test_servers_apply_and_keep_everything(workers, sizes, seed):
-    wanted = dyadic(workers, sum(sizes), seed)
-    applied, residuals = quantised.exchange(wanted, quantised.onebit, Segments.of(sizes))
-    torch.testing.assert_close(applied + residuals.sum(0), wanted.sum(0), rtol=1e-5, atol=1e-4)
+@given(
+    st.sampled_from([quantised.onebit, quantised.terngrad]), st.sampled_from([1, 2, 3, 5]),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 99),
+)  # fmt: skip
+def test_servers_apply_and_keep_everything(exchange, workers, sizes, seed):
+    wanted = torch.stack([dyadic(workers, sum(sizes), seed), dyadic(workers, sum(sizes), seed + 1)])
+    applied, residuals = exchange(wanted.clone(), Segments.of(sizes))
+    torch.testing.assert_close(applied + residuals.sum(1), wanted.sum(1), rtol=1e-5, atol=1e-4)
 
 
 def test_density_warms_up_and_then_stays():

@@ -19,16 +19,16 @@ _PAD = 4  # pixels an image may be shifted
 _CHANNELS = 16  # an image has three, and zeros: kernels multiply blocks of 16
 
 
-def resnet20_task(data: Path, device: str) -> Task:
+def resnet20_task(data: Path, device: str, dtype: torch.dtype) -> Task:
     """Return ResNet-20: 0.27M parameters."""
     recipe = Recipe(steps=12000, learning_rate=0.1, weight_decay=5e-4, rising=400, warmup=400)
-    return _cifar("resnet20", resnet20().build, networks.resnet20, recipe, 32, data, device)
+    return _cifar("resnet20", resnet20().build, networks.resnet20, recipe, 32, data, device, dtype)
 
 
-def vgg16_task(data: Path, device: str) -> Task:
+def vgg16_task(data: Path, device: str, dtype: torch.dtype) -> Task:
     """Return VGG-16 with a quarter of the channels, so that many runs fit on a GPU: 0.96M parameters."""
-    recipe = Recipe(steps=12000, learning_rate=0.05, weight_decay=5e-4, rising=400, warmup=400)
-    return _cifar("vgg16-quarter", _narrow_vgg16, networks.vgg16, recipe, 32, data, device)
+    recipe = Recipe(steps=12000, learning_rate=0.025, weight_decay=5e-4, rising=400, warmup=400)
+    return _cifar("vgg16-quarter", _narrow_vgg16, networks.vgg16, recipe, 32, data, device, dtype)
 
 
 def _narrow_vgg16() -> nn.Module:
@@ -42,20 +42,18 @@ def _narrow_vgg16() -> nn.Module:
 
 def _cifar(
     name: str, model: Callable[[], nn.Module], forward: Callable[..., torch.Tensor], recipe: Recipe, batch_size: int,
-    data: Path, device: str,
+    data: Path, device: str, dtype: torch.dtype,
 ) -> Task:  # fmt: skip
     images, labels = _batch(data / "cifar10" / "data_batch_1", device)
     held_images, held_labels = _batch(data / "cifar10" / "test_batch", device)
     held = held_images.permute(0, 3, 1, 2)  # channels stay last in memory, which is fastest
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     padded = functional.pad(images, (0, _CHANNELS - 3, _PAD, _PAD, _PAD, _PAD)).to(dtype)
 
     def batch(chosen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return shifted(padded, chosen, noise), labels[chosen]
 
     def accuracy(network: nn.Module) -> float:
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            found = [network(part).argmax(1) for part in torch.split(held, 2000)]
+        found = [network(part).argmax(1) for part in torch.split(held, 2000)]
         return float((torch.cat(found) == held_labels).float().mean())
 
     return Task(

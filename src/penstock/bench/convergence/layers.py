@@ -1,7 +1,7 @@
 """Layers of many runs at once, with a weight gradient for each worker.
 
 A parameter is given as [run, worker, ...]: one run's workers have the same values (an expanded view), and yet each
-has a gradient of its own, which is what is exchanged. Values are bfloat16, parameters and their gradients float32.
+has a gradient of its own, which is what is exchanged. Values are of any type, parameters and their gradients float32.
 """
 
 from typing import Any

@@ -1,6 +1,7 @@
 """Where a model's parameters lie in one flat vector.
 
-A convolution's weights lie as [tap, input, output], as the kernels read them; all others as the model has them.
+A convolution's weights lie as [tap, input, output], as the kernels read them; all others as the model has them. Large
+parameters lie first: those that are small enough to travel dense are then one piece at the end.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
         """Return the layout of a model's parameters."""
-        return cls({name: _turned(parameter).shape for name, parameter in model.named_parameters()})
+        parameters = sorted(model.named_parameters(), key=lambda both: -both[1].numel())
+        return cls({name: _turned(parameter).shape for name, parameter in parameters})
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -34,7 +36,8 @@ class Layout:
 
     def pack(self, model: nn.Module) -> torch.Tensor:
         """Return a model's parameters as one vector."""
-        return torch.cat([_turned(parameter.detach()).flatten() for parameter in model.parameters()])
+        parameters = dict(model.named_parameters())
+        return torch.cat([_turned(parameters[name].detach()).flatten() for name in self.shapes])
 
     @torch.no_grad()
     def unpack(self, flat: torch.Tensor, model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from penstock.errors import PenstockError
 
 WARMUP = (0.25, 0.0725, 0.015, 0.004)  # densities at the beginning (gTop-k, section IV)
 SPARSE = {"topk": sparse.topk, "gtopk": sparse.gtopk, "gtopk-published": sparse.gtopk_published}
-QUANTISED: dict[str, quantised.Quantise] = {"onebit": quantised.onebit, "terngrad": quantised.terngrad}
+QUANTISED = {"onebit": quantised.onebit, "terngrad": quantised.terngrad}
 Exchange = Callable[[torch.Tensor], Exchanged]  # of what every worker wants, [run, worker, element]
 
 
@@ -76,22 +76,26 @@ def make_exchange(method: Method, density: float, tensors: Segments) -> Exchange
     """Return how workers exchange at a density; the tensors it needs are made now, not in a graph."""
     if density >= 1:
         return lambda wanted: (wanted.sum(-2), wanted.zero_())
-    large = tuple(size for size in tensors.sizes if size >= method.dense_below)
-    sparse_part = _all_alike(method, density, tensors, sum(large))
-    if not method.dense_below:
+    compressed = large_elements(method, tensors)
+    sparse_part = _all_alike(method, density, tensors, compressed)
+    if compressed == sum(tensors.sizes):
         return sparse_part
-    dense = dense_mask(method, tensors)
 
     def both(wanted: torch.Tensor) -> Exchanged:
-        applied, residuals = sparse_part(torch.where(dense, 0, wanted))
-        return torch.where(dense, wanted.sum(-2), applied), residuals
+        small = wanted[..., compressed:].sum(-2)
+        wanted[..., compressed:] = 0
+        applied, residuals = sparse_part(wanted)
+        applied[..., compressed:] = small
+        return applied, residuals
 
     return both
 
 
-def dense_mask(method: Method, tensors: Segments) -> torch.Tensor:
-    """Return which elements belong to tensors that are sent dense."""
-    return (tensors.numel < method.dense_below)[tensors.index]
+def large_elements(method: Method, tensors: Segments) -> int:
+    """Return how many elements are compressed; tensors that travel dense are behind them."""
+    large = [size for size in tensors.sizes if size >= method.dense_below]
+    assert tuple(large) == tensors.sizes[: len(large)], "a layout has its small tensors last"
+    return sum(large)
 
 
 def _all_alike(method: Method, density: float, tensors: Segments, counted: int) -> Exchange:
@@ -99,10 +103,10 @@ def _all_alike(method: Method, density: float, tensors: Segments, counted: int) 
         whole = Segments.of([sum(tensors.sizes)], str(tensors.index.device))
         return partial(SPARSE[method.kind], take=whole.taker([max(1, round(density * counted))]))
     if method.kind == "dgc":
-        return partial(quantised.exchange, quantise=quantised.largest(tensors, density), tensors=tensors)
+        return quantised.largest(tensors, density)
     return partial(_quantised, method=method, tensors=tensors)
 
 
 def _quantised(wanted: torch.Tensor, method: Method, tensors: Segments) -> Exchanged:
-    applied, residuals = quantised.exchange(wanted, QUANTISED[method.kind], tensors)
-    return applied, residuals if method.feedback else torch.zeros_like(residuals)
+    applied, residuals = QUANTISED[method.kind](wanted, tensors)
+    return applied, residuals if method.feedback else residuals.zero_()

@@ -29,7 +29,7 @@ class Stepper:
             self.fleet.step()
             return
         if self.graph is None:
-            self.graph = _capture(self.fleet.step)
+            self.graph = _capture(self.fleet.step)  # captured, not yet run
         self.graph.replay()
 
 
@@ -64,6 +64,7 @@ class Course:
         stepper = Stepper(self.fleet)
         for step in range(steps):
             if step in starts:
+                self._finish()
                 self.fleet.enter_stage(starts.index(step))
                 stepper = Stepper(self.fleet)
             stepper()
@@ -71,11 +72,20 @@ class Course:
                 self.curve.append((step + 1, self.fleet.evaluate()))
             yield
 
+    def _finish(self) -> None:
+        """Wait for what was launched: a stage takes the last one's graph and tables away."""
+        if self.stream:
+            self.stream.synchronize()
 
-def train(fleets: Sequence[Fleet], judged: int, seconds: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+
+def train(
+    fleets: Sequence[Fleet], judged: int, seconds: float, say: Callable[[str], None],
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Train all fleets side by side to the end or until `seconds` have passed, and return a row per run.
 
-    Each has a stream: small kernels of one fill the gaps of the other.
+    Each has a stream: small kernels of one fill the gaps of the other. `keep` gets all rows so far when a fleet was
+    judged: a study that is cut off leaves those.
     """
     begun = time.monotonic()
     courses = [Course(fleet, judged) for fleet in fleets]
@@ -88,6 +98,11 @@ def train(fleets: Sequence[Fleet], judged: int, seconds: float, say: Callable[[s
                     walks.remove((course, walk))
             if len(course.curve) > seen:
                 say(f"{time.monotonic() - begun:.0f} s, {course.fleet.workers} workers: {_progress(course)}")
+                keep(_all_rows(courses))
+    return _all_rows(courses)
+
+
+def _all_rows(courses: Sequence[Course]) -> list[dict[str, Any]]:
     return [row for course in courses if course.curve for row in rows(course.fleet, course.curve)]
 
 
@@ -118,14 +133,16 @@ def seconds_per_step(fleets: Sequence[Fleet], steps: int = 20) -> float:
 
 def rows(fleet: Fleet, curve: list[tuple[int, list[float]]]) -> list[dict[str, Any]]:
     """Return what is kept of every run."""
-    task, losses = fleet.task, fleet.losses[: curve[-1][0]].tensor_split(len(curve))
+    task, recipe, losses = fleet.task, fleet.recipe, fleet.losses[: curve[-1][0]].tensor_split(len(curve))
     means = torch.stack([part.mean(0) for part in losses]).T.tolist()
     return [
         {
             "task": task.name, "method": member.method.name, "workers": fleet.workers, "seed": member.seed,
             "metric_name": task.metric, "better": task.better, "global_batch": task.global_batch,
-            "steps": curve[-1][0],
-            "planned_steps": fleet.recipe.steps, "learning_rate": fleet.recipe.learning_rate * member.method.rate,
+            "steps": curve[-1][0], "planned_steps": recipe.steps,
+            "learning_rate": recipe.learning_rate * member.method.rate, "rising": recipe.rising,
+            "warmup": recipe.warmup, "momentum": recipe.momentum, "weight_decay": recipe.weight_decay,
+            "clip": recipe.clip, "dense_below": member.method.dense_below,
             "judged_at": [step for step, _ in curve], "losses": [_finite(round(loss, 4)) for loss in means[number]],
             "metrics": [_finite(found[number]) for _, found in curve], "final": _finite(curve[-1][1][number]),
         }

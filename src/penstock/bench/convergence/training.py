@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from penstock.bench.convergence.layout import Layout
-from penstock.bench.convergence.method import WARMUP, Method, dense_mask, make_exchange
+from penstock.bench.convergence.method import WARMUP, Method, large_elements, make_exchange
 from penstock.bench.convergence.networks import Statistics
 from penstock.bench.convergence.tasks import Recipe, Task
 from penstock.bench.convergence.triton_segments import Segments
@@ -45,7 +45,7 @@ class Fleet:
         shape = (len(self.members), workers, self.weights.shape[1])
         self.residuals, self.velocity = torch.zeros(shape, device=device), torch.zeros_like(self.weights)
         self.corrected = {m: torch.zeros_like(self.residuals[at]) for m, at in self.groups.items() if m.corrected}
-        self.dense = {method: dense_mask(method, self.tensors) for method in self.corrected}
+        self.compressed = {method: large_elements(method, self.tensors) for method in self.corrected}
         self.running: Statistics = {}
         self._draw(list(seeds), len(methods))
         self.enter_stage(0)
@@ -82,17 +82,22 @@ class Fleet:
     def step(self) -> None:
         """Take one step with all runs."""
         gradients = self._gradients()
-        if self.recipe.clip:
-            norms = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
-            gradients *= (self.recipe.clip / math.sqrt(self.workers) / norms).clamp(max=1)
+        factors = self._factors(gradients)
         rate = self.rates[self.now][0]
         self.velocity.mul_(self.recipe.momentum)
         if self.recipe.weight_decay:
             self.velocity.add_(self.weights, alpha=self.recipe.weight_decay)
         for method, at in self.groups.items():
-            self._exchange(method, at, gradients[at], rate[at, None])
+            self._exchange(method, at, gradients[at], factors[at], rate[at, None])
         self.weights.sub_(rate[:, None] * self.velocity)
         self.now += 1
+
+    def _factors(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Return what local clipping makes of each worker's gradient, [run, worker, 1]."""
+        if not self.recipe.clip:
+            return gradients.new_ones((*gradients.shape[:2], 1))
+        norms: torch.Tensor = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+        return (self.recipe.clip / math.sqrt(self.workers) / norms).clamp(max=1)
 
     def _gradients(self) -> torch.Tensor:
         """Return every worker's gradient; a worker's loss is the mean over its own examples."""
@@ -117,18 +122,20 @@ class Fleet:
             self.running[layer][0].lerp_(mean, _FORGETTING)
             self.running[layer][1].lerp_(variance, _FORGETTING)
 
-    def _exchange(self, method: Method, at: slice, gradients: torch.Tensor, rate: torch.Tensor) -> None:
+    def _exchange(
+        self, method: Method, at: slice, gradients: torch.Tensor, factors: torch.Tensor, rate: torch.Tensor
+    ) -> None:
         local = self.corrected.get(method)
-        if local is not None:
-            gradients = local.mul_(self.recipe.momentum).add_(gradients)
-        applied, residuals = self.exchanges[method](self.residuals[at].add_(gradients))
-        if residuals.data_ptr() != self.residuals[at].data_ptr():
-            self.residuals[at] = residuals
         if local is None:
+            applied, _ = self.exchanges[method](self.residuals[at].addcmul_(gradients, factors))
             self.velocity[at].add_(applied, alpha=1 / self.workers)
-        else:
-            local.mul_((residuals != 0) | self.dense[method])  # what left for good; what travels dense keeps its own
-            self.weights[at].sub_(rate * applied, alpha=1 / self.workers)
+            return
+        local.mul_(self.recipe.momentum).addcmul_(gradients, factors)
+        applied, residuals = self.exchanges[method](self.residuals[at].add_(local))
+        waiting = residuals != 0
+        waiting[..., self.compressed[method] :] = True
+        local.mul_(waiting)  # what left for good loses its velocity; what travels dense keeps it
+        self.weights[at].sub_(rate * applied, alpha=1 / self.workers)
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:

@@ -27,17 +27,18 @@ class SmallLSTM(nn.Module):
         return logits
 
 
-def lstm_task(data: Path, device: str) -> Task:
+def lstm_task(data: Path, device: str, dtype: torch.dtype) -> Task:
     """Return the task of predicting the next word; held-out words are the corpus's validation part."""
     words: dict[str, int] = {}
     train, held = (_tokens(data / "ptb" / f"ptb.{part}.txt", words).to(device) for part in ("train", "valid"))
-    return language_task(train, held, len(words), device)
+    return language_task(train, held, len(words), dtype)
 
 
-def language_task(train: torch.Tensor, held: torch.Tensor, words: int, device: str, width: int = 128) -> Task:
+def language_task(
+    train: torch.Tensor, held: torch.Tensor, words: int, dtype: torch.dtype, width: int = 128
+) -> Task:  # fmt: skip
     """Return the task over these numbers of words."""
     examples, judged = _windows(train), _windows(held)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def batch(chosen: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         both = examples[chosen]
