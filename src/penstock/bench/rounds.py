@@ -101,17 +101,22 @@ def _exchange(transport: Transport, out: Bytes, into: Bytes, both_ways: bool, tu
 
 
 def _first_child(transport: Transport, children: int, nbytes: int) -> float:
-    """Return how long rank 1 waits for its message where rank 0 sends to it first, and then in turn to others."""
+    """Return how long the first child waits where rank 0 sends to it, and then in turn to the others, as trees do.
+
+    Connections are not alike: one that is used more has more in flight, and gets more of the NIC. So these are the
+    very ones of the tree, deepest subtree first.
+    """
+    targets = [1 << level for level in reversed(range(children))]
     message, waited = np.ones(nbytes, np.uint8), []
     for _ in range(_TURNS):
         largest(transport, 0.0)  # start together
         start = perf_counter()
-        if 0 < transport.rank <= children:
+        if transport.rank in targets:
             transport.irecv(message, 0, _TAG).wait(WAIT_SECONDS)
-        for child in range(1, children + 1) if transport.rank == 0 else ():
+        for child in targets if transport.rank == 0 else ():
             transport.isend(message, child, _TAG).wait(WAIT_SECONDS)
         waited.append(perf_counter() - start)
-    return largest(transport, median(waited) if transport.rank == 1 else 0.0)
+    return largest(transport, median(waited) if transport.rank == targets[0] else 0.0)
 
 
 def _merges_at_once(transport: Transport, count: int, merge: Callable[[], None]) -> float:
