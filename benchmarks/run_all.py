@@ -40,9 +40,8 @@ RUNS: tuple[Run, ...] = (
 )
 LONGER: tuple[Run, ...] = (
     ("replay", "replay-8-hosts", "--hosts 8 --iterations 1"),
-    ("sparse", "sparse-8-hosts", f"--hosts 8 --links coarse --engine gloo,mpi {SPARSE}"),
-    ("sparse", "sparse-16-hosts", f"--hosts 16 --links coarse --merges waited {SPARSE}"),
-    ("sparse", "sparse-16-hosts-smooth", f"--hosts 16 --merges waited {SPARSE}"),
+    ("sparse", "sparse-8-hosts", f"--hosts 8 --engine gloo,mpi {SPARSE}"),
+    ("sparse", "sparse-16-hosts", f"--hosts 16 --merges waited {SPARSE}"),
     ("casync", "casync-vgg-8-hosts", "--hosts 8 --traces vgg16:parameter_server --codecs onebit --iterations 1"),
     ("casync", "casync-bert-8-hosts", "--hosts 8 --traces bert_base:ring --codecs onebit --iterations 1"),
     ("train", "train-resnet50", f"--models resnet50:1 {LARGE}"),
