@@ -29,12 +29,12 @@ class LinearCost:
 
     a_seconds: float  # startup: paid once per message, however small
     b_seconds_per_byte: float
-    c_seconds_per_tensor: float = 0.0  # each tensor of a compressed bucket after the first: its own calls of a codec
+    c_seconds_per_tensor: float | None = None  # each tensor of a compressed bucket after the first; None: not measured
 
     def __post_init__(self) -> None:
         for name in ("a_seconds", "b_seconds_per_byte", "c_seconds_per_tensor"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if value is not None and not (math.isfinite(value) and value >= 0):
                 raise NetworkError(f"{name} is {value}; wanted a finite number >= 0")
 
     def seconds(self, nbytes: float) -> float:
@@ -46,8 +46,12 @@ class LinearCost:
         return LinearCost(
             self.a_seconds + other.a_seconds,
             self.b_seconds_per_byte + other.b_seconds_per_byte,
-            self.c_seconds_per_tensor + other.c_seconds_per_tensor,
+            _sum(self.c_seconds_per_tensor, other.c_seconds_per_tensor),
         )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None and other is None else (one or 0.0) + (other or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def network_from_fields(fields: Fields) -> Network:
     lines = {}
     for name, line in fields.mapping("all_reduce", {}):
         line.reject_unknown(("a_seconds", "b_seconds_per_byte", "c_seconds_per_tensor"))
-        further = line.amount("c_seconds_per_tensor", 0.0)
+        further = line.optional_amount("c_seconds_per_tensor")
         lines[name] = LinearCost(line.amount("a_seconds"), line.amount("b_seconds_per_byte"), further)
     return Network(
         workers=fields.integer("workers", 1),
@@ -121,7 +125,8 @@ def network_document(network: Network) -> dict[str, Any]:
 
 def _line_document(line: LinearCost) -> dict[str, float]:
     document = {"a_seconds": line.a_seconds, "b_seconds_per_byte": line.b_seconds_per_byte}
-    return document | ({"c_seconds_per_tensor": line.c_seconds_per_tensor} if line.c_seconds_per_tensor else {})
+    further = line.c_seconds_per_tensor
+    return document if further is None else document | {"c_seconds_per_tensor": further}
 
 
 def save_network(network: Network, path: str | os.PathLike[str]) -> None:

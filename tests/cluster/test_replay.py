@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 
 from penstock.cluster.replay import Gradients, Replay
 from penstock.cluster.replay_study import replay_plans
-from penstock.cost.ways import way_for
+from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import PlanError
 from penstock.network import LinearCost, Network
@@ -42,6 +43,27 @@ def test_buckets_leave_when_their_last_gradient_is_ready_and_not_before(planner)
             earliest = ready[bucket.tensors[-1]] if wanted.overlap else TRACE.compute_seconds
             assert span.start_seconds >= earliest
         assert replayed.iteration_seconds >= TRACE.compute_seconds
+
+
+def test_the_clock_starts_when_all_ranks_have_made_their_gradients():
+    ways = [Way("ring", (LinearCost(1e-4, 1e-9),), codec="onebit")]
+    wanted = predict(TRACE, PLANNERS["single"], ways, workers=1)
+
+    def work(transport):
+        replay = Replay(TRACE, wanted, Communicator(transport, timeout_seconds=20))
+        made = []
+
+        def start_together():
+            made.append(replay.gradients.values.any())
+            time.sleep(0.2)
+
+        replayed = replay.run(start_together)
+        replay.close()
+        return made, replayed
+
+    ((made, replayed),) = run_ranks(1, work)
+    assert made == [True]
+    assert replayed.timeline.spans[0].end_seconds < TRACE.forward_seconds + 0.1
 
 
 def test_computation_takes_what_the_trace_says():

@@ -59,6 +59,12 @@ def test_what_further_tensors_add_may_be_measured_too():
     assert way.seconds(100, 3) == pytest.approx(500 + 30 + 2 * 25)
 
 
+def test_further_tensors_that_were_measured_to_add_nothing_add_nothing():
+    measured = Network(4, 7.0, 2.0, 0.5, {"ring+onebit": LinearCost(500.0, 0.3, 0.0)}, {"onebit": ONEBIT})
+    way = way_for(measured, "ring+onebit")
+    assert way.seconds(100, 3) == way.seconds(100) == pytest.approx(500 + 30)
+
+
 def test_all_combinations_that_can_be_costed_are_ways():
     ways = ways_for(NETWORK, ["ring", "double_tree"], ["onebit"], [1, 2])
     assert [str(way.route) for way in ways] == ["ring", "double_tree", "ring+onebit", "ring+onebit/2"]

@@ -126,6 +126,23 @@ def test_feedback_that_is_put_off_gives_the_same_bits(name: str, strategy: str) 
         assert deferred.values().tobytes() == kept.tobytes()
 
 
+def test_equal_layers_share_a_program_and_each_keeps_what_it_has_put_off() -> None:
+    """Binding a program to other memory settles what was put off there; memory that comes again is bound already."""
+    layers = 3
+    compiled("onebit")
+
+    def rank(transport: MemoryTransport) -> list[int]:
+        communicator, codec = Communicator(transport, TIMEOUT_SECONDS), wire("onebit", transport.rank)
+        data = [np.ones(5000, np.float32) for _ in range(layers)]
+        kept = [PutOff(np.zeros(5000, np.float32)) for _ in range(layers)]
+        for _ in range(3):
+            for values, residual in zip(data, kept, strict=True):
+                communicator.all_reduce(values, codec=codec, residual=residual)
+        return [residual.generation for residual in kept]
+
+    assert run_ranks(2, rank) == [[1] * layers] * 2
+
+
 @pytest.mark.parametrize(
     ("strategy", "codec"),
     [*((strategy, "onebit") for strategy in CHUNKS), ("gtopk", "sparse(density=0.1)"), ("ring", "graddrop")],

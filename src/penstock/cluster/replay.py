@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.codecs.feedback import PutOff
 from penstock.codecs.wire import wire_codec
-from penstock.plan import Bucket, Plan
+from penstock.plan import Plan
 from penstock.runtime.codec import Codec
 from penstock.runtime.communicator import Communicator
 from penstock.timeline import COMPUTE, Span, Timeline
@@ -53,31 +56,25 @@ class Gradients:
         self._trace = trace
         numel = sum(tensor.numel for tensor in trace.tensors)
         self.values = np.zeros(numel, _DTYPES[trace.dtype])
-        self._residual: NDArray[np.float32] | None = None
         self._codecs: dict[str, Codec] = {}
 
-    def begin(self, compressed: bool) -> None:
-        """Make ready for an iteration: a codec takes its time from the values, and sums of sums would overflow."""
-        if compressed and self._residual is None:
-            self._residual = np.zeros(self.values.size, np.float32)
-        if compressed:
-            block = np.random.default_rng(0).standard_normal(_NOISE, np.float32).astype(self.values.dtype)
-            for start in range(0, self.values.size, _NOISE):
-                part = self.values[start : start + _NOISE]
-                part[:] = block[: part.size]
+    @cached_property
+    def residual(self) -> NDArray[np.float32]:
+        """What codecs have not sent, aligned with the values; made when the first compressed bucket comes."""
+        return np.zeros(self.values.size, np.float32)
 
-    def reduce(self, bucket: Bucket, first: int, bounds: Sequence[int], communicator: Communicator) -> None:
-        """Sum a bucket over all ranks; it begins at element `first`, and its tensors end at `bounds` from there."""
-        values = self.values[first : first + bounds[-1]]
-        if bucket.codec is None:
-            communicator.all_reduce(values, strategy=bucket.strategy, **bucket.route.options)
-            return
-        assert self._residual is not None
-        residual = self._residual[first : first + bounds[-1]]
-        codec = self._codec(bucket.codec)
-        communicator.all_reduce(values, bucket.strategy, codec, residual, tuple(bounds), **bucket.route.options)
+    @cached_property
+    def _noise(self) -> NDArray[Any]:
+        return np.random.default_rng(0).standard_normal(_NOISE, np.float32).astype(self.values.dtype)
 
-    def _codec(self, spec: str) -> Codec:
+    def renew(self) -> None:
+        """Make the gradients anew: a codec takes its time from the values, and sums of sums would overflow."""
+        for start in range(0, self.values.size, _NOISE):
+            part = self.values[start : start + _NOISE]
+            part[:] = self._noise[: part.size]
+
+    def codec(self, spec: str) -> Codec:
+        """Return the codec of a plan; made once."""
         if spec not in self._codecs:
             self._codecs[spec] = wire_codec(spec)
         return self._codecs[spec]
@@ -96,13 +93,20 @@ class Replay:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-replay")
         self._places = list(_places(trace, plan))
         index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
+        self._kept = [self._residual(number) for number in range(len(plan.buckets))]
         self._bucket_after = {index_of[bucket.tensors[-1]]: number for number, bucket in enumerate(plan.buckets)}
 
-    def run(self) -> Replayed:
-        """Replay one iteration; every rank must start it at about the same time."""
+    def run(self, start_together: Callable[[], object] = lambda: None) -> Replayed:
+        """Replay one iteration; every rank must start it at about the same time.
+
+        Making gradients takes processors that all ranks share: who is ready calls `start_together`, and the clock
+        starts when that returns.
+        """
         spans: list[Span] = []
         sent: list[Future[Span]] = []
-        self.gradients.begin(self._compressed)
+        if self._compressed:
+            self.gradients.renew()
+        start_together()
         start = time.perf_counter()
         _wait_until(start + self._trace.forward_seconds)
         spans.append(Span("forward", COMPUTE, 0.0, time.perf_counter() - start, self._communicator.transport.rank))
@@ -126,17 +130,34 @@ class Replay:
 
     def _reduce(self, number: int, start: float) -> Span:
         bucket = self._plan.buckets[number]
+        first, bounds = self._places[number]
+        values = self.gradients.values[first : first + bounds[-1]]
         begin = time.perf_counter() - start
-        self.gradients.reduce(bucket, *self._places[number], self._communicator)
+        if bucket.codec is None:
+            self._communicator.all_reduce(values, bucket.strategy, **bucket.route.options)
+        else:
+            codec, kept = self.gradients.codec(bucket.codec), self._kept[number]
+            self._communicator.all_reduce(values, bucket.strategy, codec, kept, bounds, **bucket.route.options)
         return Span(bucket.name, "network", begin, time.perf_counter() - start, self._communicator.transport.rank)
 
+    def _residual(self, number: int) -> PutOff | None:
+        """Return where a bucket's codec keeps what it does not send, as training has it: put off.
 
-def _places(trace: Trace, plan: Plan) -> Iterator[tuple[int, list[int]]]:
+        Plans share the memory, but what one has put off is taken off when its own turn comes again. Nothing is lost by
+        that: whatever was sent is taken off once.
+        """
+        if self._plan.buckets[number].codec is None:
+            return None
+        first, bounds = self._places[number]
+        return PutOff(self.gradients.residual[first : first + bounds[-1]])
+
+
+def _places(trace: Trace, plan: Plan) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield where each bucket begins, and where in it each tensor begins and the last one ends, in elements."""
     numel = {tensor.name: tensor.numel for tensor in trace.tensors}
     first = 0
     for bucket in plan.buckets:
-        bounds = list(accumulate((numel[name] for name in bucket.tensors), initial=0))
+        bounds = tuple(accumulate((numel[name] for name in bucket.tensors), initial=0))
         yield first, bounds
         first += bounds[-1]
 

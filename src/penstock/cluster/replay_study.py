@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -53,11 +54,11 @@ def replay_plans(
     replays = {name: Replay(trace, plan, communicator, gradients) for name, plan in plans.items()}
     runs: dict[str, list[Replayed]] = {name: [] for name in plans}
     slowest: dict[str, list[float]] = {name: [] for name in plans}
+    start_together = partial(largest, communicator.transport, 0.0, communicator.timeout_seconds)
     try:
         for _ in range(iterations + 1):
             for name, replay in replays.items():
-                largest(communicator.transport, 0.0, communicator.timeout_seconds)  # start together
-                runs[name].append(replay.run())
+                runs[name].append(replay.run(start_together))
                 seconds = runs[name][-1].iteration_seconds
                 slowest[name].append(largest(communicator.transport, seconds, communicator.timeout_seconds))
                 done()

@@ -126,12 +126,17 @@ def _as_route(network: Network, route: str | Route) -> Route:
 
 
 def _measured_way(network: Network, route: Route) -> Way:
-    """Return a measured line. What further tensors add was measured too, or comes from the codec's curves."""
+    """Return a measured line. What further tensors add was measured too, or comes from the codec's curves.
+
+    Those are of calls by themselves, and much too high for an executor that has looked everything up before: measured
+    to add nothing is not the same as not measured.
+    """
     line = network.all_reduce[str(route)]
     further = line.c_seconds_per_tensor
-    if not further and route.codec is not None and route.codec in network.codecs and route.strategy in COMPRESSED:
+    if further is None and route.codec is not None and route.codec in network.codecs and route.strategy in COMPRESSED:
         curves = network.codecs[route.codec]
         further = COMPRESSED[route.strategy](network, curves, network.workers, route.partitions).seconds_per_tensor
+    further = further or 0.0
     return Way(
         route.strategy,
         (LinearCost(max(0.0, line.a_seconds - further), line.b_seconds_per_byte) if further else line,),

@@ -8,6 +8,7 @@ sum in the same order and get the same bits.
 
 import hashlib
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from penstock.strategies.batches import Batches
 
 WINDOW = 4  # messages in flight each way; with 8 or 16, 16 MB on 8 hosts took 1.06-1.22x as long, in one run each
 TIMEOUT_SECONDS = 300.0  # how long one message may keep a rank waiting
+_BINDINGS = 64  # places of data that are remembered: equal layers of a model share a program
 _CALLS = 64  # consecutive calls of a program have so many different tags
 
 
@@ -89,7 +91,7 @@ class Prepared:
     scratch: Scratch
     digest: str
     binder: Binder
-    _binding: Binding | None = field(default=None, repr=False)  # the last one: most tensors come again
+    _bindings: OrderedDict[tuple[float, ...], Binding] = field(default_factory=OrderedDict, repr=False)  # latest last
     _pieces: Pieces | None = field(default=None, repr=False)  # of the first tensor that came from a device
 
     def run(
@@ -193,17 +195,27 @@ class Prepared:
         return 1.0
 
     def _bind(self, target: Flat, kept: Flat | None, deferred: Deferred | None, scale: float) -> Binding:
+        """Return the instructions on this memory; kept, as most tensors come again and alike ones share a program."""
         scratch = self.scratch.memory
         places = (target.address, scratch.__array_interface__["data"][0], kept.address if kept else 0)
         addresses = (*places, scale, deferred.generation if deferred else 0)
-        if self._binding is None or self._binding.addresses != addresses:
+        if addresses not in self._bindings:
+            self._forget(places[1])
             if deferred:  # its pieces were another program's, or are at other places now
                 deferred.begin()
                 addresses = (*places, scale, deferred.generation)
             residual = bytes_at(kept.address, kept.nbytes).view(np.float32) if kept else None
             memories = Memories(bytes_at(target.address, target.nbytes), scratch, residual, deferred, scale)
-            self._binding = self.binder.bind(addresses, memories)
-        return self._binding
+            self._bindings[addresses] = self.binder.bind(addresses, memories)
+        self._bindings.move_to_end(addresses)
+        return self._bindings[addresses]
+
+    def _forget(self, scratch: int) -> None:
+        """Make room for one more binding; those on scratch that has moved would keep its memory."""
+        for addresses in [each for each in self._bindings if each[1] != scratch]:
+            del self._bindings[addresses]
+        while len(self._bindings) >= _BINDINGS:
+            self._bindings.popitem(last=False)
 
     def _failure(self, index: int, cause: Exception) -> TransportError:
         instruction = self.program.ranks[self.transport.rank][index]

@@ -8,6 +8,7 @@ back, so that a token bucket or a switch buffer cannot flatter it.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from statistics import median
 from time import perf_counter
 
@@ -27,7 +28,7 @@ SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
 LARGER = (1 << 25, 1 << 26)  # of compressed all-reduces, which a processor's cache flatters up to here
 LARGEST = 1 << 26  # of dense ones: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
 BUCKET = 1 << 20  # the smallest compressed message that a line is fitted to; see `measure_lines`
-TENSORS, TENSOR_NUMEL = 32, 2048  # of the bucket that shows what each tensor costs by itself
+PAIRS, NUMELS = 128, (1 << 14, 1 << 9)  # of the bucket that shows what each tensor costs: matrices, each with a vector
 NATIVE = "native"  # the engine's own all-reduce
 TAG = 1
 _PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
@@ -214,17 +215,26 @@ def _route_round(communicator: Communicator, text: str, parts: Sequence[int] | N
 
 
 def _with_tensors(transport: Transport, communicator: Communicator, text: str, fit: Fit) -> Fit:
-    """Return the line with what every further tensor of a bucket adds: many small ones against one as large."""
-    numel = TENSORS * TENSOR_NUMEL
-    seconds = []
-    for bounds in ((0, numel), tuple(range(0, numel + 1, TENSOR_NUMEL))):
-        one_round = _route_round(communicator, text, bounds)
-        values, residual = _noise(4 * numel), np.zeros(4 * numel, np.uint8)
-        _agreed_seconds(transport, one_round, values, residual, _PILOTS)
-        blocks = [_agreed_seconds(transport, one_round, values, residual, _LEAST) for _ in range(_BLOCKS)]
-        seconds.append(median(blocks))
-    further = max(0.0, (seconds[1] - seconds[0]) / (TENSORS - 1))
+    """Return the line with what every further tensor of a bucket adds: many small ones against one as large.
+
+    They take turns, and there are many of them: a model has hundreds of tensors, and a time for each that is off by
+    0.1 ms, as the difference of two single messages easily is, would be most of the prediction.
+    """
+    ends = tuple(accumulate(NUMELS * PAIRS, initial=0))
+    timers = [_timer(transport, communicator, text, bounds) for bounds in ((0, ends[-1]), ends)]
+    whole, cut = zip(*([timer(_LEAST) for timer in timers] for _ in range(_BLOCKS)), strict=True)
+    further = max(0.0, (median(cut) - median(whole)) / (len(ends) - 2))
     return replace(fit, line=replace(fit.line, c_seconds_per_tensor=further))
+
+
+def _timer(
+    transport: Transport, communicator: Communicator, text: str, bounds: Sequence[int]
+) -> Callable[[int], float]:
+    """Return what times so many rounds of one bucket, warmed up."""
+    one_round, values = _route_round(communicator, text, bounds), _noise(4 * bounds[-1])
+    timer = partial(_agreed_seconds, transport, one_round, values, np.zeros(values.size, np.uint8))
+    timer(_PILOTS)
+    return timer
 
 
 def _merge_round(kernel: Merge, _: Transport, out: Bytes, other: Bytes) -> None:

@@ -52,7 +52,7 @@ function measuredWay(network, route) {
   const { a_seconds: a, b_seconds_per_byte: b, c_seconds_per_tensor: further } = network.all_reduce[route];
   const { strategy, codec, partitions } = parseRoute(route);
   const curves = (network.codecs || {})[codec];
-  if (further) return { route, a: Math.max(0, a - further), b, each: further, measured: true };
+  if (further != null) return { route, a: Math.max(0, a - further), b, each: further, measured: true };
   if (!curves || !COMPRESSED[strategy]) return { route, a, b, each: 0, measured: true };
   const { each } = COMPRESSED[strategy](network, curves, network.workers, partitions);
   return { route, a: Math.max(0, a - each), b, each, measured: true };

@@ -68,6 +68,7 @@ class Coded(Prepared):
 
     form: DeviceForm = field(kw_only=True)
     mirror: Mirror = field(kw_only=True)
+    _binding: Binding | None = field(default=None, repr=False)  # the last one: most tensors come again
 
     def _flat(self, data: Any) -> Flat:
         assert data.device == self.mirror.device, f"{data.device} is not {self.mirror.device}"
