@@ -1,5 +1,7 @@
 """Runs that train together, against one run and one worker at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -97,3 +99,23 @@ def test_methods_are_compared_with_the_learning_rate_that_suits_dense_best():
     same = {"task": "t", "workers": 4, "metric_name": "m", "global_batch": 8, "steps": 1, "better": "lower"}
     rows = [same | {"method": name, "final": final} for name, final in (("dense", 4), ("dense, rate x 2", 2), ("a", 3))]
     assert [line["worse_than_dense"] for line in against_dense(rows)] == pytest.approx([1, 0, 0.5])
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_scaling_the_loss_changes_no_step(clip):
+    task = line_task(6)
+    recipe = replace(task.recipe, clip=clip)
+    ends = []
+    for scale in (1.0, 64.0):
+        fleet = Fleet(replace(task, loss_scale=scale), recipe, [Method("dense"), Method("onebit")], [1], 2, "cpu")
+        for _ in range(6):
+            fleet.step()
+        ends.append(fleet.weights)
+    torch.testing.assert_close(*ends)
+
+
+def test_rows_are_kept_whenever_a_fleet_was_judged():
+    kept = []
+    rows = train([fleet_of("dense", steps=6)], 3, 1000, lambda text: None, kept.append)
+    assert [each[0]["steps"] for each in kept] == [2, 4, 6]
+    assert kept[-1] == rows

@@ -16,6 +16,7 @@ from penstock.zoo.vgg import vgg16_cifar
 
 _MEAN, _STD = (125.307, 122.950, 113.865), (62.993, 62.089, 66.705)  # of CIFAR-10's training set
 _PAD = 4  # pixels an image may be shifted
+_LOSS_SCALE = 128.0  # with float16 values
 _CHANNELS = 16  # an image has three, and zeros: kernels multiply blocks of 16
 
 
@@ -27,7 +28,7 @@ def resnet20_task(data: Path, device: str, dtype: torch.dtype) -> Task:
 
 def vgg16_task(data: Path, device: str, dtype: torch.dtype) -> Task:
     """Return VGG-16 with a quarter of the channels, so that many runs fit on a GPU: 0.96M parameters."""
-    recipe = Recipe(steps=12000, learning_rate=0.025, weight_decay=5e-4, rising=400, warmup=400)
+    recipe = Recipe(steps=12000, learning_rate=0.0125, weight_decay=5e-4, rising=400, warmup=400)
     return _cifar("vgg16-quarter", _narrow_vgg16, networks.vgg16, recipe, 32, data, device, dtype)
 
 
@@ -57,8 +58,9 @@ def _cifar(
         return float((torch.cat(found) == held_labels).float().mean())
 
     return Task(
-        name, "accuracy", "higher", model, len(labels), batch, forward, accuracy, global_batch=batch_size, recipe=recipe
-    )
+        name, "accuracy", "higher", model, len(labels), batch, forward, accuracy, global_batch=batch_size,
+        recipe=recipe, loss_scale=_LOSS_SCALE if dtype == torch.float16 else 1.0,
+    )  # fmt: skip
 
 
 def _batch(path: Path, device: str) -> tuple[torch.Tensor, torch.Tensor]:

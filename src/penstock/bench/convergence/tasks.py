@@ -42,3 +42,4 @@ class Task:
     evaluate: Callable[[nn.Module], float]
     global_batch: int
     recipe: Recipe
+    loss_scale: float = 1.0  # in the backward pass, so that float16's small numbers do not vanish

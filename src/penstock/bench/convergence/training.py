@@ -88,19 +88,25 @@ class Fleet:
         if self.recipe.weight_decay:
             self.velocity.add_(self.weights, alpha=self.recipe.weight_decay)
         for method, at in self.groups.items():
-            self._exchange(method, at, gradients[at], factors[at], rate[at, None])
+            self._exchange(method, at, gradients[at], None if factors is None else factors[at], rate[at, None])
         self.weights.sub_(rate[:, None] * self.velocity)
         self.now += 1
 
-    def _factors(self, gradients: torch.Tensor) -> torch.Tensor:
-        """Return what local clipping makes of each worker's gradient, [run, worker, 1]."""
+    def _factors(self, gradients: torch.Tensor) -> torch.Tensor | None:
+        """Return what local clipping multiplies each worker's gradient by, [run, worker, 1]; None: nothing."""
         if not self.recipe.clip:
-            return gradients.new_ones((*gradients.shape[:2], 1))
-        norms: torch.Tensor = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+            return None
+        norms: torch.Tensor = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True) / self.task.loss_scale
         return (self.recipe.clip / math.sqrt(self.workers) / norms).clamp(max=1)
 
+    def _add(self, to: torch.Tensor, gradients: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+        """Add gradients, clipped and without the loss's scale, in one pass."""
+        if factors is None:
+            return to.add_(gradients, alpha=1 / self.task.loss_scale)
+        return to.addcmul_(gradients, factors, value=1 / self.task.loss_scale)
+
     def _gradients(self) -> torch.Tensor:
-        """Return every worker's gradient; a worker's loss is the mean over its own examples."""
+        """Return every worker's gradient, scaled; a worker's loss is the mean over its own examples."""
         chosen = self.chosen[self.seed_number, self.now.expand_as(self.seed_number)]
         noise = self.noise[self.seed_number, self.now.expand_as(self.seed_number)]
         inputs, wanted = self.task.batch(chosen, noise)
@@ -111,7 +117,7 @@ class Fleet:
         means = losses.view(*chosen.shape[:2], -1).mean(-1)
         self.losses[self.now] = means.detach().mean(1)
         self._follow(seen)
-        return torch.autograd.grad(means.sum(), leaf)[0]
+        return torch.autograd.grad(means.sum() * self.task.loss_scale, leaf)[0]
 
     def _follow(self, seen: Statistics) -> None:
         """Keep running statistics: the mean of what the workers see, as each of them would keep it."""
@@ -123,14 +129,14 @@ class Fleet:
             self.running[layer][1].lerp_(variance, _FORGETTING)
 
     def _exchange(
-        self, method: Method, at: slice, gradients: torch.Tensor, factors: torch.Tensor, rate: torch.Tensor
+        self, method: Method, at: slice, gradients: torch.Tensor, factors: torch.Tensor | None, rate: torch.Tensor
     ) -> None:
         local = self.corrected.get(method)
         if local is None:
-            applied, _ = self.exchanges[method](self.residuals[at].addcmul_(gradients, factors))
+            applied, _ = self.exchanges[method](self._add(self.residuals[at], gradients, factors))
             self.velocity[at].add_(applied, alpha=1 / self.workers)
             return
-        local.mul_(self.recipe.momentum).addcmul_(gradients, factors)
+        self._add(local.mul_(self.recipe.momentum), gradients, factors)
         applied, residuals = self.exchanges[method](self.residuals[at].add_(local))
         waiting = residuals != 0
         waiting[..., self.compressed[method] :] = True

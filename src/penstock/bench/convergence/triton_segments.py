@@ -17,7 +17,8 @@ import triton.language as tl
 
 BLOCK = 4096  # values of one program
 _INDEX_BITS = 22
-_NEARLY = 0.88  # of the last threshold: normal values then have three to five times as many candidates as are taken
+_NEARLY = 0.8  # of the last threshold: normal values then have about eight times as many candidates as are taken
+_ROOM = 24  # candidates for each that is taken: thresholds may rise by a sixth, too
 _DIGITS = ((45, 8), (37, 8), (29, 8), (22, 7), (14, 8), (6, 8), (0, 6))  # (lowest bit, bits), from the top
 
 
@@ -192,7 +193,7 @@ class Segments:
 
     def taker(self, k: Sequence[int]) -> "Take":
         """Return what takes the k largest of every segment out of rows."""
-        room = [min(size, 8 * number + 64) for size, number in zip(self.sizes, k, strict=True)]
+        room = [min(size, _ROOM * number + 64) for size, number in zip(self.sizes, k, strict=True)]
         device = str(self.owner.device)
         return Take(self, _integers(k, device), Segments.of(room, device), {})
 
@@ -224,7 +225,7 @@ class Take:
         found, number = torch.zeros_like(k, dtype=torch.int64), torch.zeros_like(k)
         counts = self.k.new_zeros((rows * segments, 256))
         grid, rest = (len(self.segments.owner), rows), (elements, segments)
-        if sum(self.room.sizes) * 4 < elements:
+        if sum(self.room.sizes) * 2 < elements:
             keys = torch.empty((rows, sum(self.room.sizes)), dtype=torch.int64, device=values.device)
             room = self.room.numel.int()
             _gather[grid](values, keys, bound, number, *table, self.room.start, room, *rest, keys.shape[1], BLOCK=BLOCK)
