@@ -24,7 +24,7 @@ class Waits:
 @pytest.fixture
 def sleep(monkeypatch):
     waits = Waits()
-    monkeypatch.setattr("penstock.runtime.measure.perf_counter", waits.now)
+    monkeypatch.setattr("penstock.runtime.timed.perf_counter", waits.now)
     return waits.sleep
 
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from penstock.cost.fit import fit_line
 from penstock.network import LinearCost, Network
-from penstock.runtime.measure import NATIVE, SIZES
+from penstock.runtime.measure import NATIVE
+from penstock.runtime.timed import SIZES
 
 _LEAST, _MOST = 3, 50  # timed rounds per size
 _SHARE = 0.06  # of the budget, for one size

@@ -1,0 +1,123 @@
+"""Measures compressed all-reduces as they run: `a + b bytes + c tensors`, of messages as large as buckets are.
+
+What they take is no line: small ones have a startup of their own, while a large one also waits for its first block to
+be encoded and its last to be decoded. (ring+onebit on 4 hosts: 4 ms at 16 KB, then about 5.5 ms + 0.82 ns per byte from
+4 to 64 MB.) A line through all of them has half the startup of a bucket, and a planner that believes it sends too many.
+So it is fitted to messages as large as buckets are; below, it is too high. Nor do they go on as they began: at 256 MB
+the same ring took 1.15 times what 4 to 64 MB promise, parameter servers 0.8 times. One message with all gradients of a
+model tells.
+
+Whatever can be as in training is: feedback is put off, and means are taken instead of sums, so that a message can be
+sent again and again from the same memory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from statistics import median
+
+import numpy as np
+
+from penstock.cost.fit import Fit, fit_line
+from penstock.plan import parse_route
+from penstock.runtime.communicator import Communicator
+from penstock.runtime.largest import WAIT_SECONDS
+from penstock.runtime.timed import LEAST, PILOTS, SHARE, Points, Round, agreed_seconds, noise
+from penstock.runtime.transport import Bytes, Transport
+
+SIZES = (1 << 20, 1 << 22, 1 << 24, 1 << 25, 1 << 26)
+PAIRS, NUMELS = 128, (1 << 14, 1 << 9)  # of the bucket that shows what each tensor costs: matrices, each with a vector
+_TURNS = 5  # through all sizes, of which the median counts
+_SURELY = 1 << 25  # measured whatever the budget: a processor's cache flatters codecs up to here
+_WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
+_WHOLE = 1 << 29  # of one message: two buffers of it on every rank
+
+
+def compressed_line(transport: Transport, text: str, seconds: float, whole_nbytes: int) -> Fit:
+    """Return the line of a route such as `ring+onebit/4`; `whole_nbytes` are all gradients, 0 where nobody knows."""
+    communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)  # with the memory of these messages
+    one_round = _round(communicator, text)
+    # Codecs are compiled on their first calls, and not by all ranks at once.
+    agreed_seconds(transport, one_round, noise(_WARM), np.zeros(_WARM, np.uint8), LEAST)
+    points = _points_in_turn(transport, one_round, seconds)
+    if whole_nbytes > 1.5 * points[-1][0]:
+        points.append(_whole_point(transport, one_round, whole_nbytes))
+    fit = fit_line(points, f"all-reduce times by {text}")
+    return replace(fit, line=replace(fit.line, c_seconds_per_tensor=_further_tensor(communicator, text)))
+
+
+def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> Points:
+    """Return (bytes, seconds per round) of compressed messages, the median of several turns through all sizes.
+
+    Codecs and messages compete for cores, and a machine is busy for seconds at a time: that spoils a turn, where it
+    would spoil a size, and with it the slope of the line.
+    """
+    values, residual = _much_noise(SIZES[-1]), np.zeros(SIZES[-1], np.uint8)
+    rounds: dict[int, int] = {}
+    for size in SIZES:
+        pilot = agreed_seconds(transport, one_round, values[:size], residual[:size], LEAST)
+        if size > _SURELY and _TURNS * pilot > seconds:
+            break
+        rounds[size] = min(max(int(SHARE * seconds / pilot), 1), LEAST)
+    times: dict[int, list[float]] = {size: [] for size in rounds}
+    for _ in range(_TURNS):
+        for size, count in rounds.items():
+            times[size].append(agreed_seconds(transport, one_round, values[:size], residual[:size], count))
+    return [(float(size), median(found)) for size, found in times.items()]
+
+
+def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[float, float]:
+    """Return (bytes, seconds) of a compressed message with all gradients of a model."""
+    size = min(nbytes, _WHOLE) // _WARM * _WARM
+    first, second = _much_noise(size), np.zeros(size, np.uint8)
+    agreed_seconds(transport, one_round, first, second, 2)  # touches the memory, and puts feedback off
+    return float(size), median(agreed_seconds(transport, one_round, first, second, 1) for _ in range(LEAST))
+
+
+def _much_noise(nbytes: int) -> Bytes:
+    """Return small Gaussian values for many bytes, a multiple of `_WARM`: made in less time, they repeat."""
+    return np.tile(noise(_WARM), nbytes // _WARM)
+
+
+def _round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
+    """Return what carries out one all-reduce by a route, of tensors that end at `parts`."""
+    from penstock.codecs.feedback import PutOff
+    from penstock.codecs.wire import wire_codec
+
+    route = parse_route(text)
+    assert route.codec is not None
+    codec, scale = wire_codec(route.codec), 1 / communicator.transport.world_size
+    kept: dict[tuple[int, int], PutOff] = {}  # by place and size
+
+    def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
+        key = residual.ctypes.data, residual.size
+        if key not in kept:
+            kept[key] = PutOff(residual.view(np.float32))
+        communicator.all_reduce(
+            values.view(np.float32), route.strategy, codec, kept[key], parts, scale, **route.options
+        )
+
+    return compressed
+
+
+def _further_tensor(communicator: Communicator, text: str) -> float:
+    """Return what every further tensor of a bucket adds: many small ones against one as large.
+
+    They take turns, and there are many of them: a model has hundreds of tensors, and a time for each that is off by
+    0.1 ms, as the difference of two single messages easily is, would be most of the prediction.
+    """
+    ends = tuple(accumulate(NUMELS * PAIRS, initial=0))
+    whole, cut = _timer(communicator, text, (0, ends[-1])), _timer(communicator, text, ends)
+    turns = [(whole(LEAST), cut(LEAST)) for _ in range(_TURNS)]
+    added = median(seconds for _, seconds in turns) - median(seconds for seconds, _ in turns)
+    return max(0.0, added / (len(ends) - 2))
+
+
+def _timer(communicator: Communicator, text: str, bounds: Sequence[int]) -> Callable[[int], float]:
+    """Return what times so many rounds of one bucket, warmed up."""
+    one_round, values = _round(communicator, text, bounds), noise(4 * bounds[-1])
+    residual = np.zeros(values.size, np.uint8)
+    timer = partial(agreed_seconds, communicator.transport, one_round, values, residual)
+    timer(PILOTS)
+    return timer

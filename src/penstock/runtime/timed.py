@@ -1,0 +1,49 @@
+"""Rounds that all ranks time together: the slowest rank's time counts, and all of them return the same."""
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+from penstock.runtime.largest import largest
+from penstock.runtime.transport import Bytes, Transport
+
+SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
+PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
+LEAST, _MOST = 3, 50  # timed rounds per size
+SHARE = 0.06  # of the budget, for one size
+_SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
+
+Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size
+Points = list[tuple[float, float]]  # (bytes, seconds per round)
+
+
+def agreed_points(transport: Transport, one_round: Round, seconds: float) -> Points:
+    """Measure growing sizes until the budget is spent."""
+    points: Points = []
+    left = seconds
+    for size in SIZES:
+        first, second = noise(size), np.zeros(size, np.uint8)
+        pilot = agreed_seconds(transport, one_round, first, second, PILOTS)
+        rounds = min(max(int(SHARE * seconds / pilot), LEAST), _MOST)
+        points.append((float(size), agreed_seconds(transport, one_round, first, second, rounds)))
+        left -= rounds * points[-1][1]
+        if size >= _SURELY and LEAST * 4 * points[-1][1] > left:  # the next size is four times as large
+            break
+    return points
+
+
+def agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second: Bytes, rounds: int) -> float:
+    """Return how long a round takes, of so many back to back."""
+    largest(transport, 0.0)  # start together
+    start = perf_counter()
+    for _ in range(rounds):
+        one_round(transport, first, second)
+    return max(largest(transport, (perf_counter() - start) / rounds), 1e-9)
+
+
+def noise(nbytes: int) -> Bytes:
+    """Return small Gaussian values: what a codec does may depend on them, and sums of sums must not overflow."""
+    values = np.random.default_rng(nbytes).standard_normal(nbytes // 4, np.float32)
+    values *= np.float32(1e-12)
+    return values.view(np.uint8)
