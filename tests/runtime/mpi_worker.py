@@ -128,9 +128,22 @@ def death() -> None:
     communicator.all_reduce(np.ones(10))
 
 
+def closing() -> None:
+    """A closed transport's copy is used again; the communicator it was made of stays what it was."""
+    handles = set()
+    for _ in range(20):
+        transport = MpiTransport()
+        Communicator(transport, timeout_seconds=20).all_reduce(np.ones(10))
+        handles.add(transport._comm.py2f())
+        transport.close()
+        transport.close()
+    assert len(handles) == 1, f"{len(handles)} communicators for 20 transports, one at a time"
+    assert WORLD.allreduce(1) == WORLD.size
+
+
 def everything() -> None:
     """All that leaves MPI in order, in one start of Python."""
-    for case in (strategies, far_hosts, torch_tensor, mismatch, native_lacks):
+    for case in (strategies, far_hosts, torch_tensor, mismatch, native_lacks, closing):
         case()
 
 

@@ -9,6 +9,8 @@ disturbed rounds count, and the rows say how disturbed they were.
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -46,8 +48,8 @@ def main() -> None:
     document = json.loads(sys.argv[1])
     document["cases"] = tuple(tuple(case) for case in document["cases"])
     job = Job(**document)
-    with connected(job.engine) as transport:
-        communicator = Communicator(_with_blocking_native(transport, job.engine), timeout_seconds=60.0)
+    with connected(job.engine) as transport, _with_blocking_native(transport, job.engine) as at_its_best:
+        communicator = Communicator(at_its_best, timeout_seconds=60.0)
         patience = wait_until_idle(communicator, job.patience_seconds)
         report(transport.rank, {"network": _measured(transport, job)})
         for nbytes in job.sizes:
@@ -69,13 +71,17 @@ def _measured(transport: Transport, job: Job) -> dict[str, Any] | None:
     return {**network_document(network), "latency_seconds": latency_seconds(transport)}
 
 
-def _with_blocking_native(transport: Transport, engine: str) -> Transport:
-    """Return an engine whose own collectives are at their best: Open MPI's blocking ones are."""
+@contextmanager
+def _with_blocking_native(transport: Transport, engine: str) -> Iterator[Transport]:
+    """Give an engine whose own collectives are at their best: Open MPI's blocking ones are."""
     if engine != "mpi":
-        return transport
+        yield transport
+        return
     from penstock.runtime.transport.mpi import MpiTransport
 
-    return MpiTransport(blocking_native=True)
+    blocking = MpiTransport(blocking_native=True)
+    yield blocking
+    blocking.close()
 
 
 @dataclass(frozen=True, slots=True)

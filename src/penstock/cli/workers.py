@@ -58,16 +58,8 @@ def _joined(engine: str) -> "Iterator[Transport]":
             "`mpirun -n 4 penstock ...` or `penstock cluster run --hosts 4 -- penstock ...`"
         )
     if engine == "mpi" or (not engine and "OMPI_COMM_WORLD_SIZE" in os.environ):
-        from penstock.runtime.transport.mpi import MpiTransport
+        engine = "mpi"
+    from penstock.runtime.connect import connected
 
-        yield MpiTransport()
-        return
-    import torch.distributed as dist
-
-    from penstock.runtime.transport.c10d import C10dTransport
-
-    dist.init_process_group("gloo")
-    try:
-        yield C10dTransport()
-    finally:
-        dist.destroy_process_group()
+    with connected(engine or "gloo") as transport:
+        yield transport

@@ -33,7 +33,9 @@ def _gloo() -> Iterator[Transport]:
 def _mpi() -> Iterator[Transport]:
     from penstock.runtime.transport.mpi import MpiTransport
 
-    yield MpiTransport()
+    transport = MpiTransport()
+    yield transport
+    transport.close()  # not after an error: closing waits for ranks that may be gone
 
 
 _ENGINES: dict[str, Callable[[], contextlib.AbstractContextManager[Transport]]] = {"gloo": _gloo, "mpi": _mpi}

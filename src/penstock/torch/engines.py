@@ -38,6 +38,12 @@ def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
     return C10dTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
 
 
+def release(transport: Transport) -> None:
+    """Give back what `own_transport` made, where its engine has few; every rank must call this at the same time."""
+    if hasattr(transport, "close"):
+        transport.close()
+
+
 def mpi_transport(group: dist.ProcessGroup) -> Transport:
     """Return MPI with the ranks of a process group; raise the same on every rank where the two do not agree."""
     found: list[Any] = [None] * dist.get_world_size(group)

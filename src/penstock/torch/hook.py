@@ -21,7 +21,7 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
 from penstock.torch.checkpoint import State
 from penstock.torch.compression import AUTO, NATIVE, Warmup, make_compression
-from penstock.torch.engines import check_engine, own_transport, route_over
+from penstock.torch.engines import check_engine, own_transport, release, route_over
 from penstock.torch.exchange import Exchange, Memory, Parcel, Scaler
 from penstock.torch.measured import Sent
 from penstock.torch.planning import check_strategy
@@ -101,7 +101,8 @@ class BucketSender:
         self._engine, self._momentum = engine, memory.compression.momentum
         memory.compresses |= otherwise.codec is not None
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        transport = CountingTransport(own_transport(engine, group))
+        self._transport = own_transport(engine, group)
+        transport = CountingTransport(self._transport)
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
         self._communicator = communicator
         self._exchange = Exchange(communicator, transport, memory, leaves_out)
@@ -247,8 +248,10 @@ class BucketSender:
             yield
 
     def close(self) -> None:
-        """End the communication thread once it has sent what it was given."""
+        """End the communication thread once it has sent what it was given; all ranks together."""
         self._thread.shutdown()
+        if self.failure is None:
+            release(self._transport)
 
 
 def at_end_of_backward(call: Callable[[], None]) -> bool:

@@ -20,7 +20,7 @@ from penstock.runtime.measure import LARGEST, NATIVE, measure_lines, measure_net
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.device_measure import measure_all_reduce, measure_device_network
-from penstock.torch.engines import mpi_transport, own_transport
+from penstock.torch.engines import mpi_transport, own_transport, release
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 __all__ = ["Cluster", "cluster_of", "measure", "measurement_path", "with_lines"]
@@ -99,7 +99,9 @@ def with_lines(
     missing = [route for route in routes if route.codec and str(route) not in network.all_reduce]
     if not missing or dist.get_world_size(group) == 1:
         return network
-    fits = measure_lines(_host_transport(group, engine), [str(route) for route in missing], seconds)
+    transport = _host_transport(group, engine)
+    fits = measure_lines(transport, [str(route) for route in missing], seconds)
+    release(transport)
     return replace(network, all_reduce={**network.all_reduce, **{name: fit.line for name, fit in fits.items()}})
 
 
@@ -129,7 +131,9 @@ def _measure(
 def _measure_host(transport: Transport, routes: Sequence[Route], seconds: float, most_nbytes: int) -> Network:
     names = [str(route) for route in routes]
     codecs = list(dict.fromkeys(route.codec for route in routes if route.codec))
-    return measure_network(transport, seconds=seconds, strategies=names, codecs=codecs, most_nbytes=most_nbytes).network
+    measured = measure_network(transport, seconds=seconds, strategies=names, codecs=codecs, most_nbytes=most_nbytes)
+    release(transport)
+    return measured.network
 
 
 def _host_transport(group: dist.ProcessGroup, engine: str | None = None) -> Transport:

@@ -38,7 +38,8 @@ def place_in_world() -> tuple[int, int, bool]:
 class MpiTransport:
     """A communicator of MPI; COMM_WORLD where none is given.
 
-    It is duplicated, by all ranks together, so that messages of the user's own never meet ours. `native` calls the
+    It is duplicated, by all ranks together, so that messages of the user's own never meet ours; `close` frees the copy,
+    of which MPI has a limited number. `native` calls the
     non-blocking collectives, which can be given up after a time; `blocking_native` the others, which Open MPI tunes
     better and which wait for ever. With `rest_seconds`, a wait that takes long sleeps so long between two polls: for
     ranks that compute at the same time on the same cores.
@@ -88,6 +89,11 @@ class MpiTransport:
             getattr(self._comm, name)(*arguments)
         else:
             _wait(self._comm, getattr(self._comm, f"I{name.lower()}")(*arguments), seconds, self._rest_seconds)
+
+    def close(self) -> None:
+        """Give the copy back to MPI; all ranks together, none of whose messages is under way. Once is enough."""
+        if self._comm != MPI.COMM_NULL and not MPI.Is_finalized():
+            self._comm.Free()
 
     def leave_note(self, text: str) -> None:
         """Send a line to every other rank; it is short enough to leave at once."""
