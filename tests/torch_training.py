@@ -4,6 +4,7 @@ import copy
 import io
 import os
 import pickle
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -102,7 +103,9 @@ def train(
     wrapper = (OurDDP if ours else TorchDDP)(module, **options)
     running = torch.compile(wrapper, backend="eager") if how.get("compiled") else wrapper
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05, momentum=0.9)
+    _evaluate(wrapper, how.get("evaluates", ()), rank, 3)
     for step in range(iterations):
+        _evaluate(wrapper, how.get("evaluates", ()), rank, step)
         for micro in range(accumulate):
             with wrapper.no_sync() if micro < accumulate - 1 else nullcontext():
                 _loss(running, rank, step * accumulate + micro, how).backward()
@@ -123,6 +126,15 @@ def compare(rank: int, cases: dict[str, dict[str, Any]]) -> dict[str, tuple[dict
         how = {key: value for key, value in case.items() if key not in ("model", "torch", "ours")}
         found[name] = train(rank, model, False, theirs, **how), train(rank, model, True, QUICK | theirs | ours, **how)
     return found
+
+
+def _evaluate(wrapper: nn.Module, ranks: Sequence[int], rank: int, times: int) -> None:
+    """Run forward passes that no backward pass follows, on some ranks only, and forget `no_grad`."""
+    if rank in ranks:
+        wrapper.eval()
+        for step in range(times):
+            _loss(wrapper, rank, step, {})
+        wrapper.train()
 
 
 def _loss(model: nn.Module, rank: int, step: int, how: dict[str, Any]) -> torch.Tensor:

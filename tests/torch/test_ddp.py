@@ -23,6 +23,13 @@ CASES = {
     "gradient clipping": {"clip": True},
     "autocast": {"autocast": True},
     "torch.compile": {"compiled": True},
+    "evaluation with gradients": {"evaluates": (0, 1)},
+    "evaluation with gradients on one rank": {"evaluates": (0,), "ours": {"strategy": "ring"}},
+    "evaluation and unused parameters": {
+        "evaluates": (1,),
+        "model": "branches",
+        "torch": {"find_unused_parameters": True},
+    },
 }
 
 

@@ -22,6 +22,7 @@ from penstock.torch.explain import explain
 from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
+from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import (
     Decision,
     agree,
@@ -77,7 +78,8 @@ class Conductor:
         self._profiler: Profiler | None = None
         self._sender: BucketSender | None = None
         self._drift = Drift(settings.replan_drift)
-        self._profiled = 0
+        self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
+        self._finished = False  # the iteration that was begun last had its backward pass
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
         self._traffic = Traffic(0, 0)  # of iterations that torch communicated by itself
         self._obstacle = ""  # why torch's buckets are kept, or ""
@@ -86,6 +88,7 @@ class Conductor:
         elif self._always_ours:  # from the first iteration on
             self._hook_in(Route(NATIVE))
         self._time_every_iteration()
+        self._passes = self._watch_passes()
 
     @property
     def decision(self) -> Decision | None:
@@ -98,20 +101,28 @@ class Conductor:
         return self._decision.plan if self._decision else None
 
     def begin_iteration(self) -> None:
-        """Do what is to be done between two iterations."""
+        """Do what is to be done between two iterations; a forward pass that no backward pass followed was none."""
         if self._sender is not None and self._sender.failure is not None:
             raise self._sender.failure
-        joining = self._wrapper._join_config.enable  # ranks that ran out of data cannot take part in planning
-        if self._decision is None and not self._obstacle and not joining:
+        if self._decision is None and not self._obstacle and not self._joining:
             self._go_on_planning()
-        elif self._decision is not None and self.settings.replan_drift and not joining:
+        elif self._decision is not None and self.settings.replan_drift and self._finished and not self._joining:
             self._watch_drift()
+        if not self._finished and self._started:
+            self._started.pop()
         self._started.append(perf_counter())
+        self._finished, self._passes.expected = False, True
+        if self._sender is not None:
+            self._sender.begin()
+
+    def _on_backward(self) -> None:
+        """Count an iteration; ranks do so alike, but in `join` some have run out of data."""
+        self._finished = True
+        if self._decision is None and not self._joining:
+            self._profiled += 1
         if self._sender is None:
             nbytes = ring_nbytes(self._gradient_nbytes(), dist.get_world_size(self._group))
             self._traffic += Traffic(nbytes, nbytes)
-        else:
-            self._sender.begin()
 
     def measured_timeline(self) -> Timeline | None:
         """Return the last iteration as it was, on this rank."""
@@ -153,10 +164,12 @@ class Conductor:
         elif self._always_ours:
             self._hook_in(Route(NATIVE))
         self._time_every_iteration()
+        self._passes = self._watch_passes()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: hooks and the communication thread."""
-        return vars(self) | {"_profiler": None, "_sender": None, "_profiled": 0, "_traffic": self.traffic()}
+        left_out = dict.fromkeys(("_profiler", "_sender", "_passes"))
+        return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_traffic": self.traffic()}
 
     # Planning
 
@@ -170,8 +183,7 @@ class Conductor:
             self._profile()
 
     def _profile(self) -> None:
-        """Count an iteration; rank 0 watches it."""
-        self._profiled += 1
+        """Let rank 0 watch the iterations from now on."""
         if self._profiler is None and self._is_first:
             self._profiler = Profiler(warmup=WARMUP, counts=lambda: bool(self._wrapper.require_backward_grad_sync))
             self._profiler.attach(self._wrapper.module)
@@ -293,6 +305,12 @@ class Conductor:
             self._group, TIMEOUT_SECONDS, otherwise, self.memory, names, leaves_out, self.settings.engine
         )
 
+    def _watch_passes(self) -> BackwardPasses:
+        """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
+        trained = [parameter for _, parameter in self._trained()]
+        some_may_lack = self._wrapper.find_unused_parameters or self._wrapper.static_graph
+        return BackwardPasses(trained if some_may_lack else trained[:1], self._on_backward)
+
     def _time_every_iteration(self) -> None:
         self._wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
@@ -309,6 +327,11 @@ class Conductor:
     @property
     def _device(self) -> torch.device:
         return next(parameter.device for _, parameter in self._trained())
+
+    @property
+    def _joining(self) -> bool:
+        """Whether ranks may have run out of data, which cannot take part in planning."""
+        return bool(self._wrapper._join_config.enable)
 
     @property
     def _is_first(self) -> bool:
