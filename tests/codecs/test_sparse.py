@@ -351,7 +351,7 @@ def test_k_is_the_rounded_share_and_at_least_one():
 
 def test_a_plan_names_sparse_codecs_like_all_others():
     assert wire_codec("sparse(density=0.01, value_bits=16)") == SparseCodec(0.01, 16)
-    assert wire_codec("sparse", on_nonfinite="skip") == SparseCodec(0.001, on_nonfinite="skip")
+    assert wire_codec("sparse") == SparseCodec(0.001)
     assert wire_codec("published(density=0.01)").codec == SparseCodec(0.01)
     assert wire_codec("onebit").name == "onebit()"
     with pytest.raises(CodecError, match="no parameter 'bitwidth'; wanted density and value_bits"):

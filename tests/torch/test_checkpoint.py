@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError
-from penstock.torch.exchange import Memory
+from penstock.torch.memory import Memory
 
 
 def memory_of(values):

@@ -10,8 +10,9 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.memory import Fabric
 from penstock.torch.compression import make_compression
 from penstock.torch.drift import Drift
-from penstock.torch.exchange import Exchange, Memory, Parcel
+from penstock.torch.exchange import Exchange, Parcel
 from penstock.torch.explain import explain
+from penstock.torch.memory import Memory
 from penstock.torch.planning import decide
 from penstock.torch.traffic import CountingTransport
 from penstock.torch.watched import watched_codec

@@ -44,6 +44,11 @@ class PublishedCodec:
         self._sent.append((own and Entries(own.indices.copy(), own.values.copy()), residual))
         return nbytes
 
+    def refuse(self, numel: int, block: Any) -> int:
+        """Write a block that says "not finite"; there is nothing to put back for it."""
+        self._sent.append((None, None))
+        return self.codec.refuse(numel, block)
+
     def merge(self, read: Any, write: Any, residual: Any) -> None:
         """Add a block to another; what falls out is kept by nobody."""
         self.codec.merge(read, write, None)

@@ -85,7 +85,7 @@ class SparseCodec:
         values, block = to_float32(as_array(read)), as_array(out)
         kept = None if residual is None else _residual_memory(residual, values.size, tensor)
         if self.on_nonfinite == "skip" and not np.isfinite(values).all():
-            return self.write_header(block, values.size, 0, NOT_FINITE)  # and the residual is as it was
+            return self.refuse(values.size, block)  # and the residual is as it was
         if kept is not None:
             kept += values
         entries = self._select(values if kept is None else kept, tensor)
@@ -129,7 +129,7 @@ class SparseCodec:
             for entries in (one, other):
                 if keep is not None and entries is not None:
                     keep(entries.indices, entries.values)
-            self.write_header(block, numel, 0, NOT_FINITE)
+            self.refuse(numel, block)
             return
         form = self._form(numel)
         chosen = self._largest_of_sum(one, other, keep)
@@ -155,6 +155,10 @@ class SparseCodec:
         """Write a block of entries chosen from `numel` elements; return its bytes."""
         nbytes = self._form(numel).write(entries, block[header_nbytes(_PARAMETERS) :])
         return self.write_header(block, numel, nbytes)
+
+    def refuse(self, numel: int, block: Bytes) -> int:
+        """Write a block that says "not finite" instead of entries, and decodes to NaN; return its bytes."""
+        return self.write_header(block, numel, 0, NOT_FINITE)
 
     def write_header(self, block: Bytes, numel: int, nbytes: int, flags: int = 0) -> int:
         """Say what the `nbytes` behind it are a block of; return the bytes of both."""

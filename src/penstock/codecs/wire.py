@@ -23,19 +23,19 @@ from penstock.codecs.sparse import SparseCodec
 from penstock.errors import CodecError, NonFiniteError
 
 
-def wire_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise") -> "WireCodec | SparseCodec | PublishedCodec":
+def wire_codec(spec: str, seed: int = 0) -> "WireCodec | SparseCodec | PublishedCodec":
     """Return the codec that a plan writes as `spec`, for the executor: any of the language, or a sparse one.
 
     `sparse(density=0.001)` can also have `value_bits`; `published(density=0.001)` keeps residuals as gTop-k published.
     """
     name, parameters = parse_spec(spec)
     if name not in SPARSE_CODECS:
-        return WireCodec(make_codec(spec, seed, on_nonfinite))
+        return WireCodec(make_codec(spec, seed))
     unknown = sorted(parameters.keys() - {"density", "value_bits"})
     if unknown:
         raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted density and value_bits")
     given: dict[str, Any] = {"density": _DENSITY, **parameters}
-    return SPARSE_CODECS[name](SparseCodec(**given, on_nonfinite=on_nonfinite))
+    return SPARSE_CODECS[name](SparseCodec(**given))
 
 
 _DENSITY = 0.001  # the paper's

@@ -17,11 +17,11 @@ from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans
 from penstock.torch.compression import AUTO, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.engines import check_engine
-from penstock.torch.exchange import Memory
 from penstock.torch.explain import explain
 from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
+from penstock.torch.memory import Memory
 from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import (
     Decision,

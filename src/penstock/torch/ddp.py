@@ -23,7 +23,7 @@ from penstock.torch.buckets import TorchDDP
 from penstock.torch.checkpoint import State
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor, Settings
-from penstock.torch.exchange import Memory, Scaler
+from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
 from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace

@@ -1,34 +1,25 @@
 """Averages one bucket over all ranks by its route, and keeps what a codec did not send for the next time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
 
 import torch
 
-from penstock.codecs.codec import ON_NONFINITE
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.momentum import sent_from
 from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
-from penstock.torch.checkpoint import FORMAT, State, state_for
-from penstock.torch.compression import Compression
-from penstock.torch.residuals import HOST, Residuals, Room, copied
+from penstock.torch.memory import Memory
+from penstock.torch.residuals import HOST, Room, copied
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 from penstock.torch.watched import Watched, watched_codec
 
 DENSE = "ring"  # strategy of what travels dense beside a codec
 Bounds = tuple[int, int]  # where a tensor lies in its bucket
 COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)  # other gradients travel dense
-
-
-class Scaler(Protocol):
-    """What is asked of torch's GradScaler."""
-
-    def get_scale(self) -> float:
-        """Return what losses are multiplied by now."""
+KEPT_CODECS = 16  # of different settings: a warm-up may have a density of its own for every iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,73 +36,6 @@ class Parcel:
     def name(self) -> str:
         """A short name for pictures, as a plan's bucket has it."""
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} .. {self.names[-1]}"
-
-
-class Memory:
-    """What an exchange remembers from one iteration to the next; the model keeps it, not the communication thread."""
-
-    def __init__(
-        self,
-        compression: Compression | None = None,
-        on_nonfinite: str = "raise",
-        scaler: Scaler | None = None,
-    ) -> None:
-        """`scaler` is the GradScaler of the training loop, where there is one: residuals follow its scale."""
-        if on_nonfinite not in ON_NONFINITE:
-            raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
-        self.compression = compression or Compression()
-        self.residuals, self.velocities = Residuals(), Residuals()
-        self.skips = on_nonfinite == "skip" or scaler is not None
-        self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
-        self.compresses = False  # some bucket is or was compressed, on all ranks alike: something may be owed
-        self._scaler, self._scale = scaler, 1.0
-        self.iterations = 0  # that compressed something; warm-up counts them
-
-    def begin(self) -> None:
-        """Begin an iteration: undo what a skipped step sent, and follow the gradient scaler."""
-        self._undo()
-        if self._scaler is not None and (scale := self._scaler.get_scale()) != self._scale:
-            for store in self._stores.values():
-                store.multiply(scale / self._scale)
-            self._scale = scale
-        if self.skips:
-            for store in self._stores.values():
-                store.save()
-        self.spoilt = False
-        self.iterations += 1
-
-    @property
-    def loss_scale(self) -> float:
-        """What losses, and so gradients, are multiplied by now."""
-        return 1.0 if self._scaler is None else self._scaler.get_scale()
-
-    def state_dict(self, rank: int, world_size: int) -> State:
-        """Return this rank's state: what a skipped step sent is not part of it."""
-        self._undo()
-        kept = {
-            kind: {name: torch.from_numpy(values) for name, values in store.values().items()}
-            for kind, store in self._stores.items()
-        }
-        counters = {"iterations": self.iterations, "scale": self._scale}
-        return {"format": FORMAT, "rank": rank, "world_size": world_size, "memories": kept, **counters}
-
-    def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> None:
-        """Take this rank's share of the states of all ranks that there were."""
-        state = state_for(states, rank, world_size)
-        for kind, store in self._stores.items():
-            store.load(state["memories"].get(kind, {}))
-        self.iterations, self._scale, self.spoilt = int(state["iterations"]), float(state["scale"]), False
-        self.compresses |= any(each["memories"].get("residual") for each in states)
-
-    @property
-    def _stores(self) -> dict[str, Residuals]:
-        return {"residual": self.residuals, "velocity": self.velocities}
-
-    def _undo(self) -> None:
-        """Forget what an iteration did whose step was skipped."""
-        if self.skips and self.spoilt:
-            for store in self._stores.values():
-                store.restore()
 
 
 class Exchange:
@@ -131,8 +55,6 @@ class Exchange:
         """Replace the values by their average over all ranks."""
         if parcel.is_first:
             self.memory.begin()
-            for codec in self._codecs.values():
-                codec.begin(self.memory.iterations)
         if self.memory.compression.momentum.clips_tensors:
             for part in torch.split(parcel.values, list(parcel.sizes)):
                 self.clip([part])
@@ -140,6 +62,9 @@ class Exchange:
         if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
             self._average_dense(parcel)
         else:
+            if self.memory.count():
+                for codec in self._codecs.values():
+                    codec.begin(self.memory.iterations)
             spec = self.memory.compression.codec_at(parcel.route.codec, self.memory.iterations - 1)
             self._average_compressed(parcel, self._codec(spec))
 
@@ -160,15 +85,30 @@ class Exchange:
         return Traffic(self._transport.sent_nbytes, self._dense_nbytes)
 
     def _average_dense(self, parcel: Parcel) -> None:
-        values = parcel.values.cpu() if self.memory.compression.momentum.factor else parcel.values
+        values = self._with_room_for_momentum(parcel.values)
         values.div_(self._world_size)
         absent = self._absent(values, parcel.sizes)
         self._gain_momentum(values, parcel, absent)
         self._pay(values, parcel, absent)
         self._communicator.all_reduce(values, strategy=DENSE if parcel.route.codec else parcel.route.strategy)
-        self._look(values)
+        self._put_back(values, parcel)
+
+    def _with_room_for_momentum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return gradients as they are, or where momentum is kept: float32 in host memory."""
+        if not self.memory.compression.momentum.factor:
+            return values
+        if values.dtype not in COMPRESSIBLE:
+            raise CodecError(
+                f"momentum of {values.dtype} gradients; velocities are float32: wanted float32 or 16 bits; leave "
+                "momentum to the optimizer"
+            )
+        return values.to(HOST, torch.float32)
+
+    def _put_back(self, values: torch.Tensor, parcel: Parcel) -> None:
+        """Put the average where the gradients were; 16 bits may not hold what float32 did."""
         if values is not parcel.values:
             parcel.values.copy_(values)
+        self._look(parcel.values)
 
     def _pay(self, values: torch.Tensor, parcel: Parcel, absent: Sequence[Bounds]) -> None:
         """Add what another codec left of these gradients: where no residual is kept, all of it is sent now.
@@ -224,8 +164,7 @@ class Exchange:
         self._average_small(values, small)
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
-        if values is not parcel.values:
-            parcel.values.copy_(values)
+        self._put_back(values, parcel)
 
     def _parts(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the boundaries of what a codec sees by itself."""
@@ -237,7 +176,7 @@ class Exchange:
         Those that are absent stay so, and keep their velocity for the next time.
         """
         momentum = self.memory.compression.momentum
-        if not momentum.factor or values.dtype != torch.float32:
+        if not momentum.factor:
             return None
         velocity = self.memory.velocities.bucket(parcel.names, parcel.sizes, values.device)
         kept = [(start, stop, copied(velocity[start:stop])) for start, stop in absent]
@@ -272,9 +211,8 @@ class Exchange:
         if small:
             packed = torch.cat([part for _, part in small])
             self._communicator.all_reduce(packed, strategy=DENSE)
-            self._look(packed)
             for (start, part), total in zip(small, torch.split(packed, [len(p) for _, p in small]), strict=True):
-                values[start : start + len(part)] = total
+                values[start : start + len(part)] += total  # to what a codec sent of an older debt
 
     def _absent(self, values: torch.Tensor, sizes: Sequence[int]) -> list[Bounds]:
         """Return which tensors have no gradient; one that is all zeros counts as none: it only waits."""
@@ -285,6 +223,7 @@ class Exchange:
     def _on_nonfinite(self, values: torch.Tensor, parcel: Parcel) -> None:
         self.memory.spoilt = True
         if not self.memory.skips:
+            self.memory.fail()
             parts = zip(parcel.names, torch.split(values, list(parcel.sizes)), strict=True)
             named = ", ".join(repr(name) for name, part in parts if not torch.isfinite(part).all())
             raise NonFiniteError(
@@ -293,10 +232,14 @@ class Exchange:
             )
 
     def _codec(self, spec: str) -> Watched:
-        if spec not in self._codecs:
-            self._codecs[spec] = watched_codec(spec, seed=self._transport.rank)
-            self._codecs[spec].begin(self.memory.iterations)
-        return self._codecs[spec]
+        codec = self._codecs.pop(spec, None)
+        if codec is None:
+            codec = watched_codec(spec, seed=self._transport.rank)
+            codec.begin(self.memory.iterations)
+        self._codecs[spec] = codec  # those used last are last
+        if len(self._codecs) > KEPT_CODECS:
+            del self._codecs[next(iter(self._codecs))]
+        return codec
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:

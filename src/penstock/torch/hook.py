@@ -22,8 +22,9 @@ from penstock.runtime.recorder import Recorder
 from penstock.torch.checkpoint import State
 from penstock.torch.compression import AUTO, NATIVE, Warmup, make_compression
 from penstock.torch.engines import check_engine, own_transport, release, route_over
-from penstock.torch.exchange import Exchange, Memory, Parcel, Scaler
+from penstock.torch.exchange import Exchange, Parcel
 from penstock.torch.measured import Sent
+from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import check_strategy
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 

@@ -96,8 +96,11 @@ class Residuals:
 
     def restore(self) -> None:
         """Go back to what the last `save` saw; parameters that it did not see owe nothing."""
+        saved = self._saved or {}
         for name, view in self._views.items():
-            view[:] = 0.0 if self._saved is None or name not in self._saved else self._saved[name]
+            view[:] = saved.get(name, 0.0)
+        for name in saved.keys() - self._views.keys():  # taken since then
+            self._views[name] = copied(saved[name])
         for bucket in self._buckets.values():
             bucket.forget()
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.codecs.published import PublishedCodec
+from penstock.codecs.sparse import SparseCodec
 from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.errors import NonFiniteError
-from penstock.runtime.codec import Codec, Merging, Varying
+from penstock.runtime.codec import Codec, Varying
 from penstock.runtime.transport import Array, Bytes
 
 ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
@@ -19,11 +21,11 @@ ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; 
 
 def watched_codec(spec: str, seed: int) -> "Watched":
     """Return the codec that a plan writes as `spec`; `seed` differs between ranks."""
-    codec, marking = wire_codec(spec, seed), wire_codec(spec, seed, on_nonfinite="skip")
+    codec = wire_codec(spec, seed)
     if isinstance(codec, WireCodec):
         kind = WatchedVarying if codec.varies else Watched
-        return kind(codec, marking, codec.codec.count_from, codec.takes_feedback)
-    return WatchedMerging(codec, marking)
+        return kind(codec, codec.codec.count_from, codec.takes_feedback)
+    return WatchedMerging(codec)
 
 
 class Watched:
@@ -32,12 +34,10 @@ class Watched:
     def __init__(
         self,
         codec: Codec,
-        marking: Codec,
         count_from: Callable[[int], None] = lambda number: None,
         takes_feedback: bool = True,
     ) -> None:
-        """`marking` writes a payload that says "not finite"; it is only asked when `codec` refuses."""
-        self._codec, self._marking, self._count_from = codec, marking, count_from
+        self._codec, self._count_from = codec, count_from
         self._seen = False
         self._forms: dict[Any, Any] = {}  # on each device
         self.name, self.max_nbytes = codec.name, codec.max_nbytes
@@ -49,12 +49,8 @@ class Watched:
         self._count_from(iteration << ENCODES_BITS)
 
     def encode(self, read: Array, residual: Array | None, out: Bytes) -> int:
-        """Write the payload of `read`; a residual is of no use any more once its gradient was not finite."""
-        try:
-            return self._codec.encode(read, residual, out)
-        except NonFiniteError:
-            self._seen = True
-            return self._marking.encode(np.full_like(read, np.nan), None, out)  # the residual may be to blame
+        """Write the payload of `read`."""
+        return self._codec.encode(read, residual, out)
 
     def decode(self, read: Bytes, out: Array) -> None:
         """Write the values of a payload."""
@@ -111,7 +107,15 @@ class WatchedVarying(Watched):
 class WatchedMerging(Watched):
     """The same for a sparse codec, whose blocks are added without decoding them."""
 
-    _codec: Merging
+    _codec: SparseCodec | PublishedCodec
+
+    def encode(self, read: Array, residual: Array | None, out: Bytes) -> int:
+        """Write the block of `read`; a residual is of no use any more once its gradient was not finite."""
+        try:
+            return self._codec.encode(read, residual, out)
+        except NonFiniteError:
+            self._seen = True
+            return self._codec.refuse(read.size, out)
 
     def merge(self, read: Bytes, write: Bytes, residual: Array | None) -> None:
         """Add an encoded block to another; what falls out goes to the residual."""
