@@ -1,5 +1,6 @@
 """Pictures of the benchmarks: training, replayed traces, collectives, and what more hosts and other rates do."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from penstock.report.pictures import save_figure
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
+_DPI = {"collectives": 90, "convergence": 100}  # large pictures
 _OURS, _PEER, _BASE, _EXPOSED = "#2b6cb0", "#c05621", "#a0aec0", "#f6ad55"
 
 
@@ -21,7 +23,7 @@ def draw_benchmarks(rows_by_benchmark: Mapping[str, Rows], folder: Path) -> dict
     for benchmark, draw in PICTURES.items():
         if rows := [row for row in rows_by_benchmark.get(benchmark, ()) if not isinstance(row.get("error"), str)]:
             paths[benchmark] = folder / f"bench-{benchmark}.png"
-            save_figure(draw(rows), paths[benchmark])
+            save_figure(draw(rows), paths[benchmark], _DPI.get(benchmark, 150))
     return paths
 
 
@@ -140,9 +142,9 @@ def _draw_against(rows: Rows, name: str, label: str) -> Figure:
 
 def draw_convergence(rows: Rows) -> Figure:
     """Draw the held-out metric against steps, the mean over seeds: a column per study, a row per number of workers."""
-    studies = list(dict.fromkeys((row["task"], row["steps"]) for row in rows))
+    studies = sorted({(row["task"], row["steps"]) for row in rows})
     workers = sorted({row["workers"] for row in rows})
-    figure = Figure(figsize=(4.6 * len(studies), 4.0 * len(workers)), layout="constrained")
+    figure = Figure(figsize=(2.9 * len(studies), 2.7 * len(workers)), layout="constrained")
     axes = figure.subplots(len(workers), len(studies), squeeze=False)
     for line, number in zip(axes, workers, strict=True):
         for axis, (task, steps) in zip(line, studies, strict=True):
@@ -156,18 +158,22 @@ def draw_convergence(rows: Rows) -> Figure:
 def _draw_curves(axis: Axes, rows: Rows) -> None:
     for method in dict.fromkeys(row["method"] for row in rows):
         _draw_mean(axis, method, [row for row in rows if row["method"] == method])
-    axis.set_xlabel("steps")
+    axis.set_xlabel("steps", fontsize=7)
+    axis.tick_params(labelsize=6, which="both")
     if rows:
-        axis.set_ylabel(f"held-out {rows[0]['metric_name']}")
-        axis.set_yscale("log" if rows[0]["better"] == "lower" else "linear")
-        axis.legend(frameon=False, fontsize=7)
+        axis.set_ylabel(f"held-out {rows[0]['metric_name']}", fontsize=7)
+        if rows[0]["better"] == "lower":
+            dense = [value for row in rows if row["method"].startswith("dense") for value in row["metrics"]]
+            axis.set_ylim(0.97 * min(dense), 1.2 * max(dense))  # a run that diverged leaves the picture
+        axis.legend(frameon=False, fontsize=5)
     _tidy(axis)
 
 
 def _draw_mean(axis: Axes, method: str, rows: Rows) -> None:
-    means = [sum(values) / len(values) for values in zip(*(row["metrics"] for row in rows), strict=True)]
-    style = {"color": "black", "linewidth": 2} if method == "dense" else {"linewidth": 1}
-    axis.plot(rows[0]["judged_at"], means, label=method, marker=".", **style)
+    curves = [[math.nan if value is None else value for value in row["metrics"]] for row in rows]
+    means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+    style = {"color": "black", "linewidth": 1.6} if method == "dense" else {"linewidth": 0.8}
+    axis.plot(rows[0]["judged_at"], means, label=method, marker=".", markersize=3, **style)
 
 
 def _logarithmic(axis: Axes, x: str, y: str) -> None:

@@ -81,10 +81,10 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("us", 1e-6)
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 150) -> None:
     """Write a figure to a file; the ending of its name says in which format."""
     try:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=dpi)
     except (OSError, ValueError) as error:
         raise FormatError(
             str(path), "picture", str(error), "a path ending in .png, .svg or .pdf that can be written"

@@ -98,7 +98,10 @@ def test_worse_than_dense_knows_which_way_is_better(better, worse):
 def test_methods_are_compared_with_the_learning_rate_that_suits_dense_best():
     same = {"task": "t", "workers": 4, "metric_name": "m", "global_batch": 8, "steps": 1, "better": "lower"}
     rows = [same | {"method": name, "final": final} for name, final in (("dense", 4), ("dense, rate x 2", 2), ("a", 3))]
-    assert [line["worse_than_dense"] for line in against_dense(rows)] == pytest.approx([1, 0, 0.5])
+    rows = [row | {"learning_rate": rate} for row, rate in zip(rows, (1, 2, 1), strict=True)]
+    lines = against_dense(rows)
+    assert [line["worse_than_dense"] for line in lines] == pytest.approx([1, 0, 0.5])
+    assert [line.get("worse_at_same_rate") for line in lines] == pytest.approx([0, None, -0.25])
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.3])

@@ -13,26 +13,26 @@ _SAME = ("task", "workers", "global_batch", "steps")  # what runs must share to 
 def against_dense(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the mean final metric of each method, and how much worse than dense it is, task by task.
 
-    Of several dense runs with different learning rates the best one counts: dense gets what suits it.
+    Of several dense runs with different learning rates the best one counts: dense gets what suits it. Where that is not
+    the method's own rate, `worse_at_same_rate` says how much worse than dense at that rate it is.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((*(row[name] for name in _SAME), row["method"]), []).append(row)
-    return [_summary(key, runs, _best_dense(key, groups)) for key, runs in groups.items()]
+    return [_summary(key, runs, _dense(key, groups)) for key, runs in groups.items()]
 
 
-def _best_dense(key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> float | None:
+def _dense(key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> dict[float | None, float]:
+    """Return what dense ends with beside a group of runs, by learning rate."""
     rivals = [runs for other, runs in groups.items() if other[:-1] == key[:-1] and other[-1].startswith("dense")]
-    means = [mean(finals) for finals in map(_finals, rivals) if finals]
-    higher = groups[key][0]["better"] == "higher"
-    return (max(means) if higher else min(means)) if means else None
+    return {runs[0].get("learning_rate"): mean(_finals(runs)) for runs in rivals if _finals(runs)}
 
 
 def _finals(runs: Sequence[Row]) -> list[float]:
     return [run["final"] for run in runs if run["final"] is not None]
 
 
-def _summary(key: tuple[Any, ...], runs: Sequence[Row], dense: float | None) -> dict[str, Any]:
+def _summary(key: tuple[Any, ...], runs: Sequence[Row], dense: Mapping[float | None, float]) -> dict[str, Any]:
     finals = _finals(runs)
     found: dict[str, Any] = dict(zip((*_SAME, "method"), key, strict=True)) | {
         "metric": runs[0]["metric_name"], "seeds": len(finals)
@@ -42,6 +42,14 @@ def _summary(key: tuple[Any, ...], runs: Sequence[Row], dense: float | None) -> 
     if finals:
         found |= {"final": mean(finals), "between_seeds": max(finals) - min(finals)}
     if finals and dense:
-        ratio = mean(finals) / dense
-        found["worse_than_dense"] = 1 - ratio if runs[0]["better"] == "higher" else ratio - 1
+        higher = runs[0]["better"] == "higher"
+        best = (max if higher else min)(dense.values())
+        found["worse_than_dense"] = _worse(mean(finals), best, higher)
+        same = dense.get(runs[0].get("learning_rate"), best)
+        if same != best:
+            found["worse_at_same_rate"] = _worse(mean(finals), same, higher)
     return found
+
+
+def _worse(final: float, dense: float, higher: bool) -> float:
+    return 1 - final / dense if higher else final / dense - 1
