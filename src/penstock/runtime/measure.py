@@ -20,7 +20,7 @@ from penstock.runtime.largest import WAIT_SECONDS
 from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.measure_compressed import compressed_line
 from penstock.runtime.reduce import Merge, merge_kernel
-from penstock.runtime.timed import SIZES, Round, agreed_points, agreed_seconds
+from penstock.runtime.timed import SIZES, Round, agreed_points, agreed_seconds, plain_values
 from penstock.runtime.transport import Bytes, Transport
 
 LARGEST = 1 << 26  # of dense messages: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
@@ -108,7 +108,7 @@ def _largest_point(
     size, taken = last
     if size < SIZES[-1] or taken * LARGEST / size > seconds / 2:
         return []
-    values = np.full(LARGEST // 4, 1e-12, np.float32).view(np.uint8)  # noise would take longer than the round
+    values = plain_values(LARGEST)
     return [(float(LARGEST), min(agreed_seconds(transport, one_round, values, values, 1) for _ in range(2)))]
 
 

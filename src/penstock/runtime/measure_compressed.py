@@ -23,6 +23,7 @@ from penstock.cost.fit import Fit, fit_line
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.largest import WAIT_SECONDS
+from penstock.runtime.pages import fresh_pages
 from penstock.runtime.timed import LEAST, PILOTS, SHARE, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport
 
@@ -39,7 +40,7 @@ def compressed_line(transport: Transport, text: str, seconds: float, whole_nbyte
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)  # with the memory of these messages
     one_round = _round(communicator, text)
     # Codecs are compiled on their first calls, and not by all ranks at once.
-    agreed_seconds(transport, one_round, noise(_WARM), np.zeros(_WARM, np.uint8), LEAST)
+    agreed_seconds(transport, one_round, noise(_WARM), fresh_pages(_WARM), LEAST)
     points = _points_in_turn(transport, one_round, seconds)
     if whole_nbytes > 1.5 * points[-1][0]:
         points.append(_whole_point(transport, one_round, whole_nbytes))
@@ -53,7 +54,7 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> P
     Codecs and messages compete for cores, and a machine is busy for seconds at a time: that spoils a turn, where it
     would spoil a size, and with it the slope of the line.
     """
-    values, residual = _much_noise(SIZES[-1]), np.zeros(SIZES[-1], np.uint8)
+    values, residual = _much_noise(SIZES[-1]), fresh_pages(SIZES[-1])
     rounds: dict[int, int] = {}
     for size in SIZES:
         pilot = agreed_seconds(transport, one_round, values[:size], residual[:size], LEAST)
@@ -70,14 +71,16 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> P
 def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[float, float]:
     """Return (bytes, seconds) of a compressed message with all gradients of a model."""
     size = min(nbytes, _WHOLE) // _WARM * _WARM
-    first, second = _much_noise(size), np.zeros(size, np.uint8)
+    first, second = _much_noise(size), fresh_pages(size)
     agreed_seconds(transport, one_round, first, second, 2)  # touches the memory, and puts feedback off
     return float(size), median(agreed_seconds(transport, one_round, first, second, 1) for _ in range(LEAST))
 
 
 def _much_noise(nbytes: int) -> Bytes:
     """Return small Gaussian values for many bytes, a multiple of `_WARM`: made in less time, they repeat."""
-    return np.tile(noise(_WARM), nbytes // _WARM)
+    pages = fresh_pages(nbytes)
+    pages.reshape(-1, _WARM)[:] = noise(_WARM)
+    return pages
 
 
 def _round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
@@ -117,7 +120,7 @@ def _further_tensor(communicator: Communicator, text: str) -> float:
 def _timer(communicator: Communicator, text: str, bounds: Sequence[int]) -> Callable[[int], float]:
     """Return what times so many rounds of one bucket, warmed up."""
     one_round, values = _round(communicator, text, bounds), noise(4 * bounds[-1])
-    residual = np.zeros(values.size, np.uint8)
+    residual = fresh_pages(values.size)
     timer = partial(agreed_seconds, communicator.transport, one_round, values, residual)
     timer(PILOTS)
     return timer

@@ -6,11 +6,13 @@ from time import perf_counter
 import numpy as np
 
 from penstock.runtime.largest import largest
+from penstock.runtime.pages import fresh_pages
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
 PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
 LEAST, _MOST = 3, 50  # timed rounds per size
+SMALL = 1e-12  # of the values sent: sums of sums must not overflow
 SHARE = 0.06  # of the budget, for one size
 _SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
 
@@ -23,7 +25,7 @@ def agreed_points(transport: Transport, one_round: Round, seconds: float) -> Poi
     points: Points = []
     left = seconds
     for size in SIZES:
-        first, second = noise(size), np.zeros(size, np.uint8)
+        first, second = plain_values(size), fresh_pages(size)
         pilot = agreed_seconds(transport, one_round, first, second, PILOTS)
         rounds = min(max(int(SHARE * seconds / pilot), LEAST), _MOST)
         points.append((float(size), agreed_seconds(transport, one_round, first, second, rounds)))
@@ -43,7 +45,16 @@ def agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second:
 
 
 def noise(nbytes: int) -> Bytes:
-    """Return small Gaussian values: what a codec does may depend on them, and sums of sums must not overflow."""
-    values = np.random.default_rng(nbytes).standard_normal(nbytes // 4, np.float32)
-    values *= np.float32(1e-12)
-    return values.view(np.uint8)
+    """Return small Gaussian values: what a codec does may depend on them."""
+    pages = fresh_pages(nbytes)
+    values = pages.view(np.float32)
+    np.random.default_rng(nbytes).standard_normal(dtype=np.float32, out=values)
+    values *= np.float32(SMALL)
+    return pages
+
+
+def plain_values(nbytes: int) -> Bytes:
+    """Return small values that are all the same: dense messages do not look at them, and they are made at once."""
+    pages = fresh_pages(nbytes)
+    pages.view(np.float32).fill(SMALL)
+    return pages

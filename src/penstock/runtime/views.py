@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.errors import StrategyError, shorten
 from penstock.runtime.dtypes import storage_dtype
-from penstock.runtime.layout import ALIGNMENT
+from penstock.runtime.pages import fresh_pages
 from penstock.runtime.transport import Bytes
 
 
@@ -90,7 +90,6 @@ class Scratch:
     def reserve(self, nbytes: int) -> None:
         """Make the memory at least so large; it never shrinks."""
         if nbytes > self.memory.size:
-            raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-            skip = -raw.__array_interface__["data"][0] % ALIGNMENT
-            self.memory = raw[skip : skip + nbytes]
+            self.memory = np.empty(0, np.uint8)  # the smaller one goes before the larger comes
+            self.memory = fresh_pages(nbytes)
             self.memory.fill(0)  # touch every page now rather than inside a timed collective

@@ -25,7 +25,7 @@ def all_reduce(world_size: int, numel: int, options: Options) -> Program:
     builder = ProgramBuilder("recursive_doubling", Collective.ALL_REDUCE, world_size, numel)
     power = largest_power_of_two(world_size)
     if power > 1:
-        builder.scratch(INBOX, 2 * numel)
+        builder.scratch(INBOX, min(2, power.bit_length() - 1) * numel)
     fold(builder)
     for round_ in range(power.bit_length() - 1):
         _exchange(builder, power, round_)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from penstock.errors import FitError, PlanError
 from penstock.network import Network
 from penstock.plan import Plan, Route
+from penstock.runtime.pages import give_back_pages
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, release_buckets, take_buckets
 from penstock.torch.compression import AUTO, NATIVE
@@ -205,6 +206,7 @@ class Conductor:
             self._take_back_buckets()  # a caller who goes on finds a whole wrapper
             raise
         else:
+            give_back_pages()  # what measuring and the released buckets left in malloc's heap
             self._adopt(decision)
 
     def _take_back_buckets(self) -> None:
