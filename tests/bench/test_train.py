@@ -1,7 +1,7 @@
 import pytest
 
 from bench_workers import train_on_loopback
-from penstock.bench import train
+from penstock.bench import train, train_worker
 from penstock.bench.jobs import Place
 from penstock.bench.train import Effort, compared, count_steps, parse_methods, parse_models, train_rows
 from penstock.errors import ClusterError, PenstockError
@@ -25,6 +25,14 @@ def test_every_method_is_timed_once_per_round_and_all_ranks_agree(trained):
     assert all(len(each) == 2 and min(each) > 0 for each in times.values())
     assert finished[:6] == list(METHODS)
     assert sorted(finished[6:]) == sorted(2 * METHODS[:5])
+
+
+def test_ranks_that_do_not_end_together_are_timed_from_last_start_to_last_end(monkeypatch):
+    import torch
+
+    other_rank = torch.tensor([[2.0], [9.0]], dtype=torch.float64)  # this rank: from 0 to 10
+    monkeypatch.setattr(train_worker.dist, "all_reduce", lambda mine, _: mine.copy_(torch.maximum(mine, other_rank)))
+    assert train_worker.iteration_seconds([0.0], [10.0], iterations=4) == [2.0]
 
 
 def test_a_method_that_cannot_be_built_leaves_the_others_alone(trained):

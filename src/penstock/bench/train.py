@@ -1,7 +1,8 @@
 """Iterations of real training on emulated hosts: stock DDP in several settings and our own, in turn.
 
-An iteration is forward, backward with communication, and the optimizer's step, on the slowest rank. `exposed_seconds`
-is what it takes longer than `no-communication`, the bare module trained by every rank for itself.
+An iteration is forward, backward with communication, and the optimizer's step, from the end of one on the last rank to
+the end of the next on the last rank. `exposed_seconds` is what it takes longer than `no-communication`, the bare module
+trained by every rank for itself.
 """
 
 import os

@@ -45,7 +45,8 @@ class Subject:
     name: str
     trained: Trained
     step: Callable[[], None]  # one iteration
-    seconds: list[float] = field(default_factory=list)  # of an iteration, one per round
+    started: list[float] = field(default_factory=list)  # this rank's clock, one per round
+    ended: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)  # sent by this host in an iteration, one per round
 
 
@@ -65,7 +66,7 @@ def train(job: TrainJob, done: Callable[[str], None] = lambda _: None) -> Iterat
             subject = subjects[(turn + index) % len(subjects)]
             _measure(subject, job.iterations, job.nic)
             done(subject.name)
-    yield from _agree(subjects, job.batch or task.batch)
+    yield from _agree(subjects, job.batch or task.batch, job.iterations)
 
 
 def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
@@ -106,32 +107,44 @@ def _measure(subject: Subject, iterations: int, nic: str) -> None:
     sent = sent_nbytes(nic)
     if finish:
         subject.step()
-    start = perf_counter()
+    subject.started.append(perf_counter())
     for _ in range(iterations):
         subject.step()
-    subject.seconds.append((perf_counter() - start) / iterations)
+    subject.ended.append(perf_counter())
     if finish:
         finish()
     dist.barrier()
     subject.nbytes.append((sent_nbytes(nic) - sent) // (iterations + bool(finish)))
 
 
-def _agree(subjects: Sequence[Subject], batch: int) -> Iterator[dict[str, Any]]:
-    """Yield the slowest rank's times and the busiest host's bytes."""
+def _agree(subjects: Sequence[Subject], batch: int, iterations: int) -> Iterator[dict[str, Any]]:
+    """Yield times of iterations and the busiest host's bytes."""
     for subject in subjects:
-        slowest, busiest = torch.tensor(subject.seconds), torch.tensor(subject.nbytes)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        busiest = torch.tensor(subject.nbytes)
         dist.all_reduce(busiest, dist.ReduceOp.MAX)
         plan = getattr(subject.trained.model, "plan", None)
         yield {
             "method": subject.name,
             "batch": batch,
-            "seconds": slowest.tolist(),
+            "seconds": iteration_seconds(subject.started, subject.ended, iterations),
             "nbytes": busiest.tolist(),
             "messages": len(plan.buckets) if plan else None,
             "strategies": ", ".join(dict.fromkeys(bucket.strategy for bucket in plan.buckets)) if plan else None,
             "predicted_seconds": plan.iteration_seconds if plan else None,
         }
+
+
+def iteration_seconds(started: Sequence[float], ended: Sequence[float], iterations: int) -> list[float]:
+    """Return the seconds of an iteration in each round: from the last rank's start to the last rank's end.
+
+    Ranks whose updates go on during the next iteration do not start or end together. The slowest rank's own
+    difference would add by how much its start was early to by how much its end was late, which is no time of any
+    iteration. The clock is one: emulated hosts are one machine.
+    """
+    clocks = torch.tensor([list(started), list(ended)], dtype=torch.float64)
+    dist.all_reduce(clocks, dist.ReduceOp.MAX)
+    seconds: list[float] = ((clocks[1] - clocks[0]) / iterations).tolist()
+    return seconds
 
 
 def sent_nbytes(nic: str) -> int:

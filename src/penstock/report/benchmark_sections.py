@@ -44,8 +44,9 @@ _SIMULATED = (
 SECTIONS: dict[str, Section] = {
     "train": Section(
         "Training",
-        "Real iterations on emulated hosts: forward, backward with communication, the optimizer's step; the slowest "
-        "rank counts. All methods of one table take turns in one process group, those that crash excepted. "
+        "Real iterations on emulated hosts: forward, backward with communication, the optimizer's step; from the "
+        "last rank's end to the last rank's next end. All methods of one table take turns in one process group, "
+        "those that crash excepted. "
         "`no-communication` is the bare module on every rank, `exposed` what a method takes longer than it, `bytes "
         "sent` what the busiest host sends in an iteration, headers included. `ddp` is torch's "
         "DistributedDataParallel as it comes, `ddp-N` the same with `bucket_cap_mb=N`, `ddp-fp16` and the like its "

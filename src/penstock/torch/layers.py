@@ -7,6 +7,8 @@ import torch
 
 from penstock.errors import PlanError
 
+Group = tuple[str, list[torch.nn.Parameter]]  # submodules that travel together: their names, and what they own
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
@@ -54,16 +56,17 @@ def one_layer(module: torch.nn.Module) -> Layer:
 def layers_of(module: torch.nn.Module, least_nbytes: int = 0) -> tuple[Layer, ...]:
     """Return the submodules that own trained parameters, in registration order; a shared one belongs to the first.
 
-    Neighbours are put together until they have `least_nbytes`: a normalisation's few bytes would otherwise cost as many
-    startups as a convolution's megabytes.
+    Neighbours are put together until they have `least_nbytes`, and what is left at the end goes with the group before:
+    a normalisation's few bytes would otherwise cost as many startups as a convolution's megabytes.
     """
-    groups: list[tuple[str, list[torch.nn.Parameter]]] = []
+    groups: list[Group] = []
     for name, own in _owners(module):
-        if groups and _belongs(own, groups[-1][1], least_nbytes):
-            first, members = groups[-1]
-            groups[-1] = f"{first.split(' .. ')[0]} .. {name}", members + own
+        if groups and _same_kind(own, groups[-1][1]) and _nbytes(groups[-1][1]) < least_nbytes:
+            groups[-1] = _joined(groups[-1], (name, own))
         else:
             groups.append((name, own))
+    if len(groups) > 1 and _same_kind(groups[-1][1], groups[-2][1]) and _nbytes(groups[-1][1]) < least_nbytes:
+        groups[-2:] = [_joined(groups[-2], groups[-1])]
     return tuple(_layer(name, members) for name, members in groups)
 
 
@@ -76,10 +79,17 @@ def _owners(module: torch.nn.Module) -> Iterator[tuple[str, list[torch.nn.Parame
             yield name or "module", own
 
 
-def _belongs(own: list[torch.nn.Parameter], members: list[torch.nn.Parameter], least_nbytes: int) -> bool:
-    """Say whether a layer goes with the one before it: of one type, and that one is small."""
-    same = {(each.dtype, each.device.type) for each in (*own, *members)}
-    return len(same) == 1 and sum(each.numel() * each.element_size() for each in members) < least_nbytes
+def _same_kind(own: list[torch.nn.Parameter], members: list[torch.nn.Parameter]) -> bool:
+    return len({(each.dtype, each.device.type) for each in (*own, *members)}) == 1
+
+
+def _nbytes(members: list[torch.nn.Parameter]) -> int:
+    return sum(each.numel() * each.element_size() for each in members)
+
+
+def _joined(group: Group, following: Group) -> Group:
+    first, last = group[0].split(" .. ")[0], following[0].split(" .. ")[-1]
+    return f"{first} .. {last}", group[1] + following[1]
 
 
 def _layer(name: str, parameters: list[torch.nn.Parameter]) -> Layer:

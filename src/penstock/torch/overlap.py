@@ -9,6 +9,8 @@ import torch
 from penstock.torch.layers import Layer, layers_of
 from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
 
+BLOCK_NUMEL = 512 * 1024  # 2 MiB of float32: 61 MB took 4 ranks 0.47 s of processor time, in quarters 0.66
+
 
 class Layered(Algorithm):
     """Sends layer by layer: gradients as soon as backward has them, in one order on all ranks: the last layer first."""
@@ -110,7 +112,11 @@ class Split(Layered):
     """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here."""
 
     gradients_by = "reduce_scatter"
-    least_nbytes = 1 << 20
+    least_nbytes = 2 << 20
+
+    def _by(self, operation: str) -> dict[str, Any]:
+        """Cut chunks into few blocks: what the interpreter does for each is taken from computation all the time."""
+        return {"block_numel": BLOCK_NUMEL, **super()._by(operation)}
 
     def _second_half(self) -> None:
         for layer in self.layers:

@@ -63,7 +63,7 @@ class Algorithm:
         self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast")).result()
         layer.unpack_weights()
 
-    def _by(self, operation: str) -> dict[str, str]:
+    def _by(self, operation: str) -> dict[str, Any]:
         """Return the strategy asked for, where it can do this operation; its default otherwise."""
         return {"strategy": self.strategy} if self.strategy in names(operation) else {}
 
