@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -43,6 +44,11 @@ def exchanged(rank: int, device: str, options: dict[str, Any], spoilt_step: int 
     return found, owed
 
 
+def planned_over_nccl(rank: int, options: dict[str, Any]) -> tuple[str, str, float]:
+    """Do the same in a group of NCCL; codecs send over gloo beside it."""
+    return planned(rank, {**options, "process_group": dist.new_group(backend="nccl")})
+
+
 def planned(rank: int, options: dict[str, Any]) -> tuple[str, str, float]:
     """Train with a plan on the GPU; return the weights' digest, what was decided, and how far the loss fell."""
     torch.manual_seed(0)
@@ -57,7 +63,7 @@ def planned(rank: int, options: dict[str, Any]) -> tuple[str, str, float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     digest = hashlib.sha256()
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())

@@ -16,7 +16,7 @@ from penstock.codecs.header import parse_header  # noqa: E402
 from penstock.codecs.registry import codec_names, make_codec  # noqa: E402
 from penstock.errors import CodecError  # noqa: E402
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 NUMEL = 3001
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from penstock.errors import NonFiniteError  # noqa: E402
 from spawn import spawn  # noqa: E402
-from torch_cuda import exchanged, planned  # noqa: E402
+from torch_cuda import exchanged, planned, planned_over_nccl  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,3 +58,18 @@ def test_the_wrapper_profiles_plans_and_trains_on_the_gpu(codec, world_size):
     assert len({digest for digest, _, _ in found}) == 1
     assert "plan " in found[0][1]
     assert found[0][2] < 0.9
+
+
+@pytest.mark.parametrize("codec", [None, "onebit", "gtopk(density=0.05)"])
+def test_one_worker_of_nccl_profiles_plans_and_trains(codec):
+    ((_, explained, fell),) = spawn(1, planned_over_nccl, {"codec": codec})
+    assert "plan " in explained
+    assert fell < 0.9
+
+
+@pytest.mark.parametrize("codec", ["onebit", "gtopk"])
+def test_a_worker_that_is_alone_hears_of_a_gradient_that_is_not_finite_one_step_later(codec):
+    with pytest.raises(NonFiniteError, match=r"the gradient of .* holds NaN or infinity"):
+        spawn(1, exchanged, "cuda", {"codec": codec}, 1)
+    ((averaged, _),) = spawn(1, exchanged, "cuda", {"codec": codec}, 2)  # the last step: nobody looks any more
+    assert np.isnan(np.frombuffer(averaged[7], np.float32)).any()

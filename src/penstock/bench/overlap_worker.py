@@ -21,9 +21,11 @@ from penstock.zoo import find_task
 from penstock.zoo.training import build
 
 TRACED = 3  # steps
+COMPRESSED = ("penstock-onebit", "penstock-gtopk")
 METHODS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "no-communication": lambda module: module,
     "ddp": lambda module: TorchDDP(module, gradient_as_bucket_view=True),
+    "penstock": lambda module: DistributedDataParallel(module, profile_iterations=3),
     "penstock-onebit": lambda module: DistributedDataParallel(module, codec="onebit", profile_iterations=3),
     "penstock-gtopk": lambda module: DistributedDataParallel(
         module, codec="gtopk", density=0.001, profile_iterations=3
@@ -45,10 +47,11 @@ class OverlapJob:
 def measure(job: OverlapJob, rank: int) -> Iterator[dict[str, Any]]:
     """Train by each method in turn; yield a row for each."""
     task, device = find_task(job.model), torch.device("cuda", torch.cuda.current_device())
-    steps = {}
+    models, steps = {}, {}
     for name, wrap in METHODS.items():
         torch.manual_seed(1)
-        steps[name] = _training(wrap(build(task, device)), task, job.batch or task.batch, device)
+        models[name] = wrap(build(task, device))
+        steps[name] = _training(models[name], task, job.batch or task.batch, device)
         for _ in range(job.warmup):
             steps[name]()
         report(rank, {"done": name})
@@ -66,8 +69,14 @@ def measure(job: OverlapJob, rank: int) -> Iterator[dict[str, Any]]:
             "iteration_seconds": median(seconds[name]),
             "spread_seconds": max(seconds[name]) - min(seconds[name]),
             "all_seconds": seconds[name],
-            **(traced if name.startswith("penstock") else {"model_seconds": traced["model_seconds"]}),
+            **(traced if name in COMPRESSED else {"model_seconds": traced["model_seconds"]}),
+            **_bucket_count(models[name]),
         }
+
+
+def _bucket_count(model: nn.Module) -> dict[str, int]:
+    plan = getattr(model, "plan", None)
+    return {} if plan is None else {"buckets": len(plan.buckets)}
 
 
 def _training(model: nn.Module, task: Any, batch: int, device: torch.device) -> Callable[[], None]:

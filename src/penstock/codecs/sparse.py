@@ -170,10 +170,12 @@ class SparseCodec:
         """Return the codec's form on a device, None without Triton; `note` is told of values that are not finite."""
         if self.on_nonfinite == "skip" or find_spec("triton") is None:
             return None
+        from penstock.codecs.replay import Replays
         from penstock.codecs.sparse_device import SparseForm
         from penstock.compll.backends.triton_select import Selector
+        from penstock.compll.backends.triton_spoil import Spoiler
 
-        return SparseForm(self, device, Selector(device), note)
+        return SparseForm(self, device, Selector(device), note, Replays(device), Spoiler)
 
     # Inside
 

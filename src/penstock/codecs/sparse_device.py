@@ -5,15 +5,18 @@ is needed on the host, where messages are; what falls out of it goes up to the r
 block are moved, gathered and put in place together, by their index in the bucket.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.codecs.block import Block, Note, pinned, runs
+from penstock.codecs.block import Block, Note, Piece, pinned, runs
 from penstock.codecs.header import NOT_FINITE
+from penstock.codecs.replay import Replays
 from penstock.codecs.sparse import SparseCodec
 from penstock.codecs.sparse_block import Entries, index_dtype
 
@@ -24,8 +27,10 @@ class SparseForm:
 
     codec: SparseCodec
     device: torch.device
-    select: Any  # (values, k) -> ascending int32 indices of the k largest magnitudes, on the device
+    select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
     note: Note
+    replays: Replays
+    spoiler: Any  # (pieces, flags) -> a `Spoiler`
 
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
         """Return what selects from the pieces of a block."""
@@ -34,6 +39,10 @@ class SparseForm:
     def decoder(self, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> "_Decoder":
         """Return what puts the entries of a block in place, or adds them there."""
         return _Decoder(self, block, bucket, adds)
+
+    def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
+        """Return what leaves the largest entries of a bucket that nobody else has a part in."""
+        return _Alone(self, bucket, residual, pieces)
 
     def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> "_Merger":
         """Return what adds a block to another, on the host."""
@@ -76,36 +85,66 @@ class Pairs:
         return at + int(indices.size)
 
 
+class _Selection:
+    """The largest entries of each piece of a bucket: taken out of the residual, which keeps the rest."""
+
+    def __init__(
+        self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
+    ) -> None:
+        self._form, self._bucket, self._residual = form, bucket, residual
+        counts = [form.codec.entries(stop - start) for start, stop in pieces]
+        self.ends = list(accumulate(counts, initial=0))
+        self.pairs = Pairs(self.ends[-1], bucket.device)
+        self.runs, small, self._large = runs(pieces), [], []
+        for (start, stop), low, high in zip(pieces, self.ends, self.ends[1:], strict=False):
+            if form.select.is_small(stop - start, high - low):
+                small.append((start, stop - start, high - low, low))
+            else:
+                self._large.append(partial(self._select, start, stop, low, high))
+        self._small = torch.tensor(small, dtype=torch.int32).view(-1, 4).t().contiguous().to(bucket.device)
+
+    @property
+    def _source(self) -> torch.Tensor:
+        return self._bucket if self._residual is None else self._residual
+
+    def queue(self) -> torch.Tensor:
+        """Queue all of it; return where the values will be, rounded as they are sent."""
+        source, pairs = self._source, self.pairs
+        if self._residual is not None:
+            for start, stop in self.runs:
+                source[start:stop] += self._bucket[start:stop]
+        self._form.replays.side_by_side([self._select_small, *self._large])
+        torch.index_select(source, 0, pairs.indices, out=pairs.values)
+        sent = pairs.values if self._form.codec.value_bits == 32 else pairs.values.bfloat16().float()
+        if self._residual is not None:
+            source.index_add_(0, pairs.indices, sent, alpha=-1)
+        return sent
+
+    def _select_small(self) -> None:
+        self._form.select.each(self._source, self._small, self.pairs.indices)
+
+    def _select(self, start: int, stop: int, low: int, high: int) -> None:
+        chosen = self._form.select(self._source[start:stop], high - low)
+        torch.add(chosen, start, out=self.pairs.indices[low:high])
+
+
 class _Encoder:
     def __init__(self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> None:
-        self._form, self._bucket, self._residual, self._block = form, bucket, residual, block
-        counts = [form.codec.entries(stop - start) for start, stop in block.pieces]
-        self._counts, self._edges = counts, list(pairwise(accumulate(counts, initial=0)))
-        self._pairs = Pairs(sum(counts), bucket.device)
-        offsets = torch.tensor([start for start, _ in block.pieces], dtype=torch.int64)
-        self._offsets = offsets.repeat_interleave(torch.tensor(counts)).to(bucket.device)
-        self._runs = runs(block.pieces)
+        self._form, self._block = form, block
+        self._selection = _Selection(form, bucket, residual, block.pieces)
+        self.start = form.replays.make(self._queue)
 
-    def start(self) -> None:
-        """Queue the selection of each piece; the residual keeps the rest."""
-        source, pairs = self._bucket, self._pairs
-        if self._residual is not None:
-            source = self._residual
-            for start, stop in self._runs:
-                source[start:stop] += self._bucket[start:stop]
-        for (start, stop), count, (low, high) in zip(self._block.pieces, self._counts, self._edges, strict=True):
-            pairs.indices[low:high] = self._form.select(source[start:stop], count)
-        pairs.indices += self._offsets
-        torch.index_select(source, 0, pairs.indices, out=pairs.values)
-        if self._residual is not None:
-            sent = pairs.values if self._form.codec.value_bits == 32 else pairs.values.bfloat16().float()
-            source.index_add_(0, pairs.indices, sent, alpha=-1)
-        pairs.fetch()
+    def _queue(self) -> None:
+        """Queue the selection of each piece."""
+        self._selection.queue()
+        self._selection.pairs.fetch()
 
     def finish(self) -> None:
         """Write the blocks."""
-        codec, indices, values = self._form.codec, self._pairs.indices_here.numpy(), self._pairs.values_here.numpy()
-        for ((start, stop), payload, _), (low, high) in zip(self._block.payloads(), self._edges, strict=True):
+        codec, pairs = self._form.codec, self._selection.pairs
+        indices, values = pairs.indices_here.numpy(), pairs.values_here.numpy()
+        edges = pairwise(self._selection.ends)
+        for ((start, stop), payload, _), (low, high) in zip(self._block.payloads(), edges, strict=True):
             if np.isfinite(values[low:high]).all():
                 chosen = (indices[low:high] - start).astype(index_dtype(stop - start))
                 codec.write(Entries(chosen, values[low:high]), payload, stop - start)
@@ -119,6 +158,7 @@ class _Decoder:
         self._form, self._block, self._bucket, self._adds = form, block, bucket, adds
         self._pairs = Pairs(sum(form.codec.entries(stop - start) for start, stop in block.pieces), bucket.device)
         self._runs = runs(block.pieces)
+        self._replay = form.replays.make(lambda: self._queue(self._pairs.count))
 
     def start(self) -> None:
         """Read the blocks here, and queue what puts their entries in place."""
@@ -129,16 +169,22 @@ class _Decoder:
                 broken.append((start, stop))
             else:
                 at = self._pairs.put(at, entries.indices, entries.values, start)
-        indices, values = self._pairs.bring(at)
+        if broken:
+            self._form.note()
+            self._queue(at)
+        else:
+            self._replay()
+        for start, stop in broken:
+            self._bucket[start:stop] = float("nan")
+
+    def _queue(self, count: int) -> None:
+        indices, values = self._pairs.bring(count)
         if self._adds:
             self._bucket.index_add_(0, indices, values)
         else:
             for start, stop in self._runs:
                 self._bucket[start:stop] = 0.0
             self._bucket.index_copy_(0, indices, values)
-        for start, stop in broken:
-            self._form.note()
-            self._bucket[start:stop] = float("nan")
 
     def finish(self) -> None:
         """Nothing."""
@@ -169,3 +215,31 @@ class _Merger:
 
     def finish(self) -> None:
         """Nothing."""
+
+
+class _Alone:
+    def __init__(
+        self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
+    ) -> None:
+        self._form, self._bucket = form, bucket
+        self._selection = _Selection(form, bucket, residual, pieces)
+        self._edges = torch.tensor(self._selection.ends, dtype=torch.int64).to(bucket.device)
+        self._flags = torch.zeros(len(pieces), dtype=torch.int32, device=bucket.device)
+        self._flags_here = pinned(len(pieces), torch.int32, bucket.device)
+        self._spoiler = form.spoiler(pieces, self._flags)
+        self.start = form.replays.make(self._queue)
+
+    def _queue(self) -> None:
+        """Queue everything; only flags come down."""
+        sent = self._selection.queue()
+        for start, stop in self._selection.runs:
+            self._bucket[start:stop] = 0.0
+        self._bucket.index_copy_(0, self._selection.pairs.indices, sent)
+        self._spoiler.look(sent, self._edges)
+        self._spoiler.spoil(self._bucket)
+        self._flags_here.copy_(self._flags, non_blocking=True)
+
+    def finish(self) -> None:
+        """Tell of gradients that are not finite."""
+        if self._flags_here.any():
+            self._form.note()

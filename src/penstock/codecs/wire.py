@@ -111,9 +111,9 @@ class WireCodec:
         """
         if self.codec.on_nonfinite == "skip" or find_spec("triton") is None:
             return None
-        from penstock.codecs.wire_device import WireForm
+        from penstock.codecs.wire_device import make_form
 
-        return WireForm(self.codec.on(device), note or self._note)
+        return make_form(self.codec.on(device), note or self._note)
 
     def _note(self) -> None:
         self._nonfinite[:] = ["a gradient holds NaN or infinity on some rank"]

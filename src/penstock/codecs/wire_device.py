@@ -4,13 +4,19 @@ Kernels report a gradient that is not finite in one flag for each piece, which i
 host then writes a header that says so over the payload, as the codec does on the CPU, and every rank decodes NaN.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from penstock.codecs.block import Block, Note, pinned
+from penstock.codecs.block import Block, Note, Piece, pinned
 from penstock.codecs.device import DeviceCodec
 from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
+from penstock.codecs.replay import Replays, Work
+from penstock.compll.backends.triton_spoil import Spoiler
+
+PAYLOAD_ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,7 @@ class WireForm:
 
     codec: DeviceCodec
     note: Note
+    replays: Replays
 
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
         """Return what encodes the pieces of a block."""
@@ -28,41 +35,113 @@ class WireForm:
         """Return what decodes a block, or adds what it holds."""
         return _Decoder(self, block, bucket, adds, arrived)
 
+    def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
+        """Return what encodes and decodes a bucket that nobody else has a part in."""
+        return _Alone(self, bucket, residual, pieces)
+
+    def replayed(self, work: Work) -> Work:
+        """Return what queues encodes again and again; a replay would draw the same random numbers each time."""
+        return work if self.codec.kernels.draws else self.replays.make(work)
+
+    def encodes(
+        self,
+        bucket: torch.Tensor,
+        residual: torch.Tensor | None,
+        pieces: Sequence[Piece],
+        payloads: Sequence[torch.Tensor],
+        report: "Report",
+    ) -> list[Work]:
+        """Return what queues the encode of each piece; the residual is left without what was encoded."""
+        return [
+            partial(self._encode, bucket[start:stop], None if residual is None else residual[start:stop], *places)
+            for (start, stop), *places in zip(pieces, payloads, report.flags, strict=True)
+        ]
+
+    def _encode(
+        self, values: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, flag: torch.Tensor
+    ) -> None:
+        kernels, codec = self.codec.kernels, self.codec.codec
+        body, header = payload[codec.header_nbytes :], self.codec.header(values.numel())
+        kernels.encode(values, codec.arguments, codec.next_seed(), residual, body, None, header, flag)
+        if residual is not None:
+            kernels.decode_add(body, residual, codec.arguments, -1.0)
+
+    def decodes(
+        self, payloads: Sequence[torch.Tensor], pieces: Sequence[Piece], bucket: torch.Tensor, adds: bool
+    ) -> list[Work]:
+        """Return what queues the decode of each piece, or what adds it."""
+        decode = self._decode_add if adds else self._decode
+        return [
+            partial(decode, payload, bucket[start:stop])
+            for payload, (start, stop) in zip(payloads, pieces, strict=True)
+        ]
+
+    def _decode(self, payload: torch.Tensor, values: torch.Tensor) -> None:
+        kernels, codec, header = self.codec.kernels, self.codec.codec, self.codec.header(values.numel())
+        kernels.decode(payload[codec.header_nbytes :], values.numel(), codec.arguments, values, header)
+
+    def _decode_add(self, payload: torch.Tensor, values: torch.Tensor) -> None:
+        kernels, codec, header = self.codec.kernels, self.codec.codec, self.codec.header(values.numel())
+        kernels.decode_add(payload[codec.header_nbytes :], values, codec.arguments, 1.0, header)
+
+    def look(self, report: "Report") -> list[int]:
+        """Return which pieces were not finite; raise what kernels that decode found damaged since the last time."""
+        *found, damage = report.here.tolist()
+        if any(found):
+            self.note()
+            self.codec.kernels.status.zero_()  # decoding them was reported too
+        elif damage:
+            self.codec.kernels.check()
+        return found
+
+
+class Report:
+    """What kernels report of the pieces of a bucket: a flag each for values that are not finite, and any damage."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._there = torch.zeros(count + 1, dtype=torch.int32, device=device)
+        self.here = pinned(count + 1, torch.int32, device)
+        self.flags = torch.split(self._there[:-1], 1) if count else ()
+
+    @property
+    def all_flags(self) -> torch.Tensor:
+        """One for each piece."""
+        return self._there[:-1]
+
+    def clear(self) -> None:
+        """Queue that no flag is up."""
+        self._there.zero_()
+
+    def fetch(self, status: torch.Tensor) -> None:
+        """Queue a copy of the flags down, and of what kernels have reported to all."""
+        self._there[-1:] = status
+        self.here.copy_(self._there, non_blocking=True)
+
+
+def make_form(codec: DeviceCodec, note: Note) -> WireForm:
+    """Return the form of a codec that one stream at a time uses."""
+    codec.kernels.in_order = True
+    return WireForm(codec, note, Replays(codec.kernels.device))
+
 
 class _Encoder:
     def __init__(self, form: WireForm, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> None:
         self._form, self._block = form, block
-        self._flags = torch.zeros(len(block.pieces), dtype=torch.int32, device=bucket.device)
-        self._flags_here = pinned(len(block.pieces), torch.int32, bucket.device)
-        nbytes, flags = form.codec.codec.header_nbytes, torch.split(self._flags, 1)
-        self._calls = [
-            (
-                bucket[start:stop],
-                None if residual is None else residual[start:stop],
-                payload[nbytes:],
-                form.codec.header(stop - start),
-                flag,
-            )
-            for ((start, stop), _, payload), flag in zip(block.payloads(), flags, strict=True)
-        ]
+        self._report = Report(len(block.pieces), bucket.device)
+        payloads = [payload for _, _, payload in block.payloads()]
+        self._jobs = form.encodes(bucket, residual, block.pieces, payloads, self._report)
+        self.start = form.replayed(self._queue)
 
-    def start(self) -> None:
+    def _queue(self) -> None:
         """Queue the kernels of each piece, and one copy of all payloads."""
-        kernels, codec = self._form.codec.kernels, self._form.codec.codec
-        self._flags.zero_()
-        for values, residual, body, header, flag in self._calls:
-            kernels.encode(values, codec.arguments, codec.next_seed(), residual, body, None, header, flag)
-            if residual is not None:
-                kernels.decode_add(body, residual, codec.arguments, -1.0)
+        self._report.clear()
+        self._form.replays.side_by_side(self._jobs)
         self._block.host.copy_(self._block.device, non_blocking=True)
-        self._flags_here.copy_(self._flags, non_blocking=True)
+        self._report.fetch(self._form.codec.kernels.status)
 
     def finish(self) -> None:
-        """Mark the payloads of gradients that are not finite."""
-        found = self._flags_here.numpy()
-        if not found.any():
-            return
-        self._form.note()
+        """Mark the payloads of gradients that are not finite; raise what an earlier decode found damaged."""
+        found = self._form.look(self._report)
         for ((start, stop), payload, _), flag in zip(self._block.payloads(), found, strict=True):
             if flag:
                 self._form.codec.codec.finish(payload, stop - start, 0, NOT_FINITE)
@@ -70,26 +149,65 @@ class _Encoder:
 
 class _Decoder:
     def __init__(self, form: WireForm, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> None:
-        self._form, self._block, self._adds, self._arrived = form, block, adds, arrived
-        nbytes = form.codec.codec.header_nbytes
-        self._calls = [
-            (here, payload[nbytes:], bucket[start:stop], form.codec.header(stop - start))
-            for (start, stop), here, payload in block.payloads()
-        ]
+        self._form, self._block, self._arrived = form, block, arrived
+        payloads = [payload for _, _, payload in block.payloads()]
+        self._jobs = form.decodes(payloads, block.pieces, bucket, adds)
+        self._results = [(here, bucket[start:stop]) for (start, stop), here, _ in block.payloads()]
+        self._replay = form.replays.make(self._queue)
 
     def start(self) -> None:
         """Queue a copy of what arrived, and the kernel of each piece; NaN where its header says so."""
-        kernels, codec = self._form.codec.kernels, self._form.codec.codec
+        broken = [values for here, values in self._results if here[FLAGS_OFFSET] & NOT_FINITE]
+        if not broken:
+            self._replay()
+            return
+        self._form.note()
+        self._queue()  # leaves alone what it cannot read
+        self._form.codec.kernels.status.zero_()  # it says that it could not
+        for values in broken:
+            values.fill_(float("nan"))
+
+    def _queue(self) -> None:
         if self._arrived:
             self._block.device.copy_(self._block.host, non_blocking=True)
-        for here, body, values, header in self._calls:
-            if here[FLAGS_OFFSET] & NOT_FINITE:
-                self._form.note()
-                values.fill_(float("nan"))
-            elif self._adds:
-                kernels.decode_add(body, values, codec.arguments, 1.0, header)
-            else:
-                kernels.decode(body, values.numel(), codec.arguments, values, header)
+        self._form.replays.side_by_side(self._jobs)
 
     def finish(self) -> None:
         """Nothing."""
+
+
+class _Alone:
+    def __init__(
+        self, form: WireForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
+    ) -> None:
+        self._form, self._bucket = form, bucket
+        self._report = Report(len(pieces), bucket.device)
+        self._spoiler = Spoiler(pieces, self._report.all_flags)
+        payloads = _payloads([form.codec.codec.max_nbytes(stop - start) for start, stop in pieces], bucket.device)
+        encodes = form.encodes(bucket, residual, pieces, payloads, self._report)
+        decodes = form.decodes(payloads, pieces, bucket, adds=False)
+        self._jobs = [partial(_one_after_the_other, *both) for both in zip(encodes, decodes, strict=True)]
+        self.start = form.replayed(self._queue)
+
+    def _queue(self) -> None:
+        """Queue everything; only flags come down."""
+        self._report.clear()
+        self._form.replays.side_by_side(self._jobs)
+        self._spoiler.spoil(self._bucket)
+        self._report.fetch(self._form.codec.kernels.status)
+
+    def finish(self) -> None:
+        """Tell of gradients that are not finite."""
+        self._form.look(self._report)
+
+
+def _one_after_the_other(first: Work, second: Work) -> None:
+    first()
+    second()
+
+
+def _payloads(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    """Return memory for payloads, each at a place as codecs want it."""
+    padded = [-(-nbytes // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT for nbytes in sizes]
+    memory = torch.zeros(sum(padded), dtype=torch.uint8, device=device)
+    return [place[:nbytes] for place, nbytes in zip(torch.split(memory, padded), sizes, strict=True)]

@@ -260,12 +260,13 @@ SECTIONS: dict[str, Section] = {
     ),
     "overlap": Section(
         "Compression on a GPU",
-        "Training steps on one GPU: forward, backward, update; methods take turns. `slowdown` is against `ddp`, "
-        "torch's own wrapper. Two workers share the GPU over gloo and take turns on it. `codec seconds` is what "
-        "kernels beside the model's run in a step, `hidden` the part of that during which one of the model's ran "
+        "Training steps on one GPU: forward, backward, update; methods take turns. `slowdown` is against "
+        "`no-communication`, the bare model; `ddp` is torch's own wrapper, `penstock` ours without a codec. Two "
+        "workers share the GPU over gloo and take turns on it. `codec seconds` is what kernels "
+        "beside the model's run in a step, `hidden` the part of that during which one of the model's ran "
         "too, from torch's profiler.",
         hidden=("all_seconds", "kinds", "model_seconds"),
-        shares=("slowdown", "hidden"),
+        shares=("slowdown", "against_ddp", "hidden"),
     ),
     "profile": Section("Profiling", "What the profiler's hooks cost: iterations with and without them, in turn."),
     "links": Section("Emulated links", "What emulated links deliver, beside what was asked of them."),

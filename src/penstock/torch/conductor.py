@@ -126,7 +126,7 @@ class Conductor:
             self._traffic += Traffic(nbytes, nbytes)
 
     def measured_timeline(self) -> Timeline | None:
-        """Return the last iteration as it was, on this rank."""
+        """Return the last iteration as it was, on this rank; on a GPU computation is that of the last torch timed."""
         logger, started = self._wrapper.logger, self._started
         if logger is None or not started:
             return None
@@ -195,8 +195,7 @@ class Conductor:
             self._profiler.detach()
         release_buckets(self._wrapper)  # measuring needs memory for its messages
         try:
-            engine = self.settings.engine
-            network = with_lines(network, self._group, self._routes(), engine=engine) if network else self._measure()
+            network = self._completed(network) if network else self._measure()
             decision = agree((lambda: self._decide(network)) if self._is_first else None, self._group)
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
             self._take_back_buckets()
@@ -213,6 +212,9 @@ class Conductor:
         """Make torch's own buckets again, after they were released."""
         ours = None if self._sender is None else (None, self._sender.hook)
         take_buckets(self._wrapper, self._arguments, None, self.user_hook or ours)
+
+    def _completed(self, network: Network) -> Network:
+        return with_lines(network, self._group, self._routes(), self._device, engine=self.settings.engine)
 
     def _measure(self) -> Network:
         """Measure with messages that fit into what the buckets took: a message, its copy, and what an engine adds."""
@@ -314,6 +316,9 @@ class Conductor:
         return BackwardPasses(trained if some_may_lack else trained[:1], self._on_backward)
 
     def _time_every_iteration(self) -> None:
+        """Have torch time every iteration; on a GPU only where somebody watches, since it waits for the device then."""
+        if self._device.type != "cpu" and not self.settings.replan_drift:
+            return  # the first ten, and every hundredth
         self._wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     @property

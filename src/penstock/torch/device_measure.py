@@ -4,19 +4,26 @@ Nothing here waits inside what is timed: a round is queued so many times, then t
 agree on every time (the slowest rank's counts).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.replay import urgent_stream
+from penstock.codecs.wire import wire_codec
 from penstock.cost.fit import fit_line
 from penstock.network import LinearCost, Network
+from penstock.plan import Route
+from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure import NATIVE
 from penstock.runtime.timed import SIZES
+from penstock.runtime.transport import Transport
 
 _LEAST, _MOST = 3, 50  # timed rounds per size
+_TENSORS, _TENSOR_NUMEL = 32, 4096  # of the bucket that shows what one more tensor costs
 _SHARE = 0.06  # of the budget, for one size
 _SURELY = 1 << 22  # bytes that are measured whatever the budget: below, a busy machine's noise hides the bandwidth
 _LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
@@ -40,6 +47,46 @@ def measure_all_reduce(group: dist.ProcessGroup, device: torch.device, seconds: 
     return _line(group, device, partial(_all_reduce, group), seconds, "all-reduce")
 
 
+def measure_route(
+    group: dist.ProcessGroup, transport: Transport, device: torch.device, route: Route, seconds: float
+) -> LinearCost:
+    """Return the line of one of our all-reduces of memory on `device`, copies or codec and all; `transport` carries it.
+
+    It runs on a stream of its own, as in training, where kernels are captured. Each further tensor of a compressed
+    bucket is counted.
+    """
+    communicator, stream = Communicator(transport), urgent_stream(device)
+    options = {"strategy": route.strategy, **route.options}
+    codec = wire_codec(route.codec) if route.codec else None
+    there = getattr(codec, "on_device", lambda _: None)(device) is not None
+
+    def one_round(values: torch.Tensor, residual: torch.Tensor, parts: Sequence[int] | None = None) -> None:
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            if codec is None:
+                communicator.all_reduce(values, **options)
+            else:
+                kept = residual if there else residual.cpu()
+                communicator.all_reduce(values, codec=codec, residual=kept, parts=parts, **options)
+        stream.synchronize()
+
+    line = _line(group, device, one_round, seconds, f"all-reduce by {route}")
+    if codec is None:
+        return line
+    whole, many = (
+        _tensor_seconds(group, device, partial(one_round, parts=parts))
+        for parts in ((0, _TENSORS * _TENSOR_NUMEL), range(0, _TENSORS * _TENSOR_NUMEL + 1, _TENSOR_NUMEL))
+    )
+    return replace(line, c_seconds_per_tensor=max(0.0, (many - whole) / (_TENSORS - 1)))
+
+
+def _tensor_seconds(group: dist.ProcessGroup, device: torch.device, one_round: Round) -> float:
+    first, second = (torch.zeros(_TENSORS * _TENSOR_NUMEL, device=device) for _ in range(2))
+    first.normal_(0.0, 1e-12)
+    _agreed_seconds(group, one_round, first, second, 1)  # launched one by one, then captured
+    return min(_agreed_seconds(group, one_round, first, second, _LEAST) for _ in range(3))
+
+
 def _line(group: dist.ProcessGroup, device: torch.device, one_round: Round, seconds: float, what: str) -> LinearCost:
     return fit_line(_points(group, device, one_round, seconds), f"{what} times on {device}").line
 
@@ -50,7 +97,7 @@ def _points(
     points = []
     left = seconds
     for size in (*SIZES, *_LARGER):
-        first, second = (torch.zeros(size // 4, device=device) for _ in range(2))
+        first, second = torch.randn(size // 4, device=device) * 1e-12, torch.zeros(size // 4, device=device)
         pilot = _agreed_seconds(group, one_round, first, second, 1)
         rounds = min(max(int(_SHARE * seconds / pilot), _LEAST), _MOST)
         points.append((float(size), _agreed_seconds(group, one_round, first, second, rounds)))

@@ -226,8 +226,9 @@ class Exchange:
             self.memory.fail()
             parts = zip(parcel.names, torch.split(values, list(parcel.sizes)), strict=True)
             named = ", ".join(repr(name) for name, part in parts if not torch.isfinite(part).all())
+            whose = named or f"{parcel.name}, in the iteration before,"  # heard of late, from a device
             raise NonFiniteError(
-                f"the gradient of {named} holds NaN or infinity on some rank; fix the loss, or pass "
+                f"the gradient of {whose} holds NaN or infinity on some rank; fix the loss, or pass "
                 'on_nonfinite="skip" if a gradient scaler skips such steps'
             )
 
@@ -235,6 +236,7 @@ class Exchange:
         codec = self._codecs.pop(spec, None)
         if codec is None:
             codec = watched_codec(spec, seed=self._transport.rank)
+            codec.hears_later = not self.memory.skips  # which must know before the step is taken
             codec.begin(self.memory.iterations)
         self._codecs[spec] = codec  # those used last are last
         if len(self._codecs) > KEPT_CODECS:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.codecs.momentum import Momentum
+from penstock.codecs.replay import urgent_stream
 from penstock.errors import PlanError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
@@ -243,7 +244,7 @@ class BucketSender:
             yield
             return
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = urgent_stream(device)
         self._streams[device].wait_event(ready)
         with torch.cuda.stream(self._streams[device]):
             yield

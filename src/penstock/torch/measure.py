@@ -19,7 +19,7 @@ from penstock.plan import Route
 from penstock.runtime.measure import LARGEST, NATIVE, measure_lines, measure_network
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.device_measure import measure_all_reduce, measure_device_network
+from penstock.torch.device_measure import measure_all_reduce, measure_device_network, measure_route
 from penstock.torch.engines import mpi_transport, own_transport, release
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
@@ -92,11 +92,14 @@ def with_lines(
     network: Network,
     group: dist.ProcessGroup,
     routes: Sequence[Route],
+    device: torch.device,
     seconds: float = 2.0,
     engine: str | None = None,
 ) -> Network:
     """Return a network that was given, with the lines of compressed routes that it lacks, measured on all ranks."""
     missing = [route for route in routes if route.codec and str(route) not in network.all_reduce]
+    if missing and device.type == "cuda":
+        return _with_device_lines(network, group, missing, device, seconds, engine)
     if not missing or dist.get_world_size(group) == 1:
         return network
     transport = _host_transport(group, engine)
@@ -113,24 +116,67 @@ def _measure(
     engine: str | None,
     most_nbytes: int,
 ) -> Network:
+    """Measure our own routes of gradients on a GPU from there, codecs too, which cost one worker as much."""
+    alone = dist.get_world_size(group) == 1
+    there = [route for route in routes if _is_ours_on_a_gpu(route, device) and (route.codec or not alone)]
+    others = [route for route in routes if route not in there]
+    share, codecs = seconds / 2 if there else seconds, _codecs(routes)
+    network = _measure_rest(group, others, codecs, device, share, engine, most_nbytes)
+    return _with_device_lines(network, group, there, device, share, engine)
+
+
+def _codecs(routes: Sequence[Route]) -> list[str]:
+    return list(dict.fromkeys(route.codec for route in routes if route.codec))
+
+
+def _is_ours_on_a_gpu(route: Route, device: torch.device) -> bool:
+    return device.type == "cuda" and route != Route(NATIVE)
+
+
+def _with_device_lines(
+    network: Network,
+    group: dist.ProcessGroup,
+    routes: Sequence[Route],
+    device: torch.device,
+    seconds: float,
+    engine: str | None,
+) -> Network:
+    if not routes:
+        return network
+    transport = _host_transport(group, engine)
+    lines = {str(route): measure_route(group, transport, device, route, seconds / len(routes)) for route in routes}
+    release(transport)
+    return replace(network, all_reduce={**network.all_reduce, **lines})
+
+
+def _measure_rest(
+    group: dist.ProcessGroup,
+    routes: Sequence[Route],
+    codecs: Sequence[str],
+    device: torch.device,
+    seconds: float,
+    engine: str | None,
+    most_nbytes: int,
+) -> Network:
     """Measure the engine on the device it moves memory of, and our routes in host memory, where they run."""
     if engine is not None:  # it takes host memory, whatever the device
-        return _measure_host(mpi_transport(group), routes, seconds, most_nbytes)
+        return _measure_host(mpi_transport(group), routes, codecs, seconds, most_nbytes)
     if engine_of(group, device) not in HOST_ENGINES:
         network = measure_device_network(group, device, seconds)
         ours = [route for route in routes if route != Route(NATIVE)]
-        lines = _measure_host(_host_transport(group), ours, seconds, most_nbytes).all_reduce if ours else {}
+        lines = _measure_host(_host_transport(group), ours, codecs, seconds, most_nbytes).all_reduce if ours else {}
         return replace(network, all_reduce={**network.all_reduce, **lines})
-    network = _measure_host(C10dTransport(group), routes, seconds, most_nbytes)
+    network = _measure_host(C10dTransport(group), routes, codecs, seconds, most_nbytes)
     if device.type != "cpu" and Route(NATIVE) in routes:
         lines = {**network.all_reduce, NATIVE: measure_all_reduce(group, device, seconds / 4)}
         return replace(network, all_reduce=lines)
     return network
 
 
-def _measure_host(transport: Transport, routes: Sequence[Route], seconds: float, most_nbytes: int) -> Network:
+def _measure_host(
+    transport: Transport, routes: Sequence[Route], codecs: Sequence[str], seconds: float, most_nbytes: int
+) -> Network:
     names = [str(route) for route in routes]
-    codecs = list(dict.fromkeys(route.codec for route in routes if route.codec))
     measured = measure_network(transport, seconds=seconds, strategies=names, codecs=codecs, most_nbytes=most_nbytes)
     release(transport)
     return measured.network

@@ -103,7 +103,8 @@ def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequ
 
 def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
     """Return what a bucket may cost; the engine's own way only where it was measured, since it has no closed form."""
-    wanted = [route for route in routes if route.strategy != NATIVE or NATIVE in network.all_reduce]
+    known = network.workers == 1 or NATIVE in network.all_reduce  # one worker sends nothing, whatever the engine
+    wanted = [route for route in routes if route.strategy != NATIVE or known]
     if not wanted:
         raise PlanError(
             f"network {network.name!r} has no measured line for {NATIVE!r}; measure it, or choose a strategy"
@@ -112,8 +113,8 @@ def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
 
 
 def _way(network: Network, route: Route) -> Way:
-    """Return what a route costs; one worker sends nothing, by whatever route."""
-    if network.workers == 1:
+    """Return what a route costs; one worker sends nothing, by whatever route, but its codec may have been measured."""
+    if network.workers == 1 and str(route) not in network.all_reduce:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
     return way_for(network, route)
 

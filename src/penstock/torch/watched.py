@@ -43,6 +43,7 @@ class Watched:
         self.name, self.max_nbytes = codec.name, codec.max_nbytes
         self.takes_feedback = takes_feedback  # else no residual is kept: it would grow
         self.puts_off: bool = getattr(codec, "puts_off", False)
+        self.hears_later = False  # of values that are not finite, from a device on which this rank is alone
 
     def begin(self, iteration: int) -> None:
         """Draw what this iteration always draws, so that a resumed run rounds as an unbroken one would."""

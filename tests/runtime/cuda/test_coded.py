@@ -17,10 +17,11 @@ from penstock.runtime.cuda.mirror import Mirror  # noqa: E402
 from penstock.runtime.executor import WINDOW, prepare  # noqa: E402
 from penstock.strategies import Options  # noqa: E402
 from penstock.strategies.compressed import build_compressed  # noqa: E402
+from penstock.torch.watched import watched_codec  # noqa: E402
 from runtime.threads import run_ranks  # noqa: E402
 from sparse_oracle import dyadic  # noqa: E402
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 PARTS = [0, 700, 700, 2900, 3000]
 OPTIONS = Options(block_numel=1200, ranks_per_node=2)
 
@@ -102,7 +103,15 @@ def test_values_that_are_sent_as_they_are_give_the_bits_of_the_host(spec, strate
     [("terngrad", "hierarchical"), slow("onebit", "parameter_server"), slow("onebit", "all_gather")],
 )
 def test_all_ranks_hold_the_same_bits_and_nothing_is_lost(spec, strategy):
-    gradients = np.random.default_rng(5).normal(size=(2, 3, PARTS[-1])).astype(np.float32)
+    check_nothing_is_lost(spec, strategy, 3, 2)
+
+
+def test_a_rank_that_is_alone_loses_nothing_either():
+    check_nothing_is_lost("onebit", "ring", 1, 3)
+
+
+def check_nothing_is_lost(spec, strategy, world_size, steps):
+    gradients = np.random.default_rng(5).normal(size=(steps, world_size, PARTS[-1])).astype(np.float32)
     held, _ = run_steps(spec, strategy, gradients, True)
     for step in zip(*(results for results, _ in held), strict=True):
         assert len({one.tobytes() for one in step}) == 1
@@ -110,13 +119,35 @@ def test_all_ranks_hold_the_same_bits_and_nothing_is_lost(spec, strategy):
     np.testing.assert_allclose(found, gradients.sum((0, 1)), atol=1e-4)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize(("spec", "strategy"), [("onebit", "ring"), ("sparse(density=0.01)", "gtopk")])
-def test_a_gradient_that_is_not_finite_becomes_nan_on_every_rank_for_its_tensor(spec, strategy):
-    gradients = np.ones((1, 2, PARTS[-1]), np.float32)
-    gradients[0, 1, 1000] = np.inf
+def test_a_gradient_that_is_not_finite_becomes_nan_on_every_rank_for_its_tensor(spec, strategy, world_size):
+    gradients = np.ones((1, world_size, PARTS[-1]), np.float32)
+    gradients[0, -1, 1000] = np.inf
     held, noted = run_steps(spec, strategy, gradients, True)
     for (result,), _ in held:
         assert np.isnan(result[1000])  # and the rest of its piece
         assert np.isfinite(result[:700]).all()
         assert np.isfinite(result[2900:]).all()
-    assert set(noted) == {0, 1}
+    assert set(noted) == set(range(world_size))
+
+
+def test_a_codec_that_hears_later_is_told_when_the_bucket_comes_again():
+    noted = []
+    run_ranks(1, lambda transport: hear_later(transport, noted))
+    assert noted == [2]
+
+
+def hear_later(transport, noted):
+    """Note in which call the host hears of what is not finite in the first."""
+    codec, values, call = watched_codec("onebit", 0), torch.ones(PARTS[-1], device=DEVICE), 1
+    codec.hears_later = True
+    program, batches = build_compressed("ring", 1, PARTS, OPTIONS)
+    form = wire_codec("onebit").on_device(DEVICE, lambda: noted.append(call))
+    ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
+    values[5] = float("nan")
+    ready.run(values, 1, 20.0)
+    assert values[:700].isnan().all()
+    values.fill_(1.0)
+    for call in (2, 3):  # `note` reads it
+        ready.run(values, call, 20.0)

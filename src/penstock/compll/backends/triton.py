@@ -19,7 +19,7 @@ from penstock.compll.backends.triton_launch import Starter
 from penstock.compll.backends.triton_run import MAX_PROGRAMS, Run, Workspace, load_source
 from penstock.compll.backends.triton_sizes import Sizes
 from penstock.compll.functions import FUNCTIONS, Function
-from penstock.compll.ir import Program
+from penstock.compll.ir import Apply, Program
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.errors import CodecError, NonFiniteError
 
@@ -35,6 +35,7 @@ class TritonKernels:
     kernels: Kernels = field(init=False)
     status: Any = field(init=False)  # int32: see `triton_prelude`
     processors: int = field(init=False)  # multiprocessors of the device
+    in_order: bool = False  # calls captured on a stream are replayed on it: they may share its memory
     _functions: dict[str, Any] = field(init=False)
     _workspaces: dict[int, Workspace] = field(default_factory=dict)
     _sizes: dict[Any, Sizes] = field(default_factory=dict)
@@ -52,6 +53,12 @@ class TritonKernels:
     def source(self) -> str:
         """The generated module."""
         return self.kernels.text
+
+    @property
+    def draws(self) -> bool:
+        """Whether encode draws random numbers: its seed is an argument that differs from call to call."""
+        steps = (launch.step for launch in self.kernels.encode)
+        return "seed" in self.source or any(isinstance(step, Apply) and step.stream for step in steps)
 
     def encode(
         self,
@@ -145,7 +152,7 @@ class TritonKernels:
         if self.device.type != "cuda":
             return self._workspaces.setdefault(0, self._new_workspace()), 0
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing() and not (self.in_order and stream in self._workspaces):
             return self._new_workspace(), stream
         if stream not in self._workspaces:
             self._workspaces[stream] = self._new_workspace()

@@ -324,6 +324,28 @@ def select_on_current_stream(values: Any, k: int) -> Any:
     return lambda: largest_magnitudes(values, k, None, scratch, starter.start)
 
 
+SMALL_NUMEL = tl.constexpr(4096)  # most elements of a vector that one program selects from by itself
+SMALL_COUNT = 16  # most of them: they are found one after the other
+
+
+@triton.jit
+def select_each(values_ptr, starts_ptr, sizes_ptr, counts_ptr, places_ptr, out_ptr):
+    """One small vector for each program: the largest of it, then the next, the first among equals; in index order."""
+    start = tl.load(starts_ptr + tl.program_id(0))
+    size, left = tl.load(sizes_ptr + tl.program_id(0)), tl.load(counts_ptr + tl.program_id(0))
+    at = tl.arange(0, SMALL_NUMEL)
+    bits = tl.where(at < size, magnitude(tl.load(values_ptr + start + at, mask=at < size, other=0.0)), -1)
+    taken = tl.zeros([SMALL_NUMEL], tl.int32)
+    while left > 0:
+        largest = tl.max(bits, axis=0)
+        first = tl.min(tl.where(bits == largest, at, SMALL_NUMEL), axis=0)
+        taken = tl.where(at == first, 1, taken)
+        bits = tl.where(at == first, -1, bits)
+        left -= 1
+    to = tl.load(places_ptr + tl.program_id(0)) + tl.cumsum(taken, axis=0) - taken
+    tl.store(out_ptr + to, (start + at).to(tl.int64), mask=taken != 0)
+
+
 class Selector:
     """Selects on one device, on the current stream; memory to work in is kept for each stream."""
 
@@ -337,3 +359,13 @@ class Selector:
         if stream not in self._scratch:
             self._scratch[stream] = torch.zeros(GUESS_BINS + STATE_INTS, dtype=torch.int32, device=self._device)
         return largest_magnitudes(values, k, None, self._scratch[stream], self._starter.start)
+
+    def is_small(self, numel: int, k: int) -> bool:
+        """Say whether `each` takes a vector."""
+        return numel <= SMALL_NUMEL.value and k <= SMALL_COUNT
+
+    def each(self, values: Any, table: Any, out: Any) -> None:
+        """Select from many small vectors at once; `table` has rows of where they start in `values`, their sizes, how
+        many to select, and where in `out`, int64, to write their indices in `values`; all int32."""
+        if table.shape[1]:
+            self._starter.start(select_each, table.shape[1], (values, *table.unbind(0), out), (), 4)
