@@ -34,9 +34,9 @@ Round = Callable[[torch.Tensor, torch.Tensor], None]
 def measure_device_network(group: dist.ProcessGroup, device: torch.device, seconds: float = 4.0) -> Network:
     """Return the network of a group whose engine works on `device`; every rank must call this at the same time."""
     workers = dist.get_world_size(group)
+    if workers == 1:  # sends and sums nothing
+        return Network(1, 0.0, 0.0, 0.0, name="measured")
     gamma = _line(group, device, _merge, seconds / 4, "summation").b_seconds_per_byte
-    if workers == 1:
-        return Network(1, 0.0, 0.0, gamma, name="measured")
     link = _line(group, device, partial(_link, group), seconds / 4, "point-to-point")
     native = measure_all_reduce(group, device, seconds / 2)
     return Network(workers, link.a_seconds, link.b_seconds_per_byte, gamma, {NATIVE: native}, name="measured")
