@@ -94,6 +94,24 @@ def test_rows_set_measured_beside_simulated():
         assert len(measured.lane("network")) == 1
 
 
+def test_plans_take_turns_and_each_has_every_place(monkeypatch):
+    order, run = [], Replay.run
+
+    def noted(self, *arguments):
+        if self._communicator.transport.rank == 0:
+            order.append(self._plan.planner)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(Replay, "run", noted)
+    plans = {name: plan(name, "native") for name in ("wfbp", "single", "exact")}
+
+    def work(transport):
+        return replay_plans(TRACE, plans, NETWORK, Communicator(transport, timeout_seconds=20), iterations=2)
+
+    run_ranks(2, work)
+    assert order == ["wfbp", "single", "exact", "wfbp", "single", "exact", "single", "exact", "wfbp"]
+
+
 def test_compressed_buckets_are_compressed_for_real_and_all_ranks_end_with_the_same_bits():
     """Every tensor of a bucket decodes to two values, the means of its own signs, whatever bucket it is in."""
     curves = CodecCurves(1 / 32, Curve(1e-10, 1e-6), Curve(1e-10, 1e-6))

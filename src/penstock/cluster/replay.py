@@ -68,7 +68,11 @@ class Gradients:
         return np.random.default_rng(0).standard_normal(_NOISE, np.float32).astype(self.values.dtype)
 
     def renew(self) -> None:
-        """Make the gradients anew: a codec takes its time from the values, and sums of sums would overflow."""
+        """Make the gradients anew: a codec takes its time from the values, and sums of sums would overflow.
+
+        So would the residuals of plans that share one: each plan would send what another has sent and not taken off.
+        """
+        self.residual.fill(0.0)
         for start in range(0, self.values.size, _NOISE):
             part = self.values[start : start + _NOISE]
             part[:] = self._noise[: part.size]
@@ -89,7 +93,7 @@ class Replay:
         plan.check_against(trace)
         self._trace, self._plan, self._communicator = trace, plan, communicator
         self.gradients = gradients or Gradients(trace)
-        self._compressed = any(bucket.codec is not None for bucket in plan.buckets)
+        self.compresses = any(bucket.codec is not None for bucket in plan.buckets)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-replay")
         self._places = list(_places(trace, plan))
         index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
@@ -104,7 +108,7 @@ class Replay:
         """
         spans: list[Span] = []
         sent: list[Future[Span]] = []
-        if self._compressed:
+        if self.compresses:
             self.gradients.renew()
         start_together()
         start = time.perf_counter()
@@ -143,8 +147,8 @@ class Replay:
     def _residual(self, number: int) -> PutOff | None:
         """Return where a bucket's codec keeps what it does not send, as training has it: put off.
 
-        Plans share the memory, but what one has put off is taken off when its own turn comes again. Nothing is lost by
-        that: whatever was sent is taken off once.
+        Plans share the memory, and each has its own pieces of what is put off: so an iteration does what one of a
+        steady training run does, on values that mean nothing.
         """
         if self._plan.buckets[number].codec is None:
             return None

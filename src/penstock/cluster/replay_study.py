@@ -48,7 +48,8 @@ def replay_plans(
 ) -> tuple[list[ReplayRow], dict[str, tuple[Timeline, Timeline]]]:
     """Replay every plan `iterations` times, in turn; return rows, and each plan's (simulated, measured) timelines.
 
-    Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted.
+    Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted; nor
+    is a second one of those that compress, as the memory they share had its final size only after the first of all.
     """
     gradients = Gradients(trace)
     replays = {name: Replay(trace, plan, communicator, gradients) for name, plan in plans.items()}
@@ -56,9 +57,12 @@ def replay_plans(
     slowest: dict[str, list[float]] = {name: [] for name in plans}
     start_together = partial(largest, communicator.transport, 0.0, communicator.timeout_seconds)
     try:
-        for _ in range(iterations + 1):
-            for name, replay in replays.items():
-                runs[name].append(replay.run(start_together))
+        _warm_up(list(replays.values()), start_together, done)
+        names = list(replays)
+        for turn in range(iterations):
+            first = turn % max(1, len(names))  # every plan is the first in its turn
+            for name in names[first:] + names[:first]:
+                runs[name].append(replays[name].run(start_together))
                 seconds = runs[name][-1].iteration_seconds
                 slowest[name].append(largest(communicator.transport, seconds, communicator.timeout_seconds))
                 done()
@@ -66,8 +70,17 @@ def replay_plans(
         for replay in replays.values():
             replay.close()
     simulated = {name: _simulate(trace, plan, network) for name, plan in plans.items()}
-    rows = [_row(trace, plans[name], runs[name][1:], slowest[name][1:], simulated[name]) for name in plans]
+    rows = [_row(trace, plans[name], runs[name], slowest[name], simulated[name]) for name in plans]
     return rows, {name: (simulated[name], runs[name][-1].timeline) for name in plans}
+
+
+def _warm_up(replays: list[Replay], start_together: Callable[[], object], done: Callable[[], None]) -> None:
+    for replay in replays:
+        replay.run(start_together)
+        done()
+    for replay in replays:
+        if replay.compresses:
+            replay.run(start_together)
 
 
 def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], simulated: Timeline) -> ReplayRow:

@@ -29,6 +29,7 @@ from penstock.runtime.transport import Bytes, Transport
 
 SIZES = (1 << 20, 1 << 22, 1 << 24, 1 << 25, 1 << 26)
 PAIRS, NUMELS = 128, (1 << 14, 1 << 9)  # of the bucket that shows what each tensor costs: matrices, each with a vector
+_TOGETHER = 2  # messages back to back, at least: a rank that is done begins the next, and buckets do follow one another
 _TURNS = 5  # through all sizes, of which the median counts
 _SURELY = 1 << 25  # measured whatever the budget: a processor's cache flatters codecs up to here
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
@@ -60,7 +61,7 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> P
         pilot = agreed_seconds(transport, one_round, values[:size], residual[:size], LEAST)
         if size > _SURELY and _TURNS * pilot > seconds:
             break
-        rounds[size] = min(max(int(SHARE * seconds / pilot), 1), LEAST)
+        rounds[size] = min(max(int(SHARE * seconds / pilot), _TOGETHER), LEAST)
     times: dict[int, list[float]] = {size: [] for size in rounds}
     for _ in range(_TURNS):
         for size, count in rounds.items():
@@ -73,7 +74,7 @@ def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[f
     size = min(nbytes, _WHOLE) // _WARM * _WARM
     first, second = _much_noise(size), fresh_pages(size)
     agreed_seconds(transport, one_round, first, second, 2)  # touches the memory, and puts feedback off
-    return float(size), median(agreed_seconds(transport, one_round, first, second, 1) for _ in range(LEAST))
+    return float(size), median(agreed_seconds(transport, one_round, first, second, _TOGETHER) for _ in range(LEAST))
 
 
 def _much_noise(nbytes: int) -> Bytes:

@@ -1,8 +1,8 @@
 """The plan to run, where several are predicted to take about the same time.
 
-Predictions of compressed iterations are 5 to 10% off on a machine whose cores all ranks share: lines are measured in
-three rounds, and what communication takes from computation is in no model. A schedule of several messages that is
-predicted to gain 1% over one message gains nothing, and loses whatever messages cost that was not seen.
+Predictions of compressed iterations are a few per cent off on a machine whose cores all ranks share, now one way, now
+the other. A schedule of several messages that is predicted to gain less than 1% over one message gains nothing that can
+be seen, and loses whatever messages cost that was not.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.planners import PLANNERS, Planner
 from penstock.simulator.iteration import predict
 from penstock.trace import Trace
 
-TIE = 0.03  # of the predicted iteration
+TIE = 0.01  # of the predicted iteration
 
 
 def predict_robust(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int) -> Plan:
