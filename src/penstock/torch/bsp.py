@@ -55,9 +55,11 @@ class BulkSynchronous(torch.nn.Module):
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
         self.module = module
         group = process_group or dist.group.WORLD
-        ours = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
-        sender = Sender(Communicator(C10dTransport(ours), TIMEOUT_SECONDS))
-        self._algorithm = ALGORITHMS[algorithm](module, make_optimizer, sender, strategy, resync_every)
+        chosen = ALGORITHMS[algorithm]
+        ranks = dist.get_process_group_ranks(group)
+        ours = [dist.new_group(ranks, backend="gloo") for _ in range(chosen.lanes)]
+        sender = Sender([Communicator(C10dTransport(each), TIMEOUT_SECONDS) for each in ours])
+        self._algorithm = chosen(module, make_optimizer, sender, strategy, resync_every)
         self._algorithm.begin()
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -24,6 +24,7 @@ class Layered(Algorithm):
         self.layers = layers_of(self.module, self.least_nbytes)
         self.optimizers = {layer: self.make_optimizer(layer.parameters) for layer in self.layers}
         self.ready: dict[Layer, int] = dict.fromkeys(self.layers, 0)  # parameters whose gradient has come
+        self.lane = {layer: index % self.lanes for index, layer in enumerate(self.layers)}
         self.sent: dict[Layer, Future[None]] = {}
         self.coming: dict[Layer, Future[None]] = {}  # second halves on their way
         owner = {id(parameter): layer for layer in self.layers for parameter in layer.parameters}
@@ -71,7 +72,8 @@ class Layered(Algorithm):
 
     def _send_gradients(self, layer: Layer) -> None:
         layer.pack_gradients(self.sender.world_size)
-        self.sent[layer] = self.sender.start(self.gradients_by, layer.flat, **self._first_options())
+        options = self._first_options()
+        self.sent[layer] = self.sender.start(self.gradients_by, layer.flat, self.lane[layer], **options)
 
     def _before_layer(self, layers: tuple[Layer, ...], _module: torch.nn.Module, _inputs: Any) -> None:
         for layer in layers:
@@ -109,8 +111,13 @@ class Layers(Layered):
 
 
 class Split(Layered):
-    """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here."""
+    """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here.
 
+    Neighbouring layers travel in two lanes: while the steps of one collective wait for a busy rank, the other's bytes
+    keep the wire busy. Both halves of a layer are in one lane, so that the second comes after the first.
+    """
+
+    lanes = 2
     gradients_by = "reduce_scatter"
     least_nbytes = 2 << 20
 
@@ -120,7 +127,8 @@ class Split(Layered):
 
     def _second_half(self) -> None:
         for layer in self.layers:
-            self.coming[layer] = self.sender.start("all_gather", layer.flat, **self._by("all_gather"))
+            options = self._by("all_gather")
+            self.coming[layer] = self.sender.start("all_gather", layer.flat, self.lane[layer], **options)
 
     def _arrive(self, layer: Layer) -> None:
         if (coming := self.coming.pop(layer, None)) is not None:

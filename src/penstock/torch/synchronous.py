@@ -1,6 +1,6 @@
 """Algorithms 2 and 3 of Wang et al.: compute, then communicate, then update."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,24 +16,31 @@ ROOT = 0
 
 
 class Sender:
-    """Runs collectives one after the other on one thread, in the order they are given."""
+    """Runs collectives in lanes: those of one lane one after the other, on its own thread, in the order they are given.
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-        self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-bsp")
+    Every lane has a communicator of its own, so that all ranks need the same order in each lane only.
+    """
 
-    def start(self, operation: str, values: torch.Tensor, **options: Any) -> "Future[None]":
+    def __init__(self, communicators: Sequence[Communicator]) -> None:
+        transport = communicators[0].transport
+        self.rank, self.world_size = transport.rank, transport.world_size
+        self._lanes = [(each, ThreadPoolExecutor(1, thread_name_prefix="penstock-bsp")) for each in communicators]
+
+    def start(self, operation: str, values: torch.Tensor, lane: int = 0, **options: Any) -> "Future[None]":
         """Start a collective on `values`, in place."""
-        return self._thread.submit(partial(getattr(self.communicator, operation), values, **options))
+        communicator, thread = self._lanes[lane]
+        return thread.submit(partial(getattr(communicator, operation), values, **options))
 
     def close(self) -> None:
-        """End the thread once it has done what it was given."""
-        self._thread.shutdown()
+        """End the threads once they have done what they were given."""
+        for _, thread in self._lanes:
+            thread.shutdown()
 
 
 class Algorithm:
     """What the four have in common: the same weights at the start, and nothing to clean up."""
+
+    lanes = 1  # collectives under way at a time
 
     def __init__(
         self, module: torch.nn.Module, make_optimizer: MakeOptimizer, sender: Sender, strategy: str, resync_every: int
