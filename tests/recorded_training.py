@@ -9,7 +9,7 @@ from penstock.torch import DistributedDataParallel as OurDDP
 def recorded(rank, codec):
     """Train with a codec; return the timelines before recording, while recording and after it."""
     torch.manual_seed(0)
-    wrapper = OurDDP(training.plain(), codec=codec, strategy="ring", **training.QUICK)
+    wrapper = OurDDP(training.plain(), codec=codec, strategy="ring", **training.quick())
     found = []
     for step in range(8):
         if step in (5, 7):

@@ -13,7 +13,7 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook
-from torch_training import ONEBIT, QUICK, _loss, _watch, plain
+from torch_training import ONEBIT, _loss, _watch, plain, quick
 
 
 class Echo(nn.Module):
@@ -41,7 +41,7 @@ def echo(rank: int, cases: dict[str, dict[str, Any]], steps: int = 8) -> dict[st
 def _echo(rank: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
     chosen = dict(options)
     module = Echo(getattr(torch, chosen.pop("dtype", "float32")))
-    wrapper = OurDDP(module, **QUICK | chosen)
+    wrapper = OurDDP(module, **quick() | chosen)
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
     for step in range(steps):
         wrapper(echo_inputs(rank, step)).backward()
@@ -75,7 +75,30 @@ def stop_and_go_on(rank: int, codec: str, folder: str) -> dict[str, Any]:
         "whole": torch.cat([whole.module.first, whole.module.second]).detach().numpy(),
         "parts": torch.cat([module.first, module.second]).detach().numpy(),
         "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
+        "refused": _refused(second, states),
     }
+
+
+def _refused(wrapper: Any, states: list[Any]) -> list[str]:
+    """Return what is said of a state with another model's names, and of joining by the ranks that are left."""
+    told = []
+    for call in (
+        lambda: wrapper.load_exchange_state_dict([_renamed(state, "third") for state in states]),
+        lambda: wrapper.load_exchange_state_dict([_renamed(state, "_orig_mod.first") for state in states]),
+        lambda: wrapper.join(divide_by_initial_world_size=False),
+    ):
+        try:
+            call()
+            told.append("")
+        except Exception as error:
+            told.append(f"{type(error).__name__}: {error}")
+    return told
+
+
+def _renamed(state: dict[str, Any], first: str) -> dict[str, Any]:
+    """Return a state of `Echo` whose first tensor is called otherwise."""
+    kept = dict(state["memories"]["residual"])
+    return {**state, "memories": {"residual": {first: kept.pop("first"), **kept}, "velocity": {}}}
 
 
 def go_on_with_other_workers(rank: int, codec: str, folder: str, before: int) -> dict[str, Any]:
@@ -108,7 +131,7 @@ def _train_echo(
 
 def not_finite(rank: int, options: dict[str, Any]) -> dict[str, Any]:
     """Let rank 1's gradient of `first` be infinite in the seventh step; skip steps that are not finite, as AMP does."""
-    wrapper = OurDDP(Echo(), **QUICK | options)
+    wrapper = OurDDP(Echo(), **quick() | options)
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
     taken = []
     for step in range(9):
@@ -225,7 +248,7 @@ def compare_traffic(rank: int) -> list[Any]:
 def losses(rank: int, options: dict[str, Any], iterations: int = 60) -> list[float]:
     """Train the plain model to give zero; return the loss of each iteration."""
     torch.manual_seed(1)
-    wrapper = OurDDP(plain(), **QUICK | options)
+    wrapper = OurDDP(plain(), **quick() | options)
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.01)
     found = []
     for step in range(iterations):
@@ -281,9 +304,9 @@ def _train_sparse(rank: int, options: dict[str, Any], steps: int) -> tuple[Any, 
     return torch.cat([module.first, module.second]).detach().numpy(), kept.numpy()
 
 
-def echo_plan(codec: str, strategy: str = "gtopk") -> Plan:
+def echo_plan(codec: str, strategy: str = "gtopk", workers: int = 2) -> Plan:
     bucket = Bucket(("second", "first"), 228, strategy, codec)
-    return Plan("echo", 2, "hand", (bucket,))
+    return Plan("echo", workers, "hand", (bucket,))
 
 
 def half_compressed(codec: str) -> Plan:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.bsp import BulkSynchronous
-from torch_training import QUICK
+from torch_training import quick
 from torch_zoo import BATCH, small_task
 
 WIDTH = 6
@@ -79,7 +79,7 @@ def _by_every_method(
 ) -> dict[str, list[Any]]:
     found = {"torch": _train(build, loss, iterations, TorchDDP, rate)}
     for number, planner in enumerate(PLANNERS):
-        options = {**QUICK, "planner": planner, "strategy": "ring" if number % 2 else "native"}
+        options = {**quick(), "planner": planner, "strategy": "ring" if number % 2 else "native"}
         found[planner] = _train(build, loss, iterations, lambda module, given=options: OurDDP(module, **given), rate)
     for algorithm in algorithms:
         found[algorithm] = _train_bulk_synchronous(build, loss, iterations, algorithm, rate)

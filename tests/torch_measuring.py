@@ -14,7 +14,7 @@ from penstock.plan import Route
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import measure as measuring
 from penstock.torch.device_measure import measure_device_network
-from torch_training import QUICK, _loss, plain
+from torch_training import _loss, plain, quick
 
 
 def drift_away(rank: int) -> tuple[str, str, str, bool]:
@@ -42,7 +42,7 @@ def timelines(rank: int) -> tuple[Any, Any, list[str]]:
     """Return the measured timelines of a wrapper that uses the engine and of one that uses a ring."""
     found, planned = [], []
     for strategy in ("native", "ring"):
-        wrapper = OurDDP(plain(), strategy=strategy, planner="wfbp", **QUICK)
+        wrapper = OurDDP(plain(), strategy=strategy, planner="wfbp", **quick())
         assert wrapper.measured_timeline() is None
         for step in range(7):
             _loss(wrapper, rank, step, {}).backward()

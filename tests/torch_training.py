@@ -1,11 +1,15 @@
 """What each process of a wrapper test does: train a small model with torch's DDP or ours, and report."""
 
 import copy
+import gc
 import io
 import os
 import pickle
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -30,7 +34,9 @@ ROUTES = (
 NETWORK = Network(2, 1e-4, 1e-9, 1e-10, dict.fromkeys(ROUTES, LinearCost(1e-4, 1e-9)))  # for tests that do not measure
 
 
-QUICK = {"network": NETWORK, "profile_iterations": 2}
+def quick() -> dict[str, Any]:
+    """Options that neither measure nor profile for long, for as many workers as there are."""
+    return {"network": replace(NETWORK, workers=dist.get_world_size()), "profile_iterations": 2}
 
 
 class Branches(nn.Module):
@@ -124,7 +130,7 @@ def compare(rank: int, cases: dict[str, dict[str, Any]]) -> dict[str, tuple[dict
     for name, case in cases.items():
         model, theirs, ours = case.get("model", "plain"), case.get("torch", {}), case.get("ours", {})
         how = {key: value for key, value in case.items() if key not in ("model", "torch", "ours")}
-        found[name] = train(rank, model, False, theirs, **how), train(rank, model, True, QUICK | theirs | ours, **how)
+        found[name] = train(rank, model, False, theirs, **how), train(rank, model, True, quick() | theirs | ours, **how)
     return found
 
 
@@ -193,14 +199,39 @@ def copy_and_pickle(rank: int) -> list[str]:
     return [each.plan.hash for each in (wrapper, *twins)]
 
 
-def different_plans(rank: int) -> str:
-    """Give each rank another plan."""
-    wrapper = OurDDP(nn.Linear(2, 1), plan=Plan("m", 2, "hand", (Bucket(("bias", "weight"), 12 + rank, "native"),)))
+def different_plans(rank: int) -> list[str]:
+    """Give the ranks things that do not belong together, or not to the model; return what each is told."""
+    whole = Bucket(("bias", "weight"), 12, "native")
+    halves = Bucket(("bias",), 4, "native"), Bucket(("weight",), 8, "native")
+    another = Bucket(("head.bias", "weight"), 12, "native")
+    cases = [
+        {"plan": Plan("m", 2, "hand", halves if rank else (whole,))},
+        {"plan": Plan("m", 2, "hand", (another if rank else whole,))},
+        {"network": replace(NETWORK, workers=64)},
+    ]
+    return [_refusal(options) for options in cases]
+
+
+def _refusal(options: dict[str, Any]) -> str:
     try:
-        wrapper(torch.ones(1, 2))
+        OurDDP(nn.Linear(2, 1), **options)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def drop_wrappers(rank: int) -> tuple[list[str], int]:
+    """Make wrappers of one module and drop them; return the threads that are left, and how many hooks on parameters."""
+    module = nn.Linear(4, 4)
+    for _ in range(3):
+        wrapper = OurDDP(module, codec="onebit", momentum=0.9)
+        wrapper(torch.ones(1, 4)).sum().backward()
+        del wrapper
+        gc.collect()
+    deadline = monotonic() + 10  # a thread ends soon after its pool is gone, not at once
+    while (left := [each.name for each in threading.enumerate() if "penstock" in each.name]) and monotonic() < deadline:
+        sleep(0.01)
+    return left, sum(len(each._post_accumulate_grad_hooks or ()) for each in module.parameters())
 
 
 def lose_a_rank(rank: int) -> str:

@@ -177,6 +177,12 @@ BAD = [
 ]
 
 
+def test_a_plan_for_no_workers_is_refused(files):
+    result = penstock("plan", str(files / "t.json"), "--network", str(files / "n.json"), "--workers", "0")
+    assert result.returncode == 2
+    assert "Invalid value for '--workers'" in result.stderr
+
+
 @pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_bad_input_is_one_line_and_exit_code_2(files, arguments, message):
     result = penstock(

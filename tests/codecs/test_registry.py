@@ -38,7 +38,7 @@ def test_a_path_to_a_compressor_is_compiled(tmp_path):
         ("topk(0.1", r"codec 'topk\(0.1'; wanted a name such as onebit, or topk\(density=0.01\)"),
         ("topk(density=7)", "parameter density is 7; wanted a number from 0"),
         ("terngrad(bitwidth=3)", "parameter bitwidth is 3; wanted one of 1, 2, 4, 8"),
-        ("onebit(bits=3)", "unknown parameter 'bits'"),
+        ("onebit(bits=3)", "codec 'onebit': no parameter 'bits'; wanted none"),
     ],
 )
 def test_messages_say_what_is_wanted(spec, message):

@@ -10,10 +10,8 @@ from penstock.runtime.coordinator import (
     Batch,
     Bulk,
     Message,
-    check_rounds,
     choose_round,
     plan_rounds,
-    schedule_timeline,
 )
 
 COST = LinearCost(1.0, 0.25)
@@ -77,8 +75,8 @@ def test_batches_are_alike_in_size(messages, bulk):
 def test_a_round_uses_as_many_links_as_can_be_beside_the_oldest(messages):
     messages.sort(key=lambda message: message.ready_seconds)
     batches = choose_round(messages, 100.0, Bulk(1, 0.0))
-    check_rounds([batches])
     chosen, oldest = [batch.link for batch in batches], messages[0].link
+    assert all(len({link[side] for link in chosen}) == len(chosen) for side in (0, 1))
     assert chosen[0] == oldest
     links = {message.link for message in messages if message.source != oldest[0] and message.target != oldest[1]}
     most = max(
@@ -127,15 +125,6 @@ def test_batching_saves_startups():
     assert together[-1].end_seconds == 1 + 10
 
 
-def test_a_schedule_can_be_drawn():
-    messages = [Message("a", 4, 0, 1), Message("b", 4, 0, 1), Message("c", 8, 1, 0)]
-    timeline = schedule_timeline(plan_rounds(messages, COST, Bulk(8, 0.0)))
-    assert [(span.name, span.rank, span.end_seconds) for span in timeline.spans] == [
-        ("2 to rank 1", 0, 3.0),
-        ("1 to rank 0", 1, 3.0),
-    ]
-
-
 def test_mistakes_are_named():
     with pytest.raises(
         StrategyError, match=r"threshold of 0 bytes, timeout of 0\.001 s; wanted at least 1 byte and 0 s"
@@ -143,6 +132,3 @@ def test_mistakes_are_named():
         Bulk(0)
     with pytest.raises(StrategyError, match="message 'a' is from rank 1 to itself"):
         choose_round([Message("a", 1, 1, 1)], 0.0, Bulk())
-    batches = [Batch((Message("a", 1, 0, 1),)), Batch((Message("b", 1, 2, 1),))]
-    with pytest.raises(StrategyError, match="round 0: rank 1 receives two batches; wanted one at a time"):
-        check_rounds([batches])

@@ -64,8 +64,8 @@ def test_compressed_all_reduces_have_lines_too():
     assert first == second
     assert list(first.all_reduce) == routes
     assert all(line.b_seconds_per_byte > 0 for line in first.all_reduce.values())
-    assert first.all_reduce["native"].c_seconds_per_tensor is None
-    assert first.all_reduce["ring+onebit"].c_seconds_per_tensor >= 0
+    with_tensors = [name for name, line in first.all_reduce.items() if line.c_seconds_per_tensor is not None]
+    assert with_tensors == routes[1:]  # what each tensor of a bucket adds counts where a codec takes them one by one
 
 
 def test_a_sparse_codec_also_has_a_curve_of_merging_blocks():

@@ -8,7 +8,7 @@ import torch
 
 import torch_compressed as training
 import torch_training
-from penstock.errors import CodecError
+from penstock.errors import CodecError, FormatError
 from penstock.torch import DistributedDataParallel
 from spawn import spawn
 
@@ -121,6 +121,20 @@ def test_a_run_that_stops_and_goes_on_ends_as_one_that_did_not(stopped):
         np.testing.assert_array_equal(rank["whole"], rank["parts"])
 
 
+def test_names_that_the_model_does_not_have_are_refused_and_a_compiled_models_are_taken(stopped):
+    for rank in stopped[1]:
+        unknown, compiled, _ = rank["refused"]
+        assert unknown.startswith(
+            "FormatError: exchange state: memories: found 'third'; wanted a parameter of the model"
+        )
+        assert compiled == ""
+
+
+def test_dividing_by_the_ranks_that_have_data_is_refused_where_a_hook_divides(stopped):
+    for rank in stopped[1]:
+        assert rank["refused"][2].startswith("PlanError: join with divide_by_initial_world_size=False: our strategies")
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_run_may_go_on_with_another_number_of_workers(stopped, workers):
     folder, before = stopped
@@ -185,7 +199,7 @@ def test_momentum_of_the_exchange_is_the_optimizers_where_everything_travels_den
 
 
 def test_momentum_is_corrected_as_in_deep_gradient_compression():
-    plan = training.echo_plan("sparse(density=0.1)")
+    plan = training.echo_plan("sparse(density=0.1)", workers=1)
     ours = spawn(1, training.train_momentum, {"density": 0.1, "plan": plan}, 6)[0]
     velocity, owed, weights = np.zeros(57), np.zeros(57), np.zeros(57)
     for step in range(6):
@@ -270,11 +284,25 @@ def deep_gradient_compression(
         ({"codec": "onebit", "select": "bucket"}, "select='bucket' with codec 'onebit'; wanted one of gtopk, topk"),
         ({"codec": "gtopk", "select": "model"}, "select='model' with planner 'exact'; wanted 'single'"),
         ({"codec": "gtopk", "clip": 0.0}, "gradients clipped to norm 0.0; wanted more than 0"),
+        ({"codec": "gtopk", "density": "0.1"}, "density is '0.1'; wanted a number such as 0.001"),
+        ({"codec": 5}, "codec is 5; wanted a name such as 'onebit', or None"),
+        ({"codec": "onebit", "dense_below": -5}, "dense_below is -5; wanted a number of elements, 0 or more"),
+        ({"codec": "gtopk", "warmup_every": 5}, "warmup_every is 5, and there is no warmup; wanted both, or neither"),
+        ({"density": 0.1}, "density or warmup without a codec; wanted one of gtopk, topk, gtopk_published"),
+        ({"codec": "onebit(foo=1)"}, "codec 'onebit': no parameter 'foo'; wanted none"),
+        ({"codec": "terngrad(foo=1)"}, "codec 'terngrad': no parameter 'foo'; wanted bitwidth"),
+        ({"codec": "auto", "planner": "wfbp"}, "codec 'auto' with planner 'wfbp': it compares the best plans; wanted"),
     ],
 )
 def test_sparse_options_that_mean_nothing_are_refused(options, message):
-    with pytest.raises(CodecError, match=re.escape(message)):
+    with pytest.raises(CodecError, match="^" + re.escape(message)):
         DistributedDataParallel(torch.nn.Linear(1, 1), **options)
+
+
+@pytest.mark.parametrize("option", ["network", "trace", "plan"])
+def test_files_may_be_given_as_paths(option, tmp_path):
+    with pytest.raises(FormatError, match=f"missing.json: file: .*; wanted a readable penstock-{option}/1 file"):
+        DistributedDataParallel(torch.nn.Linear(1, 1), **{option: tmp_path / "missing.json"})
 
 
 def largest(values, count):

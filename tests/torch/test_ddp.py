@@ -118,10 +118,21 @@ def test_copies_and_pickles_keep_the_plan():
     assert len({each for rank in hashes for each in rank}) == 1
 
 
-def test_ranks_with_different_plans_all_say_so():
-    for message in spawn(2, training.different_plans):
-        assert message.startswith("PlanError: ranks hold different plans (rank 0 ")
-        assert message.endswith("; give all ranks the same plan")
+def test_what_ranks_are_given_is_compared_and_all_of_them_say_what_is_wrong():
+    first, second = spawn(2, training.different_plans)
+    assert first == second
+    different, another, network = first
+    assert different.startswith("PlanError: ranks hold different plans (rank 0 ")
+    assert different.endswith("; give all ranks the same plan")
+    assert another == (
+        "PlanError: on rank 1, the plan holds 'head.bias', and the model trains 'weight' and 1 more; "
+        "wanted one of this model"
+    )
+    assert network.startswith("PlanError: network 'network' has 64 workers and this group 2; measure it with as many")
+
+
+def test_a_wrapper_that_is_dropped_leaves_no_thread_and_no_hook():
+    assert spawn(1, training.drop_wrappers) == [([], 0)]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def plan(
     trace: TraceArgument,
     network: NetworkOption,
     planner: Annotated[str, typer.Option(help="naive, wfbp, single, threshold, greedy, exact, ...")] = "exact",
-    workers: Annotated[int, typer.Option(help="world size; default: the network's", min=0)] = 0,
+    workers: Annotated[int | None, typer.Option(help="world size; default: the network's", min=1)] = None,
     all_reduce: AllReduceOption = "",
     codecs: Annotated[str, typer.Option(help="compressors to choose from, their curves in the network file")] = "",
     partitions: Annotated[str, typer.Option(help="numbers of pieces to choose from, with codecs")] = "1",

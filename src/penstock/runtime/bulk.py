@@ -1,10 +1,12 @@
 """Bulk communication on a real engine: many messages between ranks, batched and in an order that keeps links apart.
 
+Only `penstock bench coordinator` uses it: training exchanges its buckets one after the other.
+
 A `Lanes` moves batches: one thread sends, one receives, so that each NIC does one of each at a time. Who decides the
 order stands apart:
 
 - `run_steady` replays a schedule that was computed once (`coordinator.plan_rounds`), since training repeats;
-- `online.run_online` asks rank 0, who decides while messages become ready;
+- `online.Online.run` asks rank 0, who decides while messages become ready;
 - `run_at_will` sends every message as soon as it is ready, which is what both are compared with.
 
 All ranks hold the same table of messages. `post` says that one of this rank's messages may leave.

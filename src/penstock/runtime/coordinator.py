@@ -1,4 +1,4 @@
-"""Who sends what to whom next: bulk communication, coordinated over all ranks (HiPress section 3.2).
+"""Who sends what to whom next: bulk communication, coordinated over all ranks (HiPress section 3.2), for `bench` only.
 
 Every rank tells which messages it has for whom. Messages of one link wait in one queue. In each round the coordinator
 picks links of which no two share a sender or a receiver, so that each NIC sends to one rank and receives from one rank
@@ -9,8 +9,8 @@ message has waited for `timeout_seconds`, whichever comes first.
     round 1:  0 -> 1: a b     1 -> 2: e       2 -> 1 would meet a and b at rank 1
     round 2:  0 -> 2: c       2 -> 1: d
 
-Everything here is a function of its arguments: rank 0 calls it online, the planner and the simulator offline, and a
-steady iteration's schedule can be computed once and replayed.
+Everything here is a function of its arguments: rank 0 calls it online (`online.py`), or the schedule of a steady
+iteration is computed once and replayed (`bulk.py`). `penstock bench coordinator` compares them; training uses neither.
 
 The link whose first message is oldest among those that are due goes first; while its sender or its receiver is busy,
 the other one is kept free for it. So a message that is due waits for no more batches than there are messages before it.
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.network import LinearCost
-from penstock.timeline import Span, Timeline
 
 Link = tuple[int, int]  # sender, receiver
 
@@ -125,32 +124,6 @@ def plan_rounds(messages: Sequence[Message], cost: LinearCost, bulk: Bulk) -> li
         if left:
             now = _next_event(now, left, sent, bulk)
     return sent
-
-
-def schedule_timeline(schedule: Iterable[Sending]) -> Timeline:
-    """Return the schedule as spans of each sender's lane, to be drawn or laid beside others."""
-    return Timeline(
-        tuple(
-            Span(
-                f"{len(each.batch.messages)} to rank {each.batch.link[1]}",
-                "network",
-                each.start_seconds,
-                each.end_seconds,
-                each.batch.link[0],
-            )
-            for each in schedule
-        )
-    )
-
-
-def check_rounds(rounds: Iterable[Sequence[Batch]]) -> None:
-    """Raise `StrategyError` where two batches of one round share a sender or a receiver."""
-    for number, batches in enumerate(rounds):
-        for role, side in (("sends", 0), ("receives", 1)):
-            ranks = [batch.link[side] for batch in batches]
-            twice = next((rank for rank in ranks if ranks.count(rank) > 1), None)
-            if twice is not None:
-                raise StrategyError(f"round {number}: rank {twice} {role} two batches; wanted one at a time")
 
 
 def _queues(waiting: Iterable[Message]) -> dict[Link, list[Message]]:

@@ -20,6 +20,7 @@ from penstock.runtime.blocks import processors, this_host
 from penstock.runtime.transport import CHECK_TAG, Bytes, Transport
 
 _NBYTES = 1024  # of a claim and of a verdict
+_LETTERS = 300  # of a text in one of them, where there is room
 _MAY_DIFFER = ("host", "cores")
 _COMPARING = "0, comparing programs"
 _PATIENCE = 0.8  # of the timeout: rank 0 gives up early enough to tell the others who is missing
@@ -122,8 +123,12 @@ def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict
 
 
 def _packed(document: dict[str, object]) -> Bytes:
-    text = json.dumps({key: value[:300] if isinstance(value, str) else value for key, value in document.items()})
-    return np.frombuffer(text.encode("ascii")[:_NBYTES].ljust(_NBYTES), np.uint8).copy()
+    """Return JSON of fixed size; texts are cut until it fits, since one letter may take twelve bytes."""
+    letters, text = 2 * _LETTERS, " " * (_NBYTES + 1)
+    while len(text) > _NBYTES:
+        letters //= 2
+        text = json.dumps({key: each[:letters] if isinstance(each, str) else each for key, each in document.items()})
+    return np.frombuffer(text.encode("ascii").ljust(_NBYTES), np.uint8).copy()
 
 
 def _unpacked(buffer: Bytes) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The coordinator online: rank 0 hears what is ready, decides who sends to whom, and tells them, beside the data.
 
+Only `penstock bench coordinator` uses it, beside the schedules of `bulk.py`.
+
     every rank -> 0    ready i j ..  these messages of the table may leave
     0 -> sender        send i j ..   these messages, as one batch
     0 -> receiver      receive i j ..

@@ -26,6 +26,28 @@ def state_for(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -
     return {**mine, "rank": rank, "world_size": world_size, "memories": memories}
 
 
+def with_names(states: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[State]:
+    """Return the states with a model's names, with or without the prefix that torch.compile adds; refuse other names.
+
+    What is owed to a parameter that nobody knows would be kept for ever and never be sent.
+    """
+    known = {_plain(name): name for name in names}
+    for state in _in_order(states):
+        for name in (name for memory in state["memories"].values() for name in memory):
+            if _plain(name) not in known:
+                wanted = f"a parameter of the model, such as {names[0]!r}"
+                raise FormatError("exchange state", "memories", name, wanted)
+    return [{**state, "memories": _renamed(state["memories"], known)} for state in states]
+
+
+def _renamed(memories: Mapping[str, Mapping[str, Any]], known: Mapping[str, str]) -> State:
+    return {kind: {known[_plain(name)]: kept for name, kept in each.items()} for kind, each in memories.items()}
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
 def _in_order(states: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the states by rank; raise unless each rank of one run is there once."""
     for state in states:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from penstock.codecs.momentum import Momentum
 from penstock.codecs.registry import codec_names, parameter_names, parse_spec
-from penstock.codecs.sparsity import GRANULARITIES
 from penstock.codecs.warmup import Schedule, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
@@ -25,6 +24,8 @@ ANY = (
     "parameter_server",
     "all_gather",
 )  # what "auto" measures and lets the planner choose from; the first is preferred
+AUTO_PLANNERS = ("exact", "joint")  # that codec="auto" uses, whichever is named: one without codecs, one with
+GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
 Warmup = str | Sequence[float] | Schedule | None
 
@@ -70,6 +71,9 @@ class Compression:
         """Refuse a planner whose buckets do not hold what entries are to be selected from."""
         if self.select == "model" and planner != "single":
             raise CodecError(f"select='model' with planner {planner!r}; wanted 'single', which makes one bucket of all")
+        if self.codec == AUTO and planner not in AUTO_PLANNERS:
+            wanted = " or ".join(map(repr, AUTO_PLANNERS))
+            raise CodecError(f"codec 'auto' with planner {planner!r}: it compares the best plans; wanted {wanted}")
 
     def codec_at(self, spec: str, iteration: int) -> str:
         """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
@@ -90,8 +94,11 @@ def make_compression(
     select: str = "tensor",
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    _check_types(codec, density, dense_below)
     if codec is not None:
         check_known(codec)
+    if warmup_spec is None and warmup_every != 1:
+        raise CodecError(f"warmup_every is {warmup_every}, and there is no warmup; wanted both, or neither")
     if select not in GRANULARITIES:
         raise CodecError(f"select={select!r}; wanted one of {', '.join(GRANULARITIES)}")
     kept = momentum or Momentum()
@@ -110,6 +117,16 @@ def make_compression(
         raise CodecError(f"warmup_every is {warmup_every}; wanted at least 1 iteration for each density")
     schedule = None if warmup_spec is None else warmup(warmup_spec, final)
     return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, kept, select)
+
+
+def _check_types(codec: object, density: object, dense_below: object) -> None:
+    """Refuse what is not even of the kind that is wanted."""
+    if codec is not None and not isinstance(codec, str):
+        raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', or None")
+    if density is not None and not isinstance(density, int | float):
+        raise CodecError(f"density is {density!r}; wanted a number such as {DENSITY}")
+    if not isinstance(dense_below, int) or dense_below < 0:
+        raise CodecError(f"dense_below is {dense_below!r}; wanted a number of elements, 0 or more")
 
 
 def check_known(codec: str) -> None:
@@ -140,7 +157,7 @@ def _with_density(codec: str | None, density: float | None) -> tuple[str | None,
 
 def _refuse_density(codec: str | None, density: float | None, warmup_spec: Warmup) -> None:
     if density is not None or warmup_spec is not None:
-        wanted = ", ".join(SPARSE)
-        raise CodecError(
-            f"density or warmup with codec {codec!r}; wanted one of {wanted}, or write {codec}(density=...)"
-        )
+        wanted = f"wanted one of {', '.join(SPARSE)}"
+        if codec is None:
+            raise CodecError(f"density or warmup without a codec; {wanted}")
+        raise CodecError(f"density or warmup with codec {codec!r}; {wanted}, or write {codec}(density=...)")

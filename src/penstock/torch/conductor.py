@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
+from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from penstock.torch.compression import AUTO, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.engines import check_engine
 from penstock.torch.explain import explain
+from penstock.torch.given import Given
 from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
@@ -29,7 +31,6 @@ from penstock.torch.planning import (
     agree,
     candidates,
     check_options,
-    check_same,
     decide,
     decide_whether,
     in_registration_order,
@@ -40,6 +41,7 @@ from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
 
 WARMUP = 1  # profiled iterations that do not count: memory and connections are new
+_SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
 KEPT_TIMES = 50  # iterations whose times `explain` reports
 
 
@@ -86,7 +88,9 @@ class Conductor:
         self._obstacle = ""  # why torch's buckets are kept, or ""
         if obstacle := can_hold_plans(wrapper):
             self._keep_buckets(obstacle)
-        elif self._always_ours:  # from the first iteration on
+        else:
+            self._check_given()
+        if not obstacle and self._always_ours:  # from the first iteration on
             self._hook_in(Route(NATIVE))
         self._time_every_iteration()
         self._passes = self._watch_passes()
@@ -125,6 +129,11 @@ class Conductor:
             nbytes = ring_nbytes(self._gradient_nbytes(), dist.get_world_size(self._group))
             self._traffic += Traffic(nbytes, nbytes)
 
+    @property
+    def sends(self) -> bool:
+        """Whether buckets go through a hook of ours now."""
+        return self._sender is not None
+
     def measured_timeline(self) -> Timeline | None:
         """Return the last iteration as it was, on this rank; on a GPU computation is that of the last torch timed."""
         logger, started = self._wrapper.logger, self._started
@@ -154,7 +163,7 @@ class Conductor:
 
     def traffic(self) -> Traffic:
         """Return what this rank has sent so far."""
-        return self._traffic + (self._sender.traffic() if self._sender else Traffic(0, 0))
+        return self._traffic + (self._sender.bytes_sent() if self._sender else Traffic(0, 0))
 
     def resume(self) -> None:
         """Hold the plan again, in a wrapper that was copied or unpickled."""
@@ -174,9 +183,13 @@ class Conductor:
 
     # Planning
 
+    def _check_given(self) -> None:
+        given = Given(self.settings.plan, self.settings.trace, self.settings.network)
+        nbytes = {name: each.numel() * each.element_size() for name, each in self._trained()}
+        given.agree(nbytes, self._some_may_lack, self.memory.compression, self._group)
+
     def _go_on_planning(self) -> None:
         if self.settings.plan is not None:
-            check_same(self.settings.plan, self._group)
             self._adopt(Decision(self.settings.plan))
         elif self.settings.trace is not None or self._profiled >= self.settings.profile_iterations:
             self._plan_together(self.settings.network)
@@ -186,8 +199,10 @@ class Conductor:
     def _profile(self) -> None:
         """Let rank 0 watch the iterations from now on."""
         if self._profiler is None and self._is_first:
-            self._profiler = Profiler(warmup=WARMUP, counts=lambda: bool(self._wrapper.require_backward_grad_sync))
+            wrapper = ref(self._wrapper)  # the module keeps the profiler, and must not keep a dropped wrapper alive
+            self._profiler = Profiler(warmup=WARMUP, counts=lambda: getattr(wrapper(), _SYNCHRONISES, False))
             self._profiler.attach(self._wrapper.module)
+            finalize(self, _detach, ref(self._profiler))
 
     def _plan_together(self, network: Network | None) -> None:
         """Measure on all ranks, plan on rank 0, tell everybody and change the buckets."""
@@ -312,8 +327,7 @@ class Conductor:
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
         trained = [parameter for _, parameter in self._trained()]
-        some_may_lack = self._wrapper.find_unused_parameters or self._wrapper.static_graph
-        return BackwardPasses(trained if some_may_lack else trained[:1], self._on_backward)
+        return BackwardPasses(trained if self._some_may_lack else trained[:1], self._on_backward)
 
     def _time_every_iteration(self) -> None:
         """Have torch time every iteration; on a GPU only where somebody watches, since it waits for the device then."""
@@ -336,6 +350,11 @@ class Conductor:
         return next(parameter.device for _, parameter in self._trained())
 
     @property
+    def _some_may_lack(self) -> bool:
+        """Whether torch allows parameters without a gradient."""
+        return bool(self._wrapper.find_unused_parameters or self._wrapper.static_graph)
+
+    @property
     def _joining(self) -> bool:
         """Whether ranks may have run out of data, which cannot take part in planning."""
         return bool(self._wrapper._join_config.enable)
@@ -350,3 +369,9 @@ class Conductor:
 
     def _gradient_nbytes(self) -> int:
         return sum(parameter.numel() * parameter.element_size() for _, parameter in self._trained())
+
+
+def _detach(profiler: "ref[Profiler]") -> None:
+    """Take the hooks of a profiler off the module, which outlives a dropped wrapper."""
+    if (found := profiler()) is not None:
+        found.detach()

@@ -8,11 +8,13 @@ while the backward pass is profiled; then the network is measured, rank 0 plans,
 between two iterations. `conductor.py` does that; here is what a training script sees.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import JoinHook
 
 from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
@@ -20,7 +22,7 @@ from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
 from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP
-from penstock.torch.checkpoint import State
+from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor, Settings
 from penstock.torch.memory import Memory, Scaler
@@ -28,6 +30,8 @@ from penstock.torch.planning import Decision
 from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace
 
+Path = str | os.PathLike[str]
+Value = TypeVar("Value", Network, Trace, Plan)
 _TORCH_ARGUMENTS = (
     "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group", "bucket_cap_mb",
     "find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph",
@@ -38,9 +42,10 @@ class DistributedDataParallel(TorchDDP):
     """torch's DistributedDataParallel with planned buckets; every argument of torch's is passed on.
 
     One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time.
-    planner: naive, wfbp, single, threshold, greedy or exact. strategy: `native` (the engine's own all-reduce), the name
-    of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace, plan: values or files
-    that replace measuring, profiling and planning. measurements: a folder that keeps measured networks, by cluster.
+    planner: naive, wfbp, single, threshold, greedy, exact, selective or joint. strategy: `native` (the engine's own
+    all-reduce), the name of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace,
+    plan: values or files, of this model and as many ranks, that replace measuring, profiling and planning; a plan
+    decides on codecs too. measurements: a folder that keeps measured networks, by cluster.
     profile_iterations: how many synchronised iterations to profile. replan_drift: plan again when communication takes
     that part longer or less long than predicted (0.3: 30%) for a while; 0 is off.
     codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
@@ -74,10 +79,10 @@ class DistributedDataParallel(TorchDDP):
         select: str = "tensor",
         on_nonfinite: str = "raise",
         grad_scaler: Scaler | None = None,
-        network: Network | str | None = None,
-        trace: Trace | str | None = None,
-        plan: Plan | str | None = None,
-        measurements: str | None = None,
+        network: Network | Path | None = None,
+        trace: Trace | Path | None = None,
+        plan: Plan | Path | None = None,
+        measurements: Path | None = None,
         profile_iterations: int = 5,
         replan_drift: float = 0.0,
         engine: str | None = None,
@@ -86,10 +91,10 @@ class DistributedDataParallel(TorchDDP):
         settings = Settings(
             planner=planner,
             strategy=strategy,
-            network=load_network(network) if isinstance(network, str) else network,
-            trace=load_trace(trace) if isinstance(trace, str) else trace,
-            plan=load_plan(plan) if isinstance(plan, str) else plan,
-            measurements=measurements,
+            network=_loaded(network, load_network),
+            trace=_loaded(trace, load_trace),
+            plan=_loaded(plan, load_plan),
+            measurements=None if measurements is None else os.fspath(measurements),
             profile_iterations=profile_iterations,
             replan_drift=replan_drift,
             engine=engine,
@@ -127,6 +132,16 @@ class DistributedDataParallel(TorchDDP):
             )
         super().register_comm_hook(state, hook)
         self._conductor.user_hook = (state, hook)
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Cover for ranks that ran out of data, as torch does; what a hook of ours sends is divided by all ranks."""
+        if not kwargs.get("divide_by_initial_world_size", True) and self._conductor.sends:
+            raise PlanError(
+                "join with divide_by_initial_world_size=False: our strategies divide by all ranks, as every "
+                "communication hook does; leave it out, or use strategy='native' without codec, momentum, clip, engine"
+            )
+        hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
+        return hook
 
     @property
     def plan(self) -> Plan | None:
@@ -173,7 +188,8 @@ class DistributedDataParallel(TorchDDP):
     def load_exchange_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take over from the states of *all* ranks of an earlier run, whatever its number of ranks."""
         rank, world_size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        self._conductor.memory.load_state_dicts(states, rank, world_size)
+        renamed = with_names(states, [name for name, _ in self.module.named_parameters()])
+        self._conductor.memory.load_state_dicts(renamed, rank, world_size)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a reducer, with the plan's buckets where there is a plan."""
@@ -183,3 +199,8 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin_iteration(self) -> None:
         self._conductor.begin_iteration()
+
+
+def _loaded(given: Value | Path | None, load: Callable[[Path], Value]) -> Value | None:
+    """Return a value that was given, or read it from the file that was."""
+    return load(given) if isinstance(given, str | os.PathLike) else given

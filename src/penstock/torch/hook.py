@@ -20,7 +20,7 @@ from penstock.errors import PlanError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
-from penstock.torch.checkpoint import State
+from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, NATIVE, Warmup, make_compression
 from penstock.torch.engines import check_engine, own_transport, release, route_over
 from penstock.torch.exchange import Exchange, Parcel
@@ -100,6 +100,7 @@ class BucketSender:
         engine: str | None = None,  # what carries everything, where not the process group (`engines.py`)
     ) -> None:
         self._group, self.otherwise, self._names, self._memory = group, otherwise, names, memory
+        self._knows_names = bool(names)  # otherwise they are given as parameters come
         self._engine, self._momentum = engine, memory.compression.momentum
         memory.compresses |= otherwise.codec is not None
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -176,13 +177,9 @@ class BucketSender:
         except Exception as error:
             self.failure = self.failure or error
 
-    def traffic(self) -> Traffic:
-        """Return what this rank has sent so far."""
-        return self._exchange.traffic() + self._engine_traffic
-
     def bytes_sent(self) -> Traffic:
         """Return what this rank has sent so far, and what the same gradients take dense."""
-        return self.traffic()
+        return self._exchange.traffic() + self._engine_traffic
 
     def exchange_state_dict(self) -> State:
         """Return what this rank still owes, by parameter; call it between iterations."""
@@ -190,7 +187,8 @@ class BucketSender:
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
         """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
-        self._memory.load_state_dicts(states, self.rank, self.world_size)
+        known = list(self._names.values()) if self._knows_names else []
+        self._memory.load_state_dicts(with_names(states, known) if known else states, self.rank, self.world_size)
 
     def _parcel(self, bucket: dist.GradBucket) -> Parcel:  # type: ignore[name-defined]
         parameters = bucket.parameters()

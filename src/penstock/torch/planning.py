@@ -14,7 +14,7 @@ from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.simulator.auto import decide_codec
 from penstock.simulator.iteration import predict
 from penstock.strategies import names
-from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression, make_compression
+from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
 from penstock.trace import Tensor, Trace
 
 CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
@@ -34,13 +34,11 @@ class Decision:
     notes: tuple[str, ...] = ()  # what else a user should know of the codecs
 
 
-def check_options(planner: str, strategy: str, codec: str | None = None) -> None:
+def check_options(planner: str, strategy: str) -> None:
     """Refuse unknown names before any iteration runs."""
     find_planner(planner)
     if strategy != AUTO:
         check_strategy(strategy, AUTO)
-    if codec is not None:
-        make_compression(codec).check_strategy(strategy)
 
 
 def check_strategy(strategy: str, *others: str) -> None:
@@ -52,14 +50,15 @@ def check_strategy(strategy: str, *others: str) -> None:
 
 def candidates(strategy: str, compression: Compression, engine: str = "gloo") -> tuple[Route, ...]:
     """Return the routes to measure and plan with; dense ones of ours use host memory, so NCCL's own beats them."""
-    if strategy != AUTO:
-        return (Route(strategy, compression.codec),)
-    dense = tuple(Route(name) for name in (CANDIDATES if engine in ("gloo", "mpi") else (NATIVE,)))
+    packed = compression.strategies if strategy == AUTO else (strategy,)
+    dense = (
+        packed if strategy not in (AUTO, *COMPRESSED_ONLY) else CANDIDATES if engine in ("gloo", "mpi") else (NATIVE,)
+    )
     if compression.codec == AUTO:
-        return (*dense, *(Route(name, codec) for codec in AUTO_CODECS for name in compression.strategies))
+        return (*map(Route, dense), *(Route(name, codec) for codec in AUTO_CODECS for name in packed))
     if compression.codec is not None:
-        return tuple(Route(name, compression.codec) for name in compression.strategies)
-    return dense
+        return tuple(Route(name, compression.codec) for name in packed)
+    return tuple(map(Route, dense))
 
 
 def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route]) -> Decision:
@@ -152,12 +151,3 @@ def agree(make: Callable[[], Decision] | None, group: dist.ProcessGroup) -> Deci
     if not isinstance(decision, Decision):
         raise PlanError(f"rank 0 could not plan: {decision}")
     return decision
-
-
-def check_same(plan: Plan, group: dist.ProcessGroup) -> None:
-    """Raise on every rank unless all hold the same plan."""
-    hashes: list[str] = [""] * dist.get_world_size(group)
-    dist.all_gather_object(hashes, plan.hash, group=group)
-    if len(set(hashes)) > 1:
-        held = ", ".join(f"rank {rank} {each}" for rank, each in enumerate(hashes))
-        raise PlanError(f"ranks hold different plans ({held}); give all ranks the same plan")

@@ -1,5 +1,7 @@
 """NCCL as an engine: data by its point-to-point messages in groups, the comparing of programs through the store.
 
+Only who gives it to a `Communicator` uses it: the wrapper leaves dense buckets on NCCL to NCCL's own all-reduce.
+
 NCCL has no tags and no timeout of ours: its messages run on the device after the call returned. A rank that dies is
 noticed by torch's watchdog, which ends the process. Calls that were compared once are not told apart later.
 """

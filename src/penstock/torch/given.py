@@ -1,0 +1,116 @@
+"""Does what a user gives in place of planning, profiling and measuring belong to this model and to these ranks?
+
+A plan of another model would be followed in part and reported as if it were: its buckets are never made, and what they
+hold travels by other routes. So names, bytes, workers, strategies and codecs are compared in the constructor, and what
+is wrong on one rank is raised on all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from penstock.codecs.registry import parse_spec
+from penstock.codecs.wire import SPARSE_CODECS, wire_codec
+from penstock.errors import PenstockError, PlanError
+from penstock.network import Network
+from penstock.plan import Plan, Route
+from penstock.torch.compression import ANY, SPARSE_STRATEGIES, Compression, check_known
+from penstock.torch.planning import check_strategy
+from penstock.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What there is already; None: to be found out."""
+
+    plan: Plan | None
+    trace: Trace | None
+    network: Network | None
+
+    def agree(
+        self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, group: dist.ProcessGroup
+    ) -> None:
+        """Raise on every rank unless all hold the same plan, and everything fits the model and the ranks.
+
+        `gradients` are the bytes of each parameter's; with `may_lack` some of them may have no place.
+        """
+        if self == Given(None, None, None):
+            return
+        world_size = dist.get_world_size(group)
+        held: list[tuple[str, str]] = [("", "")] * world_size
+        complaint = self._complaint(gradients, may_lack, compression, world_size)
+        dist.all_gather_object(held, (complaint, self.plan.hash if self.plan else "none"), group=group)
+        for rank, (complaint, _) in enumerate(held):
+            if complaint:
+                everybody = all(other == complaint for other, _ in held)
+                raise PlanError(complaint if everybody else f"on rank {rank}, {complaint}")
+        if len({each for _, each in held}) > 1:
+            plans = ", ".join(f"rank {rank} {each}" for rank, (_, each) in enumerate(held))
+            raise PlanError(f"ranks hold different plans ({plans}); give all ranks the same plan")
+
+    def _complaint(self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, workers: int) -> str:
+        try:
+            if self.plan is not None:
+                check_plan(self.plan, gradients, may_lack, workers)
+                check_codecs(self.plan, compression)
+            if self.trace is not None:
+                check_trace(self.trace, gradients, may_lack)
+            if self.network is not None and self.network.workers != workers:
+                raise PlanError(
+                    f"network {self.network.name!r} has {self.network.workers} workers and this group {workers}; "
+                    "measure it with as many, or leave network out"
+                )
+        except PenstockError as error:
+            return str(error)
+        return ""
+
+
+def check_plan(plan: Plan, gradients: Mapping[str, int], may_lack: bool, workers: int) -> None:
+    """Refuse a plan of another model or for another number of workers, and routes that nothing can take."""
+    if plan.workers != workers:
+        raise PlanError(f"the plan is for {plan.workers} workers and this group has {workers}; plan anew for as many")
+    _check_names("the plan", [name for bucket in plan.buckets for name in bucket.tensors], gradients, may_lack)
+    for index, bucket in enumerate(plan.buckets):
+        if bucket.nbytes != (wanted := sum(gradients[name] for name in bucket.tensors)):
+            raise PlanError(
+                f"bucket {index} of the plan has {bucket.nbytes} bytes, and its tensors' gradients {wanted}; plan anew"
+            )
+        check_route(bucket.route)
+
+
+def check_trace(trace: Trace, gradients: Mapping[str, int], may_lack: bool) -> None:
+    """Refuse the trace of another model."""
+    _check_names("the trace", [tensor.name for tensor in trace.tensors], gradients, may_lack)
+    for tensor, nbytes in zip(trace.tensors, trace.nbytes, strict=True):
+        if nbytes != (wanted := gradients[tensor.name]):
+            raise PlanError(f"{tensor.name!r} has {nbytes} bytes in the trace and {wanted} in the model; profile anew")
+
+
+def check_route(route: Route) -> None:
+    """Refuse an unknown strategy or codec, and a pair of them that does not go together."""
+    check_strategy(route.strategy)
+    if route.codec is None:
+        return Compression().check_strategy(route.strategy)
+    check_known(route.codec)
+    wire_codec(route.codec)
+    is_sparse = parse_spec(route.codec)[0] in SPARSE_CODECS
+    return Compression(route.codec, SPARSE_STRATEGIES if is_sparse else ANY).check_strategy(route.strategy)
+
+
+def check_codecs(plan: Plan, compression: Compression) -> None:
+    """Refuse a codec that the plan does not use: buckets travel as the plan says."""
+    held = list(dict.fromkeys(bucket.codec for bucket in plan.buckets if bucket.codec))
+    asked = compression.codec
+    if asked is not None and parse_spec(asked)[0] not in {parse_spec(codec)[0] for codec in held}:
+        found = f"compresses by {', '.join(held)}" if held else "compresses nothing"
+        raise PlanError(f"codec {asked!r} beside a plan that {found}; leave codec out, or plan with it")
+
+
+def _check_names(what: str, names: list[str], gradients: Mapping[str, int], may_lack: bool) -> None:
+    trained = f"the model trains {next(iter(gradients))!r} and {len(gradients) - 1} more"
+    for name in names:
+        if name not in gradients:
+            raise PlanError(f"{what} holds {name!r}, and {trained}; wanted one of this model")
+    if not may_lack and (missing := [name for name in gradients if name not in names]):
+        raise PlanError(f"{what} lacks {missing[0]!r}, which the model trains; wanted one of this model")
