@@ -18,12 +18,12 @@ ONE_SIZE = "--sizes 16000000"
 SPARSE = "--patience 5 --dense-rounds 1"
 Run = tuple[str, str, str]  # verb, where its record is kept, options
 RUNS: tuple[Run, ...] = (
-    ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS}"),
+    ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS} --iterations 4"),
     ("replay", "replay", "--hosts 4 --iterations 2"),
     ("gains", "gains", ""),
-    ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb --iterations 3"),
-    ("casync", "casync-vgg-4-hosts", "--hosts 4 --traces vgg16:parameter_server --codecs onebit"),
-    ("casync", "casync-bert-4-hosts", "--hosts 4 --traces bert_base:ring --codecs onebit --iterations 1"),
+    ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb --iterations 15"),
+    ("casync", "casync-vgg-4-hosts", "--hosts 4 --traces vgg16:parameter_server --codecs onebit --iterations 3"),
+    ("casync", "casync-bert-4-hosts", "--hosts 4 --traces bert_base:ring --codecs onebit --iterations 3"),
     ("sparse", "sparse-4-hosts", f"--hosts 4 --engine gloo,mpi {SPARSE}"),
     ("collectives", "collectives-loopback-16-mb", f"--hosts 4 --rate loopback --engine gloo {ONE_SIZE} --no-measure"),
     ("collectives", "collectives-4-hosts-16-mb", "--hosts 4 --sizes 65536,16000000 --rounds 4 --patience 10"),

@@ -206,6 +206,7 @@ def different_plans(rank: int) -> list[str]:
     another = Bucket(("head.bias", "weight"), 12, "native")
     cases = [
         {"plan": Plan("m", 2, "hand", halves if rank else (whole,))},
+        {"network": None if rank else NETWORK},
         {"plan": Plan("m", 2, "hand", (another if rank else whole,))},
         {"network": replace(NETWORK, workers=64)},
     ]

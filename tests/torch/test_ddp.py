@@ -121,9 +121,11 @@ def test_copies_and_pickles_keep_the_plan():
 def test_what_ranks_are_given_is_compared_and_all_of_them_say_what_is_wrong():
     first, second = spawn(2, training.different_plans)
     assert first == second
-    different, another, network = first
-    assert different.startswith("PlanError: ranks hold different plans (rank 0 ")
-    assert different.endswith("; give all ranks the same plan")
+    different, missing, another, network = first
+    assert different.startswith("PlanError: ranks are given different things (rank 0 plan ")
+    same = "; give all ranks the same"
+    assert different.endswith(same)
+    assert missing == f"PlanError: ranks are given different things (rank 0 a network, rank 1 nothing){same}"
     assert another == (
         "PlanError: on rank 1, the plan holds 'head.bias', and the model trains 'weight' and 1 more; "
         "wanted one of this model"

@@ -31,23 +31,29 @@ class Given:
     def agree(
         self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, group: dist.ProcessGroup
     ) -> None:
-        """Raise on every rank unless all hold the same plan, and everything fits the model and the ranks.
+        """Raise on every rank unless all are given the same, and everything fits the model and the ranks.
 
         `gradients` are the bytes of each parameter's; with `may_lack` some of them may have no place.
         """
-        if self == Given(None, None, None):
-            return
         world_size = dist.get_world_size(group)
         held: list[tuple[str, str]] = [("", "")] * world_size
         complaint = self._complaint(gradients, may_lack, compression, world_size)
-        dist.all_gather_object(held, (complaint, self.plan.hash if self.plan else "none"), group=group)
+        dist.all_gather_object(held, (complaint, self._kinds), group=group)
         for rank, (complaint, _) in enumerate(held):
             if complaint:
                 everybody = all(other == complaint for other, _ in held)
                 raise PlanError(complaint if everybody else f"on rank {rank}, {complaint}")
         if len({each for _, each in held}) > 1:
-            plans = ", ".join(f"rank {rank} {each}" for rank, (_, each) in enumerate(held))
-            raise PlanError(f"ranks hold different plans ({plans}); give all ranks the same plan")
+            kinds = ", ".join(f"rank {rank} {each}" for rank, (_, each) in enumerate(held))
+            raise PlanError(f"ranks are given different things ({kinds}); give all ranks the same")
+
+    @property
+    def _kinds(self) -> str:
+        """What there is, in words: on a rank with less, others would wait in a collective that it never makes."""
+        kinds = [f"plan {self.plan.hash}"] if self.plan else []
+        kinds += ["a trace"] if self.trace else []
+        kinds += ["a network"] if self.network else []
+        return " and ".join(kinds) or "nothing"
 
     def _complaint(self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, workers: int) -> str:
         try:
