@@ -18,7 +18,7 @@ ONE_SIZE = "--sizes 16000000"
 SPARSE = "--patience 5 --dense-rounds 1"
 Run = tuple[str, str, str]  # verb, where its record is kept, options
 RUNS: tuple[Run, ...] = (
-    ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS} --iterations 4"),
+    ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS} --rounds 5 --iterations 3"),
     ("replay", "replay", "--hosts 4 --iterations 2"),
     ("gains", "gains", ""),
     ("casync", "joint-replayed", "--hosts 4 --study joint --traces resnet50,googlenet,lstm_ptb --iterations 15"),
