@@ -10,7 +10,6 @@ from penstock.zoo import ZOO
 from spawn import spawn_outcomes
 from torch_graphs import REGROUPED
 
-FEW = 1e-3  # of a tensor's elements
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
 
 sources = st.lists(st.integers(0, 8), min_size=1, max_size=3)
@@ -31,15 +30,14 @@ def check_zoo(ranks):
     """As `check`, except behind a unit that fires only on one side of a rounding error.
 
     GoogLeNet, whose single samples nothing normalises, has such units: on 3 workers torch's wrapper differs from itself
-    with other buckets by 1.2e-3 (5.6e-17 in float64). So a few elements may differ as far as torch's own do.
+    with other buckets by 1.2e-3 (5.6e-17 in float64). So elements may differ as far as torch's own do.
     """
     own = 2 * max(np.abs(a - b).max() for a, b in zip(ranks[0]["torch"], ranks[0][REGROUPED], strict=True))
     for method, weights in ranks[0].items():
         for index, (weight, wanted) in enumerate(zip(weights, ranks[0]["torch"], strict=True)):
             off = np.abs(weight - wanted)
-            beyond = off > 5e-4 + 5e-3 * np.abs(wanted)
-            assert beyond.mean() <= FEW, f"{method}, tensor {index}: {beyond.sum()} of {beyond.size} elements differ"
-            assert off[beyond].max(initial=0.0) <= own, f"{method}, tensor {index}: differs by {off.max()}, torch {own}"
+            beyond = off > np.maximum(5e-4 + 5e-3 * np.abs(wanted), own)
+            assert not beyond.any(), f"{method}, tensor {index}: differs by {off.max()}, torch from itself by {own / 2}"
             for other in ranks[1:]:
                 np.testing.assert_array_equal(weight, other[method][index], err_msg=method)
 
