@@ -19,7 +19,6 @@ from torch_zoo import BATCH, small_task
 
 WIDTH = 6
 ITERATIONS = 20
-REGROUPED = "torch with other buckets"  # sums in another order: how far rounding alone takes a model
 ZOO_RATE = 1e-3  # small: normalisation over few samples multiplies differences in rounding, step after step
 Graph = list[tuple[str, list[int]]]
 KINDS: dict[str, Callable[[], nn.Module]] = {
@@ -68,9 +67,7 @@ def train_zoo(rank: int, name: str, algorithms: list[str], iterations: int) -> d
         inputs, targets = task.make_batch(batch, torch.device("cpu"))
         return task.loss(model(inputs), targets)
 
-    found = _by_every_method(task.build, loss, algorithms, iterations, ZOO_RATE)
-    found[REGROUPED] = _train(task.build, loss, iterations, lambda module: TorchDDP(module, bucket_cap_mb=1), ZOO_RATE)
-    return found
+    return _by_every_method(task.build, loss, algorithms, iterations, ZOO_RATE)
 
 
 def _by_every_method(

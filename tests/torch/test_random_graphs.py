@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import torch_graphs
 from penstock.zoo import ZOO
 from spawn import spawn_outcomes
-from torch_graphs import REGROUPED
 
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
 
@@ -22,22 +21,6 @@ def check(ranks, rtol=2e-4, atol=2e-5):
     for method, weights in ranks[0].items():
         for index, weight in enumerate(weights):
             np.testing.assert_allclose(weight, ranks[0]["torch"][index], rtol=rtol, atol=atol, err_msg=method)
-            for other in ranks[1:]:
-                np.testing.assert_array_equal(weight, other[method][index], err_msg=method)
-
-
-def check_zoo(ranks):
-    """As `check`, except behind a unit that fires only on one side of a rounding error.
-
-    GoogLeNet, whose single samples nothing normalises, has such units: on 3 workers torch's wrapper differs from itself
-    with other buckets by 1.2e-3 (5.6e-17 in float64). So elements may differ as far as torch's own do.
-    """
-    own = 2 * max(np.abs(a - b).max() for a, b in zip(ranks[0]["torch"], ranks[0][REGROUPED], strict=True))
-    for method, weights in ranks[0].items():
-        for index, (weight, wanted) in enumerate(zip(weights, ranks[0]["torch"], strict=True)):
-            off = np.abs(weight - wanted)
-            beyond = off > np.maximum(5e-4 + 5e-3 * np.abs(wanted), own)
-            assert not beyond.any(), f"{method}, tensor {index}: differs by {off.max()}, torch from itself by {own / 2}"
             for other in ranks[1:]:
                 np.testing.assert_array_equal(weight, other[method][index], err_msg=method)
 
@@ -77,4 +60,4 @@ def test_many_random_modules_on_any_number_of_workers(world_size, drawn):
 @pytest.mark.parametrize("model", ZOO)
 def test_the_zoo_trains_as_with_torch(model, world_size):
     arguments = (model, ALGORITHMS[:3], torch_graphs.ITERATIONS)
-    check_zoo(run(world_size, torch_graphs.train_zoo, *arguments))
+    check(run(world_size, torch_graphs.train_zoo, *arguments), rtol=5e-3, atol=5e-4)
