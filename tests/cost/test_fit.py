@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.fit import fit_line, fit_network
+from penstock.cost.fit import fit_line, fit_measured, fit_network
 from penstock.errors import FitError
 
 SIZES = [2**e for e in range(10, 27)]
@@ -53,6 +53,32 @@ def test_points_that_determine_no_line_are_refused(points, message):
     with pytest.raises(FitError) as caught:
         fit_line(points, "times")
     assert message in str(caught.value)
+
+
+def hiccups(*spoiled):
+    """Return a measurement of a line whose turns are spoiled at these sizes, turn by turn."""
+    turns = iter(spoiled)
+    return lambda: [
+        (size, 1e-3 + 1e-9 * size + (1.0 if size in turn else 0.0)) for turn in [next(turns)] for size in SIZES
+    ]
+
+
+def test_what_gives_no_line_is_measured_again_and_the_least_of_each_size_counts():
+    fit = fit_measured(hiccups(SIZES[:5], SIZES[5:6], SIZES[:1]), "times")  # the third turn is not needed
+    assert fit.line.a_seconds == pytest.approx(1e-3, rel=1e-6)
+    assert fit.line.b_seconds_per_byte == pytest.approx(1e-9, rel=1e-6)
+    assert fit.least_seconds == pytest.approx(1e-3 + 1e-9 * SIZES[0])
+
+
+def test_what_gives_a_line_is_measured_once():
+    assert fit_measured(hiccups([]), "times").points == len(SIZES)
+
+
+def test_after_four_measurements_without_a_line_the_last_word_is_what_was_found():
+    turns = []
+    with pytest.raises(FitError, match="times do not grow with size: 1000 bytes took 1 s and 2000 bytes 1 s"):
+        fit_measured(lambda: turns.append(1) or [(1000, 1.0), (2000, 1.0)], "times")
+    assert len(turns) == 4
 
 
 def test_a_network_is_fitted_from_messages_and_summations():

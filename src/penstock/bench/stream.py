@@ -12,7 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
-from penstock.cost.fit import fit_line
+from penstock.cost.fit import Points, fit_measured
 from penstock.network import Network
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.largest import largest
@@ -30,8 +30,7 @@ _PINGS = 200
 
 def stream_network(transport: Transport, name: str) -> Network:
     """Measure alpha, beta and gamma; all ranks must call this together and all get the same."""
-    points = [(float(nbytes), _many_messages(transport, nbytes)) for nbytes in SIZES]
-    link = fit_line(points, "times of messages in a stream").line
+    link = fit_measured(lambda: _points(transport), "times of messages in a stream").line
     return Network(transport.world_size, link.a_seconds, link.b_seconds_per_byte, _gamma(transport), name=name)
 
 
@@ -46,6 +45,10 @@ def latency_seconds(transport: Transport) -> float:
             work.wait(_WAIT_SECONDS)
         elapsed.append((perf_counter() - start) / 2)
     return largest(transport, median(elapsed) if transport.rank == 0 else 0.0)
+
+
+def _points(transport: Transport) -> Points:
+    return [(float(nbytes), _many_messages(transport, nbytes)) for nbytes in SIZES]
 
 
 def _many_messages(transport: Transport, nbytes: int) -> float:

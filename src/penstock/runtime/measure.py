@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from penstock.cost.fit import Fit, fit_line
+from penstock.cost.fit import Fit, fit_measured
 from penstock.network import Network
 from penstock.plan import parse_route
 from penstock.program import Collective
@@ -20,7 +20,7 @@ from penstock.runtime.largest import WAIT_SECONDS
 from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.measure_compressed import compressed_line
 from penstock.runtime.reduce import Merge, merge_kernel
-from penstock.runtime.timed import SIZES, Round, agreed_points, agreed_seconds, plain_values
+from penstock.runtime.timed import SIZES, Points, Round, agreed_points, agreed_seconds, plain_values
 from penstock.runtime.transport import Bytes, Transport
 
 LARGEST = 1 << 26  # of dense messages: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
@@ -56,11 +56,12 @@ def measure_network(
     world_size = transport.world_size
     curves = measure_codecs(codecs, transport, seconds / 4)
     kernel = merge_kernel("float32")  # compiled before the clock starts
-    merge = fit_line(agreed_points(transport, partial(_merge_round, kernel), seconds / 8), "summation times")
+    summing = partial(agreed_points, transport, partial(_merge_round, kernel), seconds / 8)
+    merge = fit_measured(summing, "summation times")
     gamma = merge.line.b_seconds_per_byte
     if world_size == 1:
         return Measurement(Network(1, 0.0, 0.0, gamma, codecs=curves, name=name), {"merge": merge})
-    link = fit_line(agreed_points(transport, _link_round, seconds * 3 / 8), "point-to-point times")
+    link = fit_measured(partial(agreed_points, transport, _link_round, seconds * 3 / 8), "point-to-point times")
     lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes, most_nbytes)
     network = Network(
         workers=world_size,
@@ -93,14 +94,15 @@ def measure_lines(
 
 def _dense_line(transport: Transport, strategy: str, seconds: float, most_nbytes: int) -> Fit:
     one_round = _native_round if strategy == NATIVE else _route_round(transport, strategy)
-    points = agreed_points(transport, one_round, seconds)
-    points += _largest_point(transport, one_round, seconds, points[-1]) if most_nbytes >= LARGEST else []
-    return fit_line(points, f"all-reduce times by {strategy}")
+
+    def points() -> Points:
+        found = agreed_points(transport, one_round, seconds)
+        return found + (_largest_point(transport, one_round, seconds, found[-1]) if most_nbytes >= LARGEST else [])
+
+    return fit_measured(points, f"all-reduce times by {strategy}")
 
 
-def _largest_point(
-    transport: Transport, one_round: Round, seconds: float, last: tuple[float, float]
-) -> list[tuple[float, float]]:
+def _largest_point(transport: Transport, one_round: Round, seconds: float, last: tuple[float, float]) -> Points:
     """Return (bytes, seconds) of the largest size, where a round takes no more than half of the budget.
 
     The better of two rounds: so few cannot be told from a hiccup by their mean.

@@ -6,13 +6,14 @@ feedback, as training does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.cost.fit import Points, fit_line
+from penstock.cost.fit import Points, fit_measured
 from penstock.curves import CodecCurves, Curve
 from penstock.runtime.largest import largest
 from penstock.runtime.transport import Transport
@@ -66,13 +67,17 @@ def measure_codecs(
 
 
 def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Memory) -> CodecCurves:
-    names = ("encode", "decode", "decode_add", *(("block_merge",) if hasattr(codec, "merge") else ()))
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for numel in NUMELS:
-        for operation, run in _operations(codec, numel, memory):
-            share = seconds / len(NUMELS) / len(times)
-            times[operation].append((float(_ITEMSIZE * numel), _agreed_seconds(run, transport, share, memory)))
-    curves = {name: _curve(points, f"{codec.name}: {name} times") for name, points in times.items()}
+    operations = {numel: dict(_operations(codec, numel, memory)) for numel in NUMELS}
+    names = tuple(operations[NUMELS[0]])
+    share = seconds / len(NUMELS) / len(names)
+
+    def points(name: str) -> Points:
+        return [
+            (float(_ITEMSIZE * numel), _agreed_seconds(operations[numel][name], transport, share, memory))
+            for numel in NUMELS
+        ]
+
+    curves = {name: _curve(partial(points, name), f"{codec.name}: {name} times") for name in names}
     ratio, fixed_nbytes = _payload_line(codec, memory)
     return CodecCurves(ratio=ratio, fixed_nbytes=fixed_nbytes, **curves)
 
@@ -112,10 +117,10 @@ def _slowest(transport: Transport | None, seconds: float) -> float:
     return seconds if transport is None else largest(transport, seconds)
 
 
-def _curve(points: Points, what: str) -> Curve:
-    """Fit a line, with what the smallest gradient took as its floor."""
-    line = fit_line(points, what).line
-    return Curve(line.b_seconds_per_byte, line.a_seconds, points[0][1])
+def _curve(measure: Callable[[], Points], what: str) -> Curve:
+    """Fit a line, with the least that was measured as its floor."""
+    fit = fit_measured(measure, what)
+    return Curve(fit.line.b_seconds_per_byte, fit.line.a_seconds, fit.least_seconds)
 
 
 def _payload_line(codec: Any, memory: Memory) -> tuple[float, float]:

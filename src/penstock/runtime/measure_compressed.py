@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from penstock.cost.fit import Fit, fit_line
+from penstock.cost.fit import Fit, fit_measured
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.largest import WAIT_SECONDS
@@ -42,10 +42,13 @@ def compressed_line(transport: Transport, text: str, seconds: float, whole_nbyte
     one_round = _round(communicator, text)
     # Codecs are compiled on their first calls, and not by all ranks at once.
     agreed_seconds(transport, one_round, noise(_WARM), fresh_pages(_WARM), LEAST)
-    points = _points_in_turn(transport, one_round, seconds)
-    if whole_nbytes > 1.5 * points[-1][0]:
-        points.append(_whole_point(transport, one_round, whole_nbytes))
-    fit = fit_line(points, f"all-reduce times by {text}")
+
+    def points() -> Points:
+        found = _points_in_turn(transport, one_round, seconds)
+        larger = whole_nbytes > 1.5 * found[-1][0]
+        return [*found, _whole_point(transport, one_round, whole_nbytes)] if larger else found
+
+    fit = fit_measured(points, f"all-reduce times by {text}")
     return replace(fit, line=replace(fit.line, c_seconds_per_tensor=_further_tensor(communicator, text)))
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from penstock.codecs.replay import urgent_stream
 from penstock.codecs.wire import wire_codec
-from penstock.cost.fit import fit_line
+from penstock.cost.fit import fit_measured
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
@@ -88,7 +88,7 @@ def _tensor_seconds(group: dist.ProcessGroup, device: torch.device, one_round: R
 
 
 def _line(group: dist.ProcessGroup, device: torch.device, one_round: Round, seconds: float, what: str) -> LinearCost:
-    return fit_line(_points(group, device, one_round, seconds), f"{what} times on {device}").line
+    return fit_measured(partial(_points, group, device, one_round, seconds), f"{what} times on {device}").line
 
 
 def _points(
