@@ -31,7 +31,7 @@ def spawn(world_size: int, function: Callable[..., Any], *arguments: Any) -> lis
 
 
 def spawn_outcomes(
-    world_size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 60.0
+    world_size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 300.0
 ) -> list[Outcome]:
     """Call `function(rank, *arguments)` on every rank; no process outlives the call.
 

@@ -29,7 +29,7 @@ def test_buckets_leave_when_their_last_gradient_is_ready_and_not_before(planner)
     wanted = plan(planner)
 
     def work(transport):
-        replay = Replay(TRACE, wanted, Communicator(transport, timeout_seconds=20))
+        replay = Replay(TRACE, wanted, Communicator(transport, timeout_seconds=120))
         replay.run()  # opens what has to be opened
         replayed = replay.run()
         replay.close()
@@ -50,7 +50,7 @@ def test_the_clock_starts_when_all_ranks_have_made_their_gradients():
     wanted = predict(TRACE, PLANNERS["single"], ways, workers=1)
 
     def work(transport):
-        replay = Replay(TRACE, wanted, Communicator(transport, timeout_seconds=20))
+        replay = Replay(TRACE, wanted, Communicator(transport, timeout_seconds=120))
         made = []
 
         def start_together():
@@ -68,7 +68,7 @@ def test_the_clock_starts_when_all_ranks_have_made_their_gradients():
 
 def test_computation_takes_what_the_trace_says():
     def work(transport):
-        replay = Replay(TRACE, plan("single"), Communicator(transport, timeout_seconds=20))
+        replay = Replay(TRACE, plan("single"), Communicator(transport, timeout_seconds=120))
         late = sorted(replay.run().lateness_seconds for _ in range(5))
         replay.close()
         return late[2]
@@ -80,7 +80,7 @@ def test_rows_set_measured_beside_simulated():
     plans = {name: plan(name, "native") for name in ("wfbp", "single")}
 
     def work(transport):
-        communicator = Communicator(transport, timeout_seconds=20)
+        communicator = Communicator(transport, timeout_seconds=120)
         return replay_plans(TRACE, plans, NETWORK, communicator, iterations=2)
 
     for rows, timelines in run_ranks(2, work):
@@ -106,7 +106,7 @@ def test_plans_take_turns_and_each_has_every_place(monkeypatch):
     plans = {name: plan(name, "native") for name in ("wfbp", "single", "exact")}
 
     def work(transport):
-        return replay_plans(TRACE, plans, NETWORK, Communicator(transport, timeout_seconds=20), iterations=2)
+        return replay_plans(TRACE, plans, NETWORK, Communicator(transport, timeout_seconds=120), iterations=2)
 
     run_ranks(2, work)
     assert order == ["wfbp", "single", "exact", "wfbp", "single", "exact", "single", "exact", "wfbp"]
@@ -124,7 +124,7 @@ def test_compressed_buckets_are_compressed_for_real_and_all_ranks_end_with_the_s
     }
 
     def work(transport):
-        communicator, gradients = Communicator(transport, timeout_seconds=20), Gradients(TRACE)
+        communicator, gradients = Communicator(transport, timeout_seconds=120), Gradients(TRACE)
         values = []
         for each in plans.values():
             replay = Replay(TRACE, each, communicator, gradients)
@@ -143,7 +143,7 @@ def test_compressed_buckets_are_compressed_for_real_and_all_ranks_end_with_the_s
 
 def test_all_ranks_agree_on_what_was_measured():
     def work(transport):
-        communicator = Communicator(transport, timeout_seconds=20)
+        communicator = Communicator(transport, timeout_seconds=120)
         return replay_plans(TRACE, {"exact": plan("exact", "native")}, NETWORK, communicator, iterations=2)[0]
 
     rows = run_ranks(3, work)

@@ -39,7 +39,7 @@ def far_hosts() -> None:
 
 
 def run_cases(transport: MpiTransport, cases: list[tuple[str, str, int, str]]) -> None:
-    communicator = Communicator(transport, timeout_seconds=20)
+    communicator = Communicator(transport, timeout_seconds=120)
     for operation, strategy, numel, dtype in cases:
         root = WORLD.size - 1
         inputs = random_tensors(WORLD.size, numel, dtype)
@@ -54,7 +54,7 @@ def torch_tensor() -> None:
     import torch
 
     tensor = torch.full((1000,), 1.5, dtype=torch.bfloat16)
-    Communicator(MpiTransport(), timeout_seconds=20).all_reduce(tensor)
+    Communicator(MpiTransport(), timeout_seconds=120).all_reduce(tensor)
     assert torch.all(tensor == 1.5 * WORLD.size)
 
 
@@ -63,7 +63,7 @@ def mismatch() -> None:
     if WORLD.size < 3:
         return
     with pytest.raises(MismatchError, match="numel is 11 on rank 2 and 10 on rank 0"):
-        Communicator(MpiTransport(), timeout_seconds=20).all_reduce(np.ones(10 + min(WORLD.rank // 2, 1)))
+        Communicator(MpiTransport(), timeout_seconds=120).all_reduce(np.ones(10 + min(WORLD.rank // 2, 1)))
 
 
 def absence() -> None:
@@ -106,7 +106,7 @@ def bereavement() -> None:
     transport: Any = MpiTransport()
     if WORLD.rank == victim:
         transport = Suicidal(transport, messages)
-    communicator = Communicator(transport, timeout_seconds=20)
+    communicator = Communicator(transport, timeout_seconds=120)
     started = time.monotonic()
     with pytest.raises(TransportError, match=f"rank {victim} died") as caught:
         reduce_often(communicator, strategy)
@@ -133,7 +133,7 @@ def closing() -> None:
     handles = set()
     for _ in range(20):
         transport = MpiTransport()
-        Communicator(transport, timeout_seconds=20).all_reduce(np.ones(10))
+        Communicator(transport, timeout_seconds=120).all_reduce(np.ones(10))
         handles.add(transport._comm.py2f())
         transport.close()
         transport.close()

@@ -58,7 +58,7 @@ def test_the_first_program_is_cut_for_the_host_all_ranks_found_themselves_on(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)))
 
     def rank(transport: MemoryTransport) -> tuple[int, float]:
-        communicator, values = Communicator(transport, timeout_seconds=20), np.ones(4 * (1 << 20), np.float32)
+        communicator, values = Communicator(transport, timeout_seconds=120), np.ones(4 * (1 << 20), np.float32)
         communicator.all_reduce(values)
         (prepared,) = communicator._prepared.values()
         return sum(one.op.value == "send" for one in prepared.program.ranks[0]), float(values[0])

@@ -66,7 +66,7 @@ def test_spans_of_a_lane_do_not_overlap() -> None:
 
 def test_a_communicator_records_only_while_it_has_a_recorder() -> None:
     def rank(transport: MemoryTransport) -> tuple[list[Note], int]:
-        communicator = Communicator(transport, timeout_seconds=20)
+        communicator = Communicator(transport, timeout_seconds=120)
         values, recorder = np.ones(100, np.float32), Recorder()
         communicator.all_reduce(values)
         communicator.recorder = recorder

@@ -31,6 +31,6 @@ def outcomes(world_size: int, function: Callable[[MemoryTransport], Any], fabric
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive(), "a rank hangs"
     return results
