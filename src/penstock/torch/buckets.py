@@ -21,6 +21,17 @@ MIB = 1 << 20
 _KEPT = {"_parameters", "_buffers", "_modules", "_join_config", "training", "require_backward_grad_sync"}
 
 
+def trained(wrapper: TorchDDP) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the parameters that have gradients, with their names in the module."""
+    named = wrapper.module.named_parameters()
+    return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+
+
+def gradient_nbytes(wrapper: TorchDDP) -> int:
+    """Return the bytes of all gradients."""
+    return sum(parameter.numel() * parameter.element_size() for _, parameter in trained(wrapper))
+
+
 def bucket_limits(plan: Plan) -> list[float]:
     """Return the plan's bucket sizes in MiB, as `bucket_cap_mb_list` wants them; exact, since MiB is a power of two."""
     return [max(bucket.nbytes, 1) / MIB for bucket in plan.buckets]
@@ -48,10 +59,10 @@ def take_buckets(wrapper: TorchDDP, arguments: dict[str, Any], limits: list[floa
 
 def can_hold_plans(wrapper: TorchDDP) -> str:
     """Return why this wrapper cannot hold a plan, or an empty string where it can."""
-    trained = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
-    if len({parameter.dtype for parameter in trained}) > 1:
+    parameters = [parameter for _, parameter in trained(wrapper)]
+    if len({parameter.dtype for parameter in parameters}) > 1:
         return "its parameters have several types, and torch applies bucket limits to each type by itself"
-    if len({parameter.device for parameter in trained}) > 1:
+    if len({parameter.device for parameter in parameters}) > 1:
         return "its parameters are on several devices, and their gradients are timed by one clock"
     if wrapper.mixed_precision is not None:
         return "torch's mixed_precision option binds its hooks to one reducer"

@@ -1,4 +1,7 @@
-"""Leads a wrapper from torch's own buckets to planned ones: profile, measure, plan, hold, and see what came of it."""
+"""Leads a wrapper from torch's own buckets to planned ones: profile, measure, plan, hold, and see what came of it.
+
+`holder.py` changes the buckets; here is when and why.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,13 +18,13 @@ from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.runtime.pages import give_back_pages
 from penstock.timeline import Timeline
-from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, can_hold_plans, release_buckets, take_buckets
+from penstock.torch.buckets import TorchDDP, can_hold_plans, gradient_nbytes, release_buckets, trained
 from penstock.torch.compression import AUTO, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.engines import check_engine
 from penstock.torch.explain import explain
 from penstock.torch.given import Given
-from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
+from penstock.torch.holder import Holder
 from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
 from penstock.torch.memory import Memory
@@ -37,7 +40,6 @@ from penstock.torch.planning import (
 )
 from penstock.torch.profile import Profiler
 from penstock.torch.text_picture import text_picture
-from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
 
 WARMUP = 1  # profiled iterations that do not count: memory and connections are new
@@ -75,24 +77,18 @@ class Conductor:
     def __init__(self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory) -> None:
         """`arguments` are those that torch's wrapper was made with, the module excepted."""
         self.settings, self.memory = settings, memory
-        self.user_hook: Hook | None = None
-        self._wrapper, self._arguments = wrapper, arguments
+        self.holder = Holder(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
+        self._wrapper = wrapper
         self._decision: Decision | None = None
         self._profiler: Profiler | None = None
-        self._sender: BucketSender | None = None
         self._drift = Drift(settings.replan_drift)
         self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
         self._finished = False  # the iteration that was begun last had its backward pass
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
-        self._traffic = Traffic(0, 0)  # of iterations that torch communicated by itself
-        self._obstacle = ""  # why torch's buckets are kept, or ""
-        if obstacle := can_hold_plans(wrapper):
-            self._keep_buckets(obstacle)
-        else:
+        self._obstacle = can_hold_plans(wrapper)  # why torch's buckets are kept, or ""
+        if not self._obstacle:
             self._check_given()
-        if not obstacle and self._always_ours:  # from the first iteration on
-            self._hook_in(Route(NATIVE))
-        self._time_every_iteration()
+        self._hold()
         self._passes = self._watch_passes()
 
     @property
@@ -107,8 +103,8 @@ class Conductor:
 
     def begin_iteration(self) -> None:
         """Do what is to be done between two iterations; a forward pass that no backward pass followed was none."""
-        if self._sender is not None and self._sender.failure is not None:
-            raise self._sender.failure
+        if (sender := self.holder.sender) is not None and sender.failure is not None:
+            raise sender.failure
         if self._decision is None and not self._obstacle and not self._joining:
             self._go_on_planning()
         elif self._decision is not None and self.settings.replan_drift and self._finished and not self._joining:
@@ -117,22 +113,14 @@ class Conductor:
             self._started.pop()
         self._started.append(perf_counter())
         self._finished, self._passes.expected = False, True
-        if self._sender is not None:
-            self._sender.begin()
+        self.holder.begin_iteration()
 
     def _on_backward(self) -> None:
         """Count an iteration; ranks do so alike, but in `join` some have run out of data."""
         self._finished = True
         if self._decision is None and not self._joining:
             self._profiled += 1
-        if self._sender is None:
-            nbytes = ring_nbytes(self._gradient_nbytes(), dist.get_world_size(self._group))
-            self._traffic += Traffic(nbytes, nbytes)
-
-    @property
-    def sends(self) -> bool:
-        """Whether buckets go through a hook of ours now."""
-        return self._sender is not None
+        self.holder.count_iteration()
 
     def measured_timeline(self) -> Timeline | None:
         """Return the last iteration as it was, on this rank; on a GPU computation is that of the last torch timed."""
@@ -140,14 +128,15 @@ class Conductor:
         if logger is None or not started:
             return None
         logger.set_runtime_stats_and_log()
-        sent, notes = ((), None) if self._sender is None else (self._sender.sent, self._sender.recorder)
+        sender = self.holder.sender
+        sent, notes = ((), None) if sender is None else (sender.sent, sender.recorder)
         data = self._wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
         return measured_timeline(data, sent, started[-1], dist.get_rank(self._group), notes)
 
     def record_instructions(self, on: bool) -> None:
         """Note every instruction of the iterations to come; nothing where the engine averages buckets by itself."""
-        if self._sender is not None:
-            self._sender.record(on)
+        if (sender := self.holder.sender) is not None:
+            sender.record(on)
 
     def explain(self, picture: bool) -> str:
         """Say what was decided and why."""
@@ -161,31 +150,21 @@ class Conductor:
         found = {"predicted": self.plan.timeline if self.plan else None, "measured": self.measured_timeline()}
         return {name: timeline for name, timeline in found.items() if timeline is not None}
 
-    def traffic(self) -> Traffic:
-        """Return what this rank has sent so far."""
-        return self._traffic + (self._sender.bytes_sent() if self._sender else Traffic(0, 0))
-
     def resume(self) -> None:
         """Hold the plan again, in a wrapper that was copied or unpickled."""
-        if self._decision is not None:
-            self._hold(self._decision.plan)
-        elif self._obstacle:
-            self._keep_buckets(self._obstacle)
-        elif self._always_ours:
-            self._hook_in(Route(NATIVE))
-        self._time_every_iteration()
+        self._hold()
         self._passes = self._watch_passes()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process: hooks and the communication thread."""
-        left_out = dict.fromkeys(("_profiler", "_sender", "_passes"))
-        return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_traffic": self.traffic()}
+        """Leave out what belongs to this process: hooks."""
+        left_out = dict.fromkeys(("_profiler", "_passes"))
+        return vars(self) | left_out | {"_profiled": 0, "_finished": False}
 
     # Planning
 
     def _check_given(self) -> None:
         given = Given(self.settings.plan, self.settings.trace, self.settings.network)
-        nbytes = {name: each.numel() * each.element_size() for name, each in self._trained()}
+        nbytes = {name: each.numel() * each.element_size() for name, each in trained(self._wrapper)}
         given.agree(nbytes, self._some_may_lack, self.memory.compression, self._group)
 
     def _go_on_planning(self) -> None:
@@ -213,20 +192,16 @@ class Conductor:
             network = self._completed(network) if network else self._measure()
             decision = agree((lambda: self._decide(network)) if self._is_first else None, self._group)
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
-            self._take_back_buckets()
-            self._time_every_iteration()
-            self._keep_buckets(f"the network could not be measured ({error})")
+            self.holder.take_back()
+            if self._decision is None:  # otherwise the plan stays in force
+                self._obstacle = f"the network could not be measured ({error})"
+            self._hold()
         except BaseException:
-            self._take_back_buckets()  # a caller who goes on finds a whole wrapper
+            self.holder.take_back()  # a caller who goes on finds a whole wrapper
             raise
         else:
             give_back_pages()  # what measuring and the released buckets left in malloc's heap
             self._adopt(decision)
-
-    def _take_back_buckets(self) -> None:
-        """Make torch's own buckets again, after they were released."""
-        ours = None if self._sender is None else (None, self._sender.hook)
-        take_buckets(self._wrapper, self._arguments, None, self.user_hook or ours)
 
     def _completed(self, network: Network) -> Network:
         return with_lines(network, self._group, self._routes(), self._device, engine=self.settings.engine)
@@ -239,15 +214,14 @@ class Conductor:
             self._device,
             self.settings.measurements,
             engine=self.settings.engine,
-            most_nbytes=self._gradient_nbytes() // 3,
+            most_nbytes=gradient_nbytes(self._wrapper) // 3,
         )
 
     def _decide(self, network: Network) -> Decision:
         trace = self._trace()
-        if (
-            self._wrapper.find_unused_parameters and not self._wrapper.static_graph
-        ):  # torch never rebuilds these buckets
-            trace = in_registration_order(trace, {name: each.numel() for name, each in self._trained()})
+        wrapper = self._wrapper
+        if wrapper.find_unused_parameters and not wrapper.static_graph:  # torch never rebuilds these buckets
+            trace = in_registration_order(trace, {name: each.numel() for name, each in trained(self._wrapper)})
         if self.memory.compression.codec == AUTO:
             return decide_whether(trace, network, self._routes())
         return decide(trace, network, self.settings.planner, self._routes())
@@ -284,62 +258,27 @@ class Conductor:
 
     def _adopt(self, decision: Decision) -> None:
         self._decision = decision
-        self._hold(decision.plan)
+        self._hold()
         self._drift.predicted_seconds = communication_seconds(decision.plan.timeline)
         self._started.clear()
 
-    def _hold(self, plan: Plan) -> None:
-        hook = self.user_hook
-        ours = not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)
-        if hook is None and (ours or self._always_ours):
-            self._sender = self._sender or self._make_sender(Route(NATIVE))
-            self._sender.follow(plan)
-            hook = (None, self._sender.hook)
-        elif self._sender is not None:
-            self._sender.close()
-            self._traffic, self._sender = self.traffic(), None
-        take_buckets(self._wrapper, self._arguments, bucket_limits(plan), hook)
-        self._time_every_iteration()
+    def _hold(self) -> None:
+        """Hold the plan; without one, torch's buckets: where none can come, a codec compresses them as they are."""
+        if self._decision is not None:
+            self.holder.hold(self._decision.plan)
+        else:
+            self.holder.keep(self._route_without_a_plan() if self._obstacle else Route(NATIVE))
 
-    def _keep_buckets(self, obstacle: str) -> None:
-        """Keep torch's buckets from now on; a codec that was asked for compresses them as they are."""
-        self._obstacle = obstacle
+    def _route_without_a_plan(self) -> Route:
         compression, strategy = self.memory.compression, self.settings.strategy
-        if compression.codec not in (None, AUTO):
-            self._hook_in(Route(compression.strategies[0] if strategy == AUTO else strategy, compression.codec))
-        elif self._always_ours:
-            self._hook_in(Route(NATIVE))
-
-    def _hook_in(self, otherwise: Route) -> None:
-        """Send torch's own buckets ourselves, all by one route."""
-        if self._sender is None:
-            self._sender = self._make_sender(otherwise)
-            TorchDDP.register_comm_hook(self._wrapper, None, self._sender.hook)
-        self._sender.otherwise = otherwise
-
-    def _make_sender(self, otherwise: Route) -> BucketSender:
-        names = {id(parameter): name for name, parameter in self._trained()}
-        leaves_out = self._wrapper.find_unused_parameters
-        return BucketSender(
-            self._group, TIMEOUT_SECONDS, otherwise, self.memory, names, leaves_out, self.settings.engine
-        )
+        if compression.codec in (None, AUTO):
+            return Route(NATIVE)
+        return Route(compression.strategies[0] if strategy == AUTO else strategy, compression.codec)
 
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
-        trained = [parameter for _, parameter in self._trained()]
-        return BackwardPasses(trained if self._some_may_lack else trained[:1], self._on_backward)
-
-    def _time_every_iteration(self) -> None:
-        """Have torch time every iteration; on a GPU only where somebody watches, since it waits for the device then."""
-        if self._device.type != "cpu" and not self.settings.replan_drift:
-            return  # the first ten, and every hundredth
-        self._wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
-
-    @property
-    def _always_ours(self) -> bool:
-        """Whether torch's own all-reduce would not do, whatever the plan says."""
-        memory = self.memory
-        return memory.compression.momentum.is_used or memory.compresses or self.settings.engine is not None
+        parameters = [parameter for _, parameter in trained(self._wrapper)]
+        return BackwardPasses(parameters if self._some_may_lack else parameters[:1], self._on_backward)
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -347,7 +286,7 @@ class Conductor:
 
     @property
     def _device(self) -> torch.device:
-        return next(parameter.device for _, parameter in self._trained())
+        return next(parameter.device for _, parameter in trained(self._wrapper))
 
     @property
     def _some_may_lack(self) -> bool:
@@ -362,13 +301,6 @@ class Conductor:
     @property
     def _is_first(self) -> bool:
         return dist.get_rank(self._group) == 0
-
-    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
-        named = self._wrapper.module.named_parameters()
-        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
-
-    def _gradient_nbytes(self) -> int:
-        return sum(parameter.numel() * parameter.element_size() for _, parameter in self._trained())
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

@@ -131,11 +131,11 @@ class DistributedDataParallel(TorchDDP):
                 f"{what} needs the hook for itself; register none, or leave codec, momentum, clip and engine out"
             )
         super().register_comm_hook(state, hook)
-        self._conductor.user_hook = (state, hook)
+        self._conductor.holder.user_hook = (state, hook)
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Cover for ranks that ran out of data, as torch does; what a hook of ours sends is divided by all ranks."""
-        if not kwargs.get("divide_by_initial_world_size", True) and self._conductor.sends:
+        if not kwargs.get("divide_by_initial_world_size", True) and self._conductor.holder.sender:
             raise PlanError(
                 "join with divide_by_initial_world_size=False: our strategies divide by all ranks, as every "
                 "communication hook does; leave it out, or use strategy='native' without codec, momentum, clip, engine"
@@ -175,7 +175,7 @@ class DistributedDataParallel(TorchDDP):
 
     def bytes_sent(self) -> Traffic:
         """Return the bytes this rank has put on the wire so far, and what a dense all-reduce of the same would have."""
-        return self._conductor.traffic()
+        return self._conductor.holder.traffic()
 
     def exchange_state_dict(self) -> State:
         """Return what this rank still owes of each parameter's gradient; call it between iterations, on every rank.
