@@ -32,8 +32,18 @@ def _how(*names: str) -> Any:
     return lambda row: str(row.get("how")) in names
 
 
-def _collective(row: Row) -> str:
-    return str(row.get("implementation"))
+def _not_how(name: str) -> Any:
+    return lambda row: row.get("how") != name
+
+
+def _replayed(ours: Any, peer: Any, *further: str) -> Rivalry:
+    return Rivalry(
+        group=("hosts", "rate", "what", *further),
+        seconds="measured_seconds",
+        label=lambda row: str(row["how"]),
+        ours=ours,
+        peer=peer,
+    )
 
 
 _SIMULATED = (
@@ -73,13 +83,7 @@ SECTIONS: dict[str, Section] = {
         "Planners on a real network",
         "Replayed iterations: communication is real (gloo, emulated hosts), computation is waiting for as long as the "
         f"trace says. {_SIMULATED} VGG-16 is left out: its 553 MB take 7 s an iteration at 1 Gb/s.",
-        Rivalry(
-            group=("hosts", "rate", "what"),
-            seconds="measured_seconds",
-            label=lambda row: str(row["how"]),
-            ours=_how("exact"),
-            peer=lambda row: row.get("how") != "exact",
-        ),
+        _replayed(_how("exact"), _not_how("exact")),
     ),
     "gains": Section(
         "What exact plans gain",
@@ -88,13 +92,7 @@ SECTIONS: dict[str, Section] = {
         "a CPU ([benchmarks/traces](../benchmarks/traces)), communication is real; `latency` is added to every message "
         "of a long link, and to the engine's all-reduce as often as messages must follow one another at least. "
         "`predicted gain` and `measured gain` are the plan's time over exact's. Settings were chosen in simulation.",
-        Rivalry(
-            group=("hosts", "rate", "what", "latency_seconds"),
-            seconds="measured_seconds",
-            label=lambda row: str(row["how"]),
-            ours=_how("exact"),
-            peer=lambda row: row.get("how") != "exact",
-        ),
+        _replayed(_how("exact"), _not_how("exact"), "latency_seconds"),
     ),
     "casync": Section(
         "Compression, step by step",
@@ -118,13 +116,7 @@ SECTIONS: dict[str, Section] = {
         "All choices at once, replayed",
         "The same on emulated hosts, with the lines of all routes measured first: `joint`, and the hand-made "
         "configurations that were predicted to be fastest.",
-        Rivalry(
-            group=("hosts", "rate", "what"),
-            seconds="measured_seconds",
-            label=lambda row: str(row["how"]),
-            ours=_how("joint"),
-            peer=lambda row: row.get("how") != "joint",
-        ),
+        _replayed(_how("joint"), _not_how("joint")),
         shares=("compressed_share",),
     ),
     "coordinator": Section(
@@ -133,36 +125,18 @@ SECTIONS: dict[str, Section] = {
         "while the backward pass makes them ready. `at will`: every message is sent as soon as it is ready. `online`: "
         "rank 0 hears what is ready, batches it and tells who sends to whom, no two links meeting. `steady`: the same "
         "decisions, made once and replayed without a coordinator.",
-        Rivalry(
-            group=("hosts", "rate", "what"),
-            seconds="measured_seconds",
-            label=lambda row: str(row["how"]),
-            ours=_how("online", "steady"),
-            peer=_how("at will"),
-        ),
+        _replayed(_how("online", "steady"), _how("at will")),
     ),
     "scaling": Section(
         "More hosts",
         f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "
         "what the wire alone would take.",
-        Rivalry(
-            group=("hosts", "rate", "what"),
-            seconds="measured_seconds",
-            label=lambda row: str(row["how"]),
-            ours=_how("ring", "exact"),
-            peer=_how("native", "wfbp", "threshold"),
-        ),
+        _replayed(_how("ring", "exact"), _how("native", "wfbp", "threshold")),
     ),
     "rates": Section(
         "Slower and faster links",
         f"The same on 4 hosts, from 100 Mb/s to links without a limit. {_SIMULATED}",
-        Rivalry(
-            group=("hosts", "rate", "what"),
-            seconds="measured_seconds",
-            label=lambda row: str(row["how"]),
-            ours=_how("ring", "exact"),
-            peer=_how("native", "wfbp", "threshold"),
-        ),
+        _replayed(_how("ring", "exact"), _how("native", "wfbp", "threshold")),
     ),
     "collectives": Section(
         "Collectives",
@@ -171,7 +145,7 @@ SECTIONS: dict[str, Section] = {
         Rivalry(
             group=("hosts", "rate", "engine", "operation", "nbytes"),
             seconds="seconds",
-            label=_collective,
+            label=lambda row: str(row["implementation"]),
             ours=_penstock("implementation"),
             peer=_not_penstock("implementation"),
         ),
