@@ -61,7 +61,7 @@ def test_hosts_reach_one_another_by_name():
         "    print(socket.create_server(('', 5000)).accept()[1][0])\n"
         "else:\n"
         "    name = socket.gethostname().replace('host1', 'host0')\n"
-        "    for _ in range(100):\n"
+        "    for _ in range(2000):\n"
         "        try:\n"
         "            socket.create_connection((name, 5000)); break\n"
         "        except ConnectionRefusedError:\n"
@@ -76,10 +76,10 @@ def test_hosts_reach_one_another_by_name():
 def test_the_first_failing_worker_gives_the_exit_code_and_the_others_end_after_the_grace():
     started = time.monotonic()
     with emulated_cluster(hosts=3, rate="none") as cluster:
-        script = 'case $RANK in 1) exit 7;; 0) trap "" TERM; sleep 60; exit 8;; *) sleep 60;; esac'
+        script = 'case $RANK in 1) exit 7;; 0) trap "" TERM; sleep 300; exit 8;; *) sleep 300;; esac'
         outcome = cluster.run(["sh", "-c", script], grace_seconds=0.2)
     assert (outcome.exit_code, outcome.failed_rank) == (7, 1)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 200
 
 
 def test_a_run_past_its_time_is_ended():
@@ -135,5 +135,5 @@ def test_a_signal_to_the_launcher_cleans_up(number, code):
     made = made_when(slot)
     assert made
     launcher.send_signal(number)
-    assert launcher.wait(20) == code
+    assert launcher.wait(200) == code
     assert not made & made_when(slot)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from penstock.cluster.launch import run_workers
+from penstock.cluster.launch import TERMINATE_WAIT_SECONDS, run_workers
 from penstock.cluster.sinks import Collected, RankZero, default_sink, print_plain, print_prefixed
 from penstock.cluster.stopping import exit_code
 from penstock.cluster.workers import Worker
@@ -39,30 +39,32 @@ def test_all_succeeding_is_success():
 
 @pytest.mark.parametrize(("script", "code"), [("exit 3", 3), ("kill -KILL $$", 137), ("kill -SEGV $$", 139)])
 def test_the_exit_code_is_the_first_failing_workers(script, code):
-    outcome = run("sleep 30", script, grace_seconds=0.0)
+    outcome = run("sleep 200", script, grace_seconds=0.0)
     assert (outcome.exit_code, outcome.failed_rank) == (code, 1)
 
 
 def test_the_others_may_end_by_themselves_within_the_grace():
     seen = Collected()
-    outcome = run("exit 3", "sleep 0.3; echo saved", sink=seen, grace_seconds=10)
+    outcome = run("exit 3", "sleep 0.3; echo saved", sink=seen, grace_seconds=200)
     assert outcome.exit_code == 3
-    assert outcome.seconds < 5
+    assert outcome.seconds < 100
     assert seen.text(1) == "saved\n"
 
 
-def test_one_that_ignores_sigterm_is_killed():
-    outcome = run("sleep 0.5; exit 3", 'trap "" TERM; while :; do sleep 1; done', grace_seconds=0.0)
-    assert 2 <= outcome.seconds < 10
+def test_one_that_ignores_sigterm_is_killed(tmp_path):
+    deaf = f'trap "" TERM; touch {tmp_path}/deaf; while :; do sleep 1; done'
+    outcome = run(f"until [ -e {tmp_path}/deaf ]; do sleep 0.05; done; exit 3", deaf, grace_seconds=0.0)
+    assert outcome.exit_code == 3
+    assert TERMINATE_WAIT_SECONDS <= outcome.seconds < 100
 
 
 def test_time_out_names_who_still_ran():
-    with pytest.raises(ClusterError, match=r"ranks \[1\] still ran after 0\.2 s; all were ended"):
-        run("true", "sleep 30", timeout_seconds=0.2)
+    with pytest.raises(ClusterError, match=r"ranks \[1\] still ran after 2 s; all were ended"):
+        run("true", "sleep 200", timeout_seconds=2)
 
 
 def test_a_background_child_that_keeps_the_pipe_open_is_not_waited_for():
-    assert run("sleep 20 & echo started").seconds < 10
+    assert run("sleep 60 & echo started").seconds < 50
 
 
 def test_a_command_that_does_not_exist_is_told():

@@ -93,7 +93,7 @@ def test_mpi_messages_travel_over_the_limited_links():
     seen = Collected()
     with emulated_cluster(hosts=2, rate="100mbit") as cluster:
         assert cluster.run([sys.executable, "-c", code], engine="mpi", sink=seen).exit_code == 0
-    assert 0.08 < float(seen.text(0)) < 1.0  # 1.25 MB at 100 Mb/s are 0.1 s
+    assert float(seen.text(0)) > 0.08  # 1.25 MB at 100 Mb/s are 0.1 s, and more on a busy machine
 
 
 @pytest.mark.root

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -20,7 +21,7 @@ slot = claim(Path(sys.argv[1]))
 if len(sys.argv) > 2:
     slot.note()
     import subprocess
-    subprocess.Popen(["sleep", sys.argv[2]], pass_fds=[slot.lock], stdout=subprocess.DEVNULL)
+    subprocess.Popen(["timeout", "60", "cat", sys.argv[2]], pass_fds=[slot.lock], stdout=subprocess.DEVNULL)
 print(slot.index, flush=True)
 time.sleep(60)
 """
@@ -81,10 +82,12 @@ def test_a_live_runs_slot_is_not_dead_and_a_killed_ones_is(hold, tmp_path):
 
 
 def test_a_dead_launchers_last_command_is_waited_for(hold, tmp_path):
-    process, index = hold("0.5")
+    os.mkfifo(tmp_path / "end")
+    process, index = hold(str(tmp_path / "end"))  # its command ends when somebody has opened and closed this
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert try_lock(index, tmp_path) is None  # the command it started still holds the lock
+    threading.Timer(0.3, (tmp_path / "end").write_text, [""]).start()
     assert [slot.index for slot in dead_slots(FakeKernel(), tmp_path)] == [index]
 
 

@@ -17,6 +17,7 @@ from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import SPARSE
 from runtime.oracle import random_tensors
 from runtime.suicidal import Suicidal
+from runtime.threads import run_ranks
 
 
 def as_torch(tensor: np.ndarray, dtype: str) -> torch.Tensor:
@@ -73,16 +74,19 @@ def survive_the_death_of(
     rank: int, victim: int, actions: int, strategy: str, numel: int, timeout_seconds: float, codec: str = ""
 ) -> tuple[float, str, list[str]]:
     """Run all-reduces while `victim` kills itself before its `actions`-th message; return when and how we failed."""
+    tensor = torch.ones(numel)
+    compression: dict[str, Any] = {"codec": wire_codec(codec), "residual": torch.zeros(numel)} if codec else {}
+    options = {"strategy": strategy, "block_numel": max(1, numel // 10), **compression}
+    run_ranks(2, lambda alone: Communicator(alone).all_reduce(tensor.clone(), **options))  # kernels compiled or loaded
     transport: Any = C10dTransport()
     if rank == victim:
         transport = Suicidal(transport, actions)
     communicator = Communicator(transport, timeout_seconds)
-    tensor = torch.ones(numel)
-    compression: dict[str, Any] = {"codec": wire_codec(codec), "residual": torch.zeros(numel)} if codec else {}
+    dist.barrier()
     try:
         for _ in range(1000):
             started = time.monotonic()
-            communicator.all_reduce(tensor, strategy=strategy, block_numel=max(1, numel // 10), **compression)
+            communicator.all_reduce(tensor, **options)
     except TransportError as error:
         names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
         return time.monotonic() - started, str(error), names

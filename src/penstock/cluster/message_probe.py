@@ -53,7 +53,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _connect(address: str) -> socket.socket:
-    for _ in range(500):
+    for _ in range(3000):  # a minute: hosts of a busy machine start apart
         try:
             return socket.create_connection((address, PORT), timeout=60)
         except ConnectionRefusedError:

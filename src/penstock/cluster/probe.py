@@ -57,7 +57,7 @@ def _barrier(control: list[socket.socket], rank: int) -> None:
 
 def _connect(address: str, port: int) -> socket.socket:
     """Connect to a peer that may not be listening yet."""
-    for _ in range(500):
+    for _ in range(3000):  # a minute: hosts of a busy machine start apart
         try:
             connection = socket.create_connection((address, port), timeout=60)
         except ConnectionRefusedError:
