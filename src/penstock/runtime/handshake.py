@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime.blocks import processors, this_host
-from penstock.runtime.transport import CHECK_TAG, Bytes, Transport
+from penstock.runtime.transport import CHECK_TAG, Bytes, DeathError, Transport
 
 _NBYTES = 1024  # of a claim and of a verdict
 _LETTERS = 300  # of a text in one of them, where there is room
@@ -105,7 +105,7 @@ def _collect(transport: Transport, claim: Claim, buffers: list[Bytes], seconds: 
         for peer, work in enumerate(works, 1):  # noqa: B007  # named below
             work.wait(max(0.0, deadline - monotonic()))
     except (TimeoutError, ConnectionError) as error:
-        return _Verdict(missing=peer, cause=f"it did not join this call: {error}")
+        return _missing(peer, error)
     claims = [claim, *(Claim(**_unpacked(buffer)) for buffer in buffers)]
     return _Verdict(difference(claims), shared_cores=shared_cores(claims))
 
@@ -118,8 +118,14 @@ def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict
         sending.wait(timeout_seconds)
         receiving.wait(timeout_seconds)
     except (TimeoutError, ConnectionError) as error:
-        return _Verdict(missing=0, cause=f"it did not join this call: {error}")
+        return _missing(0, error)
     return _Verdict(**_unpacked(answer))
+
+
+def _missing(peer: int, error: Exception) -> _Verdict:
+    """Blame the peer whose message did not come, or the rank that died, where the engine knows it."""
+    who = error.ranks[0] if isinstance(error, DeathError) else peer
+    return _Verdict(missing=who, cause=f"it did not join this call: {error}")
 
 
 def _packed(document: dict[str, object]) -> Bytes:

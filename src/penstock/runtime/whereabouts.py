@@ -9,7 +9,7 @@ from time import monotonic
 
 from penstock.errors import TransportError
 from penstock.program import Program
-from penstock.runtime.transport import Notes, Transport
+from penstock.runtime.transport import DeathError, Notes, Transport
 
 LONGEST_SECONDS = 2.0  # for reading notes after a message was waited for in vain
 BROKEN_SECONDS = 0.5  # for reading them after a connection broke: the others fail at the same moment, or are gone
@@ -29,7 +29,7 @@ def describe(call: int, program: Program, dtype: str, digest: str) -> str:
 
 def explained(error: TransportError, transport: Transport, mine: str, timeout_seconds: float) -> TransportError:
     """Return the error, with both calls named where another rank is in a different one."""
-    if not isinstance(transport, Notes):
+    if not isinstance(transport, Notes) or isinstance(error.__cause__, DeathError):
         return error
     broken = isinstance(error.__cause__, ConnectionError)
     deadline = monotonic() + min(asking_seconds(timeout_seconds), BROKEN_SECONDS if broken else LONGEST_SECONDS)

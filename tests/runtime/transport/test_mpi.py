@@ -20,7 +20,7 @@ def mpirun(world_size: int, case: str, *options: str, seed: int = 0) -> subproce
     command = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", *options, "-n", str(world_size)]
     command += ["-x", "PYTHONPATH", sys.executable, str(TESTS / "runtime" / "mpi_worker.py"), case, str(seed)]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths)}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
 def has_fault_tolerance() -> bool:

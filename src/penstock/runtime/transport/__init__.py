@@ -4,6 +4,7 @@ Three engines implement it: `memory` (threads of one process), `c10d` (torch.dis
 None is imported here, so that nobody needs torch or MPI for the others.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,18 @@ Bytes = npt.NDArray[np.uint8]
 CHECK_TAG = 0  # of the messages that compare programs before data moves; data have tags from 1 to LAST_TAG
 LAST_TAG = 32766
 NOTE_TAG = 32767  # of notes that are read when messages no longer arrive; every MPI allows at least this
+
+
+class DeathError(ConnectionError):
+    """Ranks that are known to have ended, in the order in which this rank learnt of it.
+
+    The first is the cause: those after it may have died too, or have given up because of it and left.
+    """
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        first, *others = [f"rank {rank}" for rank in ranks]
+        super().__init__(f"{first} died" + (f"; since then {', '.join(others)} ended too" if others else ""))
 
 
 class Work(Protocol):
