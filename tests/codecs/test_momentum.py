@@ -73,7 +73,9 @@ def test_a_rank_is_clipped_to_its_share_of_the_joint_norm(norm, factor):
     ("arguments", "message"),
     [
         ({"factor": 1.0}, r"momentum 1\.0; wanted 0 or more and less than 1"),
+        ({"factor": "0.9"}, "momentum '0.9'; wanted 0 or more and less than 1"),
         ({"clip": 0.0}, "gradients clipped to norm 0.0; wanted more than 0"),
+        ({"clip": "1"}, "gradients clipped to norm '1'; wanted more than 0"),
         ({"clip": 1.0, "clip_by": "layer"}, "gradients clipped by 'layer'; wanted one of model, tensor"),
         ({"nesterov": True}, "Nesterov's momentum with factor 0; set the factor"),
     ],

@@ -4,8 +4,9 @@ import doctest
 
 import pytest
 
-from penstock.codecs import elements, registry
-from penstock.codecs.registry import codec_names, make_codec, parse_spec
+from penstock.codecs import elements, registry, spec
+from penstock.codecs.registry import codec_names, make_codec
+from penstock.codecs.spec import parse_spec
 from penstock.errors import CodecError
 
 
@@ -56,4 +57,5 @@ def test_settings_are_checked():
 def test_examples_in_the_docstrings_hold():
     assert doctest.testmod(registry).failed == 0
     assert doctest.testmod(elements).failed == 0
+    assert doctest.testmod(spec).failed == 0
     assert parse_spec("onebit") == ("onebit", {})

@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from penstock.codecs.warmup import PAPER, warmup
@@ -28,6 +30,8 @@ def test_a_list_a_function_or_nothing():
         ("slowly", 0.1, "warm-up 'slowly'; wanted paper or dgc, a list of densities or a function"),
         ([0.5, 0], 0.1, "density 0 in a warm-up; wanted more than 0 and at most 1"),
         (None, 2, "density 2 in a warm-up"),
+        (0.5, 0.1, "warm-up 0.5; wanted paper or dgc, a list of densities or a function"),
+        (["a lot"], 0.1, "density 'a lot' in a warm-up; wanted more than 0 and at most 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(spec, density, message):
@@ -36,5 +40,12 @@ def test_what_makes_no_sense_is_refused(spec, density, message):
 
 
 def test_a_functions_answers_are_checked_too():
-    with pytest.raises(CodecError, match=r"density -1 in a warm-up"):
-        warmup(lambda step: -1, 0.1)(0)
+    for answer in (-1, None):
+        with pytest.raises(CodecError, match=f"density {answer} in a warm-up"):
+            warmup(lambda step, answer=answer: answer, 0.1)(0)
+
+
+@pytest.mark.parametrize("spec", ["paper", "dgc", [0.5], None, abs])
+def test_a_schedule_can_be_pickled_as_a_wrapper_is(spec):
+    schedule = warmup(spec, 0.1)
+    assert pickle.loads(pickle.dumps(schedule)) == schedule

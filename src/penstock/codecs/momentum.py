@@ -17,6 +17,7 @@ All functions work in place on flat float32 numpy arrays; a velocity is state, a
 
 from dataclasses import dataclass
 from math import inf
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,10 @@ class Momentum:
     clip_by: str = MODEL  # whose norm: that of all gradients together, or that of each tensor by itself
 
     def __post_init__(self) -> None:
-        if not 0 <= self.factor < 1:
-            raise CodecError(f"momentum {self.factor}; wanted 0 or more and less than 1")
-        if self.clip is not None and not self.clip > 0:
-            raise CodecError(f"gradients clipped to norm {self.clip}; wanted more than 0")
+        if not isinstance(self.factor, Real) or not 0 <= self.factor < 1:
+            raise CodecError(f"momentum {self.factor!r}; wanted 0 or more and less than 1")
+        if self.clip is not None and not (isinstance(self.clip, Real) and self.clip > 0):
+            raise CodecError(f"gradients clipped to norm {self.clip!r}; wanted more than 0")
         if self.clip_by not in CLIPPED:
             raise CodecError(f"gradients clipped by {self.clip_by!r}; wanted one of {', '.join(CLIPPED)}")
         if self.nesterov and not self.factor:

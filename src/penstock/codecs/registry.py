@@ -1,12 +1,12 @@
 """Codecs by name: every algorithm that penstock ships, and every `.cll` file there is a path to."""
 
-import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from penstock.codecs.codec import ON_NONFINITE, Codec
 from penstock.codecs.header import MAX_PARAMETERS
+from penstock.codecs.spec import parse_spec
 from penstock.compll.ir import Program
 from penstock.compll.parameters import bind_arguments
 from penstock.errors import CodecError
@@ -45,25 +45,6 @@ def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **paramete
     arguments = {item.name: value for item, value in zip(program.arguments, values, strict=True)}
     every = {item.name: float(item.value if item.is_constant else arguments[item.name]) for item in program.parameters}  # type: ignore[arg-type]
     return Codec(program, every, arguments, NumbaKernels(program), seed, on_nonfinite)
-
-
-def parse_spec(spec: str) -> tuple[str, dict[str, float]]:
-    """Return the name and the parameters of a codec written as text.
-
-    >>> parse_spec("topk(density=0.01)")
-    ('topk', {'density': 0.01})
-    """
-    match = re.fullmatch(r"\s*([^()]+?)\s*(?:\(([^()]*)\))?\s*", spec)
-    if not match:
-        raise CodecError(f"codec {spec!r}; wanted a name such as onebit, or topk(density=0.01)")
-    parameters: dict[str, float] = {}
-    for part in filter(None, (piece.strip() for piece in (match[2] or "").split(","))):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        try:
-            parameters[name] = int(value) if value.lstrip("-").isdigit() else float(value)
-        except ValueError:
-            raise CodecError(f"codec {spec!r}: {part!r} is not a parameter; write name=number") from None
-    return match[1], parameters
 
 
 def _compile(name: str, parameters: Mapping[str, float]) -> Program:

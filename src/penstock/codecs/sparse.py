@@ -36,6 +36,7 @@ from penstock.codecs.sparse_block import (
     index_dtype,
 )
 from penstock.codecs.sparse_kernels import add_at, cut, gather, put_at, subtract_at, unite
+from penstock.codecs.spec import number_text
 from penstock.compll.select import select_largest
 from penstock.errors import CodecError, NonFiniteError
 
@@ -67,7 +68,8 @@ class SparseCodec:
     @property
     def name(self) -> str:
         """The codec and its settings; equal names read one another's blocks."""
-        return f"{NAME}(density={self.density:g}, value_bits={self.value_bits}, index_form={self.index_form})"
+        density = number_text(self.density)
+        return f"{NAME}(density={density}, value_bits={self.value_bits}, index_form={self.index_form})"
 
     def entries(self, numel: int) -> int:
         """Return k: how many entries a block of `numel` elements has."""
@@ -213,7 +215,7 @@ class SparseCodec:
 
     def _check(self, header: Header, numel: int, nbytes: int) -> None:
         if (header.codec, header.parameters) != (NAME, self._parameters):
-            settings = ", ".join(f"{value:g}" for value in header.parameters)
+            settings = ", ".join(map(number_text, header.parameters))
             raise CodecError(f"block of {header.codec}({settings}); wanted {self.name}: all ranks need the same codec")
         if header.numel != numel:
             raise CodecError(f"block of {header.numel} elements; wanted {numel}: it belongs to another tensor")

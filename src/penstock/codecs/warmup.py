@@ -7,6 +7,8 @@ A schedule is a function of a number that counts from 0: of epochs or of steps, 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Real
 
 from penstock.errors import CodecError
 
@@ -26,12 +28,33 @@ def warmup(spec: str | Sequence[float] | Schedule | None, density: float) -> Sch
     [0.5, 0.1, 0.01, 0.01]
     """
     if callable(spec):
-        return _checked(spec)
-    if isinstance(spec, str) and spec not in _NAMED:
+        return Checked(spec)
+    if spec is not None and (spec not in _NAMED if isinstance(spec, str) else not isinstance(spec, Sequence)):
         raise CodecError(f"warm-up {spec!r}; wanted {' or '.join(_NAMED)}, a list of densities or a function")
     densities = _NAMED[spec](density) if isinstance(spec, str) else tuple(spec or ())
-    every = tuple(_check(one) for one in (*densities, density))
-    return lambda count: every[min(count, len(every) - 1)]
+    return Stages(tuple(_check(one) for one in (*densities, density)))
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Densities one after the other, the last for good; a value, so that a wrapper that has one can be pickled."""
+
+    densities: tuple[float, ...]
+
+    def __call__(self, count: int) -> float:
+        """Return the density of a stage."""
+        return self.densities[min(count, len(self.densities) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A function of the user's, whose answers are looked at."""
+
+    schedule: Schedule
+
+    def __call__(self, count: int) -> float:
+        """Return the density of a stage."""
+        return _check(self.schedule(count))
 
 
 def _paper(_density: float) -> tuple[float, ...]:
@@ -49,11 +72,7 @@ def _exponential(density: float) -> tuple[float, ...]:
 _NAMED: dict[str, Callable[[float], tuple[float, ...]]] = {"paper": _paper, "dgc": _exponential}
 
 
-def _checked(schedule: Schedule) -> Schedule:
-    return lambda count: _check(schedule(count))
-
-
-def _check(density: float) -> float:
-    if not 0 < density <= 1:
-        raise CodecError(f"density {density} in a warm-up; wanted more than 0 and at most 1")
-    return density
+def _check(density: object) -> float:
+    if not isinstance(density, Real) or not 0 < float(density) <= 1:
+        raise CodecError(f"density {density!r} in a warm-up; wanted more than 0 and at most 1")
+    return float(density)

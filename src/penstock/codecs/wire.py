@@ -18,8 +18,10 @@ from penstock.codecs.codec import Codec
 from penstock.codecs.contraction import contracts
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.published import PublishedCodec
-from penstock.codecs.registry import make_codec, parse_spec
+from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse_block import VALUE_BITS
+from penstock.codecs.spec import parse_spec
 from penstock.errors import CodecError, NonFiniteError
 
 
@@ -35,6 +37,8 @@ def wire_codec(spec: str, seed: int = 0) -> "WireCodec | SparseCodec | Published
     if unknown:
         raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted density and value_bits")
     given: dict[str, Any] = {"density": _DENSITY, **parameters}
+    if given.get("value_bits") in VALUE_BITS:  # also where it is written as 16.0
+        given["value_bits"] = int(given["value_bits"])
     return SPARSE_CODECS[name](SparseCodec(**given))
 
 

@@ -59,7 +59,8 @@ def measure_codecs(
 
     With a transport every rank must call this at the same time, and all return the same curves: the slowest rank's.
     """
-    from penstock.codecs.registry import make_codec, parse_spec
+    from penstock.codecs.registry import make_codec
+    from penstock.codecs.spec import parse_spec
     from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 
     codecs = {spec: (wire_codec if parse_spec(spec)[0] in SPARSE_CODECS else make_codec)(spec) for spec in specs}

@@ -2,6 +2,7 @@
 
     DDP(model, codec="onebit")
     DDP(model, codec="gtopk", density=0.001, warmup="paper", warmup_every=steps_per_epoch, momentum=0.9)
+    DDP(model, codec="gtopk(density=0.001, value_bits=16)")
 
 `gtopk`, `topk` and `gtopk_published` are sparse exchanges: a codec that sends the largest entries together with the
 strategies that merge them. Every other codec goes through any strategy.
@@ -11,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.codecs.momentum import Momentum
-from penstock.codecs.registry import codec_names, parameter_names, parse_spec
+from penstock.codecs.registry import codec_names, parameter_names
+from penstock.codecs.spec import parse_spec, write_spec
 from penstock.codecs.warmup import Schedule, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
@@ -43,6 +45,8 @@ SPARSE: Mapping[str, SparseExchange] = {
     "topk": SparseExchange("sparse", ("topk_allgather",)),
     "gtopk_published": SparseExchange("published", ("gtopk",)),
 }
+_WRITTEN = {"sparse": "gtopk", "published": "gtopk_published"}  # a codec as plans write it: the exchange it is of
+_SETTINGS = ("density", "value_bits")  # of a sparse exchange
 SPARSE_STRATEGIES = tuple(dict.fromkeys(name for exchange in SPARSE.values() for name in exchange.strategies))
 
 
@@ -61,7 +65,11 @@ class Compression:
     def check_strategy(self, strategy: str) -> None:
         """Refuse a strategy that cannot carry the codec."""
         if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
-            raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")
+            if self.strategies == ANY:
+                raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")
+            owners = " or ".join(repr(name) for name, exchange in SPARSE.items() if strategy in exchange.strategies)
+            own = " or ".join(map(repr, self.strategies))
+            raise CodecError(f"strategy {strategy!r} is that of codec {owners}; wanted {own} with this one")
         if self.codec is None and strategy in COMPRESSED_ONLY:
             raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
@@ -80,8 +88,7 @@ class Compression:
         name, parameters = parse_spec(spec)
         if self.schedule is None or name not in SPARSE_CODECS:
             return spec
-        parameters["density"] = self.schedule(iteration // self.stage_iterations)
-        return f"{name}({', '.join(f'{key}={value:g}' for key, value in parameters.items())})"
+        return write_spec(name, parameters | {"density": self.schedule(iteration // self.stage_iterations)})
 
 
 def make_compression(
@@ -94,7 +101,7 @@ def make_compression(
     select: str = "tensor",
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
-    _check_types(codec, density, dense_below)
+    _check_types(codec, density, dense_below, warmup_every)
     if codec is not None:
         check_known(codec)
     if warmup_spec is None and warmup_every != 1:
@@ -102,24 +109,23 @@ def make_compression(
     if select not in GRANULARITIES:
         raise CodecError(f"select={select!r}; wanted one of {', '.join(GRANULARITIES)}")
     kept = momentum or Momentum()
-    codec, density = _with_density(codec, density)
-    if codec is None or codec not in SPARSE:
+    exchange = None if codec is None else _sparse_exchange(codec)
+    if codec is None or exchange is None:
         _refuse_density(codec, density, warmup_spec)
         if select != "tensor":
             raise CodecError(f"select={select!r} with codec {codec!r}; wanted one of {', '.join(SPARSE)}")
         if codec is not None and codec != AUTO:
             wire_codec(codec)
         return Compression(codec, dense_below=dense_below, momentum=kept)
-    chosen, final = SPARSE[codec], DENSITY if density is None else density
-    spec = f"{chosen.codec}(density={final:g})"
+    settings = _settings(codec, density)
+    spec = write_spec(exchange.codec, settings)
     wire_codec(spec)
-    if warmup_every < 1:
-        raise CodecError(f"warmup_every is {warmup_every}; wanted at least 1 iteration for each density")
-    schedule = None if warmup_spec is None else warmup(warmup_spec, final)
-    return Compression(spec, chosen.strategies, schedule, warmup_every, dense_below, kept, select)
+    _check_masking(codec, settings, kept)
+    schedule = None if warmup_spec is None else warmup(warmup_spec, settings["density"])
+    return Compression(spec, exchange.strategies, schedule, warmup_every, dense_below, kept, select)
 
 
-def _check_types(codec: object, density: object, dense_below: object) -> None:
+def _check_types(codec: object, density: object, dense_below: object, warmup_every: object) -> None:
     """Refuse what is not even of the kind that is wanted."""
     if codec is not None and not isinstance(codec, str):
         raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', or None")
@@ -127,6 +133,8 @@ def _check_types(codec: object, density: object, dense_below: object) -> None:
         raise CodecError(f"density is {density!r}; wanted a number such as {DENSITY}")
     if not isinstance(dense_below, int) or dense_below < 0:
         raise CodecError(f"dense_below is {dense_below!r}; wanted a number of elements, 0 or more")
+    if not isinstance(warmup_every, int) or warmup_every < 1:
+        raise CodecError(f"warmup_every is {warmup_every!r}; wanted at least 1 iteration for each density")
 
 
 def check_known(codec: str) -> None:
@@ -135,29 +143,45 @@ def check_known(codec: str) -> None:
     if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
         return
     shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
-    sparse = [f"{each}(density)" for each in SPARSE if each not in codec_names()]
+    sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
     raise CodecError(
         f"codec {codec!r}; wanted one of {', '.join([*shipped, *sparse, AUTO])}, or a path to a .cll file; "
         "parameters are written as in terngrad(bitwidth=2)"
     )
 
 
-def _with_density(codec: str | None, density: float | None) -> tuple[str | None, float | None]:
-    """Take `gtopk(density=0.01)` apart; `topk(density=0.01)` is the codec of the language, for any strategy."""
-    if codec is None or codec == AUTO:
-        return codec, density
+def _sparse_exchange(codec: str) -> SparseExchange | None:
+    """Return the exchange that a codec names; `topk(density=0.01)` is the codec of the language, for any strategy."""
     name, parameters = parse_spec(codec)
-    name = name.replace("-", "_")
-    if name not in SPARSE or (parameters and name in codec_names()):
-        return codec, density
-    if unknown := sorted(parameters.keys() - {"density"}):
-        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted density")
-    return name, parameters.get("density", density)
+    name = _WRITTEN.get(name, name.replace("-", "_"))
+    return None if parameters and name in codec_names() else SPARSE.get(name)
+
+
+def _settings(codec: str, density: float | None) -> dict[str, float]:
+    """Return what a sparse exchange is told, in its own text or beside it."""
+    _, settings = parse_spec(codec)
+    if unknown := sorted(settings.keys() - set(_SETTINGS)):
+        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted {' or '.join(_SETTINGS)}")
+    if density is not None and settings.get("density", density) != density:
+        raise CodecError(f"codec {codec!r} and density={density!r}; wanted one density")
+    return {"density": DENSITY if density is None else density} | settings
+
+
+def _check_masking(codec: str, settings: Mapping[str, float], momentum: Momentum) -> None:
+    """Refuse to look for zeros in a residual that keeps what 16 bits rounded: what was sent would not be found."""
+    if settings.get("value_bits", 32) != 32 and momentum.factor and momentum.masking:
+        raise CodecError(
+            f"codec {codec!r} with momentum: masking finds what was sent by residuals of 0, and 16-bit values leave "
+            "their rounding there; wanted value_bits=32, or momentum_masking=False"
+        )
 
 
 def _refuse_density(codec: str | None, density: float | None, warmup_spec: Warmup) -> None:
-    if density is not None or warmup_spec is not None:
-        wanted = f"wanted one of {', '.join(SPARSE)}"
-        if codec is None:
-            raise CodecError(f"density or warmup without a codec; {wanted}")
-        raise CodecError(f"density or warmup with codec {codec!r}; {wanted}, or write {codec}(density=...)")
+    if density is None and warmup_spec is None:
+        return
+    wanted = f"wanted one of {', '.join(SPARSE)}"
+    if codec is None:
+        raise CodecError(f"density or warmup without a codec; {wanted}")
+    name, _ = parse_spec(codec)
+    own = name in codec_names() and "density" in parameter_names(name)
+    raise CodecError(f"density or warmup with codec {codec!r}; {wanted}" + (f", or write {name}(density=...)" * own))

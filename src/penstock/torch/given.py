@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from penstock.codecs.registry import parse_spec
+from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import PenstockError, PlanError
 from penstock.network import Network

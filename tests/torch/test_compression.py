@@ -1,0 +1,81 @@
+"""What the options of compression mean, and which of them mean nothing."""
+
+import re
+
+import pytest
+
+from penstock.codecs.momentum import Momentum
+from penstock.codecs.wire import wire_codec
+from penstock.errors import CodecError
+from penstock.torch.compression import ANY, SPARSE, make_compression
+
+
+@pytest.mark.parametrize("density", [1 / 3, 0.1234567, 1e-9, 1, 0.9999999])
+def test_a_density_keeps_all_its_digits(density):
+    compression = make_compression("gtopk", density)
+    assert wire_codec(compression.codec).density == density
+    warming = make_compression("gtopk", 0.5, warmup_spec=[density])
+    assert wire_codec(warming.codec_at(warming.codec, 0)).density == density
+
+
+@pytest.mark.parametrize("codec", ["gtopk", "gtopk-published", "sparse", "published"])
+def test_values_of_a_sparse_exchange_may_have_16_bits_also_while_it_warms_up(codec):
+    compression = make_compression(f"{codec}(density=0.1, value_bits=16)", warmup_spec=[0.5])
+    for iteration, density in enumerate((0.5, 0.1)):
+        made = wire_codec(compression.codec_at(compression.codec, iteration))
+        sparse = getattr(made, "codec", made)
+        assert (sparse.density, sparse.value_bits) == (density, 16)
+
+
+@pytest.mark.parametrize(("codec", "exchange"), [("sparse(density=0.1)", "gtopk"), ("published", "gtopk_published")])
+def test_a_sparse_codec_as_plans_write_it_goes_by_the_strategies_of_its_exchange(codec, exchange):
+    compression = make_compression(codec)
+    assert compression.strategies == SPARSE[exchange].strategies
+    compression.check_strategy("gtopk")
+    assert make_compression("topk(density=0.1)").strategies == ANY  # the language's
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"codec": "gtopk(density=0.2)", "density": 0.1}, "codec 'gtopk(density=0.2)' and density=0.1; wanted one"),
+        ({"codec": "gtopk(k=5)"}, "codec 'gtopk(k=5)': no parameter 'k'; wanted density or value_bits"),
+        ({"codec": "gtopk(value_bits=12)"}, "value_bits is 12; wanted one of 32, 16"),
+        ({"codec": "gtopk", "warmup_spec": "paper", "warmup_every": "5"}, "warmup_every is '5'; wanted at least 1"),
+        ({"codec": "gtopk", "warmup_spec": "paper", "warmup_every": 1.5}, "warmup_every is 1.5; wanted at least 1"),
+        (
+            {"codec": "topk(density=0.1)", "warmup_spec": "paper"},
+            "density or warmup with codec 'topk(density=0.1)'; wanted one of gtopk, topk, gtopk_published, "
+            "or write topk(density=...)",
+        ),
+        (
+            {"codec": "gtopk(value_bits=16)", "momentum": Momentum(0.5)},
+            "codec 'gtopk(value_bits=16)' with momentum: masking finds what was sent by residuals of 0",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(CodecError, match="^" + re.escape(message)):
+        make_compression(**options)
+
+
+def test_a_codec_without_a_density_is_not_said_to_have_one():
+    with pytest.raises(CodecError, match=r"^density or warmup with codec 'auto'; wanted one of [a-z_, ]*$"):
+        make_compression("auto", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("codec", "strategy", "message"),
+    [
+        (
+            "topk",
+            "gtopk",
+            "strategy 'gtopk' is that of codec 'gtopk' or 'gtopk_published'; wanted 'topk_allgather' with",
+        ),
+        ("gtopk", "topk_allgather", "strategy 'topk_allgather' is that of codec 'topk'; wanted 'gtopk_doubling' or"),
+        ("onebit", "gtopk", "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
+    ],
+)
+def test_a_strategy_of_another_exchange_is_refused(codec, strategy, message):
+    with pytest.raises(CodecError, match="^" + re.escape(message)):
+        make_compression(codec).check_strategy(strategy)
