@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 PRELOAD = ["torch.distributed", "numba", "penstock.runtime.communicator", "penstock.runtime.transport.c10d"]
-PRELOAD += ["torch._dynamo", "penstock.torch.ddp"]  # torch imports the first with any optimizer
+PRELOAD += [
+    "torch._dynamo",
+    "penstock.torch.ddp",
+    "penstock.codecs.published",
+]  # torch imports the first with any optimizer
 
 
 @dataclass(frozen=True)

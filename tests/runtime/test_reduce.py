@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -22,6 +23,18 @@ def test_a_merge_equals_numpys_sum_bit_for_bit(dtype: str, numel: int) -> None:
     wanted = left + right
     merge_kernel(dtype)(bits(left, dtype), bits(right, dtype))
     assert left.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_infinities_and_nan_are_summed_without_a_warning(dtype: str) -> None:
+    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80}.get(dtype)
+    left = np.full(600, np.inf, dtype) if infinity is None else np.full(600, infinity, np.uint16)
+    right = -left if infinity is None else left | np.uint16(0x8000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        merge_kernel(dtype)(left, right)
+    sums = left if infinity is None else (left & np.uint16(0x7FFF)) > infinity
+    assert np.isnan(sums).all() if infinity is None else sums.all()
 
 
 def every_pair_of_16_bits() -> tuple[np.ndarray, np.ndarray]:

@@ -11,18 +11,19 @@ Its payload says so instead, every rank decodes NaN as it would without a codec,
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.bound import Bound, Usual, bound_decode, bound_encode
 from penstock.codecs.codec import Codec
 from penstock.codecs.contraction import contracts
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
-from penstock.codecs.published import PublishedCodec
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse import SparseCodec
-from penstock.codecs.sparse_block import VALUE_BITS
 from penstock.codecs.spec import parse_spec
 from penstock.errors import CodecError, NonFiniteError
+
+if TYPE_CHECKING:  # their kernels are compiled: only who asks for a sparse codec imports them, and numba with them
+    from penstock.codecs.published import PublishedCodec
+    from penstock.codecs.sparse import SparseCodec
 
 
 def wire_codec(spec: str, seed: int = 0) -> "WireCodec | SparseCodec | PublishedCodec":
@@ -36,16 +37,28 @@ def wire_codec(spec: str, seed: int = 0) -> "WireCodec | SparseCodec | Published
     unknown = sorted(parameters.keys() - {"density", "value_bits"})
     if unknown:
         raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted density and value_bits")
-    given: dict[str, Any] = {"density": _DENSITY, **parameters}
-    if given.get("value_bits") in VALUE_BITS:  # also where it is written as 16.0
-        given["value_bits"] = int(given["value_bits"])
-    return SPARSE_CODECS[name](SparseCodec(**given))
+    return SPARSE_CODECS[name](**{"density": _DENSITY, **parameters})
+
+
+def _sparse(**settings: Any) -> "SparseCodec":
+    from penstock.codecs.sparse import SparseCodec
+    from penstock.codecs.sparse_block import VALUE_BITS
+
+    if settings.get("value_bits") in VALUE_BITS:  # also where it is written as 16.0
+        settings["value_bits"] = int(settings["value_bits"])
+    return SparseCodec(**settings)
+
+
+def _published(**settings: Any) -> "PublishedCodec":
+    from penstock.codecs.published import PublishedCodec
+
+    return PublishedCodec(_sparse(**settings))
 
 
 _DENSITY = 0.001  # the paper's
-SPARSE_CODECS: Mapping[str, Callable[[SparseCodec], SparseCodec | PublishedCodec]] = {
-    "sparse": lambda codec: codec,
-    "published": PublishedCodec,
+SPARSE_CODECS: Mapping[str, "Callable[..., SparseCodec | PublishedCodec]"] = {
+    "sparse": _sparse,
+    "published": _published,
 }
 
 

@@ -5,16 +5,18 @@ can raise, or skip the step, together with the others.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.codecs.published import PublishedCodec
-from penstock.codecs.sparse import SparseCodec
 from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.errors import NonFiniteError
 from penstock.runtime.codec import Codec, Varying
 from penstock.runtime.transport import Array, Bytes
+
+if TYPE_CHECKING:  # their kernels are compiled: dense training does without
+    from penstock.codecs.published import PublishedCodec
+    from penstock.codecs.sparse import SparseCodec
 
 ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
 
@@ -108,7 +110,7 @@ class WatchedVarying(Watched):
 class WatchedMerging(Watched):
     """The same for a sparse codec, whose blocks are added without decoding them."""
 
-    _codec: SparseCodec | PublishedCodec
+    _codec: "SparseCodec | PublishedCodec"
 
     def encode(self, read: Array, residual: Array | None, out: Bytes) -> int:
         """Write the block of `read`; a residual is of no use any more once its gradient was not finite."""
