@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from penstock.errors import FitError
+from penstock.errors import FitError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
@@ -90,7 +90,21 @@ def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
 
 
+class Attentive(nn.Module):
+    """Attention reads the weights of its output layer by itself, and this model those of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.listed = nn.ParameterList([torch.randn(8, 8), torch.randn(8, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mixed, _ = self.attention(x, x, x)
+        return torch.tanh(mixed @ self.listed[0]) @ self.listed[1]
+
+
 MODELS = {
+    "attentive": Attentive,
     "plain": plain,
     "branches": Branches,
     "tied": Tied,
@@ -283,7 +297,7 @@ def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict
     """Train each (model, algorithm, strategy) of `penstock.torch.bsp`, and the model with torch's wrapper."""
     found = {}
     for model, algorithm, strategy in cases:
-        overlap.Split.least_nbytes = 0 if model == "plain" else 1 << 20  # layer by layer, and all of them together
+        overlap.Split.least_nbytes = 1 << 20 if model == "tied" else 0  # all layers together, and each by itself
         torch.manual_seed(1 + rank)  # ranks start apart: rank 0's weights count
         module = MODELS[model]()
         bsp = BulkSynchronous(module, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), algorithm, strategy)
@@ -291,10 +305,59 @@ def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict
             _loss(bsp, rank, step, {}).backward()
             bsp.step()
         bsp.close()
-        found[model, algorithm, strategy] = {
-            "state": {name: value.clone().numpy() for name, value in module.state_dict().items()}
-        }
+        found[model, algorithm, strategy] = {"state": _arrays(module)}
     return found
+
+
+def train_bulk_synchronous_otherwise(rank: int, algorithms: list[str]) -> dict[str, dict[str, Any]]:
+    """Add up two passes a step, under a schedule, and read the weights halfway; the same with torch's wrapper."""
+    overlap.Split.least_nbytes = 0
+    torch.manual_seed(1)
+    wrapper = TorchDDP(plain())
+    found = {"torch": _train_scheduled(wrapper, rank, [_adam(wrapper.parameters())])}
+    for algorithm in algorithms:
+        torch.manual_seed(1)
+        bsp = BulkSynchronous(plain(), _adam, algorithm)
+        found[algorithm] = _train_scheduled(bsp, rank, bsp.optimizers)
+        bsp.close()
+    return found
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.02)
+
+
+def _train_scheduled(wrapper: Any, rank: int, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 2, gamma=0.5) for each in optimizers]
+    halfway = {}
+    for step in range(8):
+        with wrapper.no_sync():
+            _loss(wrapper, rank, 2 * step, {}).backward()
+        _loss(wrapper, rank, 2 * step + 1, {}).backward()
+        for each in [wrapper] if hasattr(wrapper, "step") else optimizers:
+            each.step()
+        for each in [] if hasattr(wrapper, "step") else optimizers:
+            each.zero_grad()
+        for schedule in schedules:
+            schedule.step()
+        if step == 3:
+            halfway = _arrays(wrapper.module)
+    return {"halfway": halfway, "state": _arrays(wrapper.module)}
+
+
+def pass_backward_twice(rank: int, algorithm: str) -> dict[str, Any]:
+    """Run two backward passes before a step, without saying so."""
+    bsp = BulkSynchronous(plain(), _adam, algorithm)
+    _loss(bsp, rank, 0, {}).backward()
+    try:
+        _loss(bsp, rank, 1, {}).backward()
+    except PlanError as error:
+        return {"message": str(error)}
+    return {"message": ""}
+
+
+def _arrays(module: nn.Module) -> dict[str, Any]:
+    return {name: value.clone().numpy() for name, value in module.state_dict().items()}
 
 
 def train_plain(rank: int, models: list[str]) -> dict[str, dict[str, Any]]:
@@ -309,7 +372,7 @@ def train_plain(rank: int, models: list[str]) -> dict[str, dict[str, Any]]:
             _loss(wrapper, rank, step, {}).backward()
             optimizer.step()
             optimizer.zero_grad()
-        found[model] = {"state": {name: value.clone().numpy() for name, value in wrapper.module.state_dict().items()}}
+        found[model] = {"state": _arrays(wrapper.module)}
     return found
 
 

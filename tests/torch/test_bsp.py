@@ -7,7 +7,7 @@ import torch_training as training
 from spawn import spawn
 
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
-MODELS = ["plain", "tied", "frozen"]
+MODELS = ["plain", "tied", "frozen", "attentive", "branches"]
 CASES = [(model, algorithm, "") for model in MODELS for algorithm in ALGORITHMS]
 CASES += [("plain", "reduce_broadcast", "spanning_tree"), ("plain", "all_reduce", "recursive_doubling")]
 CASES += [("plain", "layers", "spanning_tree"), ("plain", "split", "bidirectional_exchange")]
@@ -41,6 +41,25 @@ def test_any_world_size(world_size):
         check(ours, theirs, case)
 
 
+@pytest.fixture(scope="module")
+def otherwise():
+    return spawn(2, training.train_bulk_synchronous_otherwise, ALGORITHMS)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("when", ["halfway", "state"])
+def test_schedules_and_passes_that_add_up_are_those_of_torch(otherwise, algorithm, when):
+    for name, value in otherwise[0][algorithm][when].items():
+        np.testing.assert_allclose(value, otherwise[0]["torch"][when][name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(value, otherwise[1][algorithm][when][name])
+
+
+@pytest.mark.parametrize("algorithm", ["layers", "split"])
+def test_a_second_backward_pass_that_would_be_lost_is_refused(algorithm):
+    (found,) = spawn(1, training.pass_backward_twice, algorithm)
+    assert "a second backward pass before step(), when its gradients are on their way; run all but" in found["message"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -49,6 +68,7 @@ def test_any_world_size(world_size):
             "no algorithm called 'best'; wanted one of reduce_broadcast, all_reduce",
         ),
         ({"resync_every": 0}, "resync_every is 0; wanted at least 1"),
+        ({"strategy": "best"}, "no strategy called 'best'; wanted one of .*ring"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -43,11 +43,22 @@ def test_layers_of_different_types_stay_apart():
 
 def test_gradients_are_the_buffer_itself():
     layer = one_layer(nn.Linear(2, 1))
-    layer.flat[:] = torch.tensor([1.0, 2.0, 3.0])
+    layer.flat[:] = torch.tensor([1.0, 2.0, 3.0, 1.0, 1.0])
     layer.lend_gradients()
     weight, bias = layer.parameters
     assert weight.grad.tolist() == [[1.0, 2.0]]
     assert bias.grad.data_ptr() == layer.flat[2:].data_ptr()
+
+
+def test_a_parameter_without_a_gradient_on_any_rank_gets_none():
+    first, second = one_layer(nn.Linear(2, 1)), one_layer(nn.Linear(2, 1))
+    first.parameters[0].grad = torch.ones(1, 2)
+    for layer in (first, second):
+        layer.pack_gradients(2)
+    first.flat.add_(second.flat)
+    first.lend_gradients()
+    assert first.parameters[0].grad.tolist() == [[0.5, 0.5]]
+    assert first.parameters[1].grad is None
 
 
 def test_a_module_without_parameters_is_refused():

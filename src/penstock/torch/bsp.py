@@ -4,7 +4,7 @@
     for inputs, targets in data:
         loss_function(bsp(inputs), targets).backward()
         bsp.step()                          # communicates and updates; gradients are gone afterwards
-    bsp.finish()                            # before weights are read, saved or compared
+    bsp.finish()                            # before weights are read or compared; state_dict() does so
 
 | algorithm | | what travels | when |
 | --- | --- | --- | --- |
@@ -13,9 +13,13 @@
 | `layers` | Alg. 1 | as Alg. 2, layer by layer | gradients during backward, weights during the next forward pass |
 | `split` | ours | an all-reduce per layer, in two halves | one during backward, one during the next forward pass |
 
-All of them compute what plain data parallelism computes. Every rank must run the same graph.
+All of them compute what plain data parallelism computes. Parameters may have no gradient, on some ranks or on all. Each
+rank's buffers stay its own. Schedulers take `bsp.optimizers`, one or one for each layer, and are stepped after
+`bsp.step()`; in the algorithms that update on rank 0 only, their state is there.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +28,7 @@ import torch.distributed as dist
 from penstock.errors import PlanError
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.strategies import names
 from penstock.torch.hook import TIMEOUT_SECONDS
 from penstock.torch.overlap import Layers, Split
 from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast, Sender
@@ -34,6 +39,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "layers": Layers,
     "split": Split,
 }
+OPERATIONS = ("reduce", "broadcast", "all_reduce", "reduce_scatter", "all_gather")
 
 
 class BulkSynchronous(torch.nn.Module):
@@ -51,6 +57,9 @@ class BulkSynchronous(torch.nn.Module):
         super().__init__()
         if algorithm not in ALGORITHMS:
             raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}")
+        if strategy and not any(strategy in names(operation) for operation in OPERATIONS):
+            known = sorted({name for operation in OPERATIONS for name in names(operation)})
+            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(known)}")
         if resync_every < 1:
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
         self.module = module
@@ -69,6 +78,20 @@ class BulkSynchronous(torch.nn.Module):
     def step(self) -> None:
         """Exchange gradients and update weights, or start to, and forget the gradients."""
         self._algorithm.step()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes add up gradients and send nothing: all but the last before a step."""
+        self._algorithm.sends = False
+        try:
+            yield
+        finally:
+            self._algorithm.sends = True
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """What updates the weights."""
+        return self._algorithm.every_optimizer()
 
     def finish(self) -> None:
         """Wait until this rank's weights are those of the last step."""

@@ -12,24 +12,28 @@ Group = tuple[str, list[torch.nn.Parameter]]  # submodules that travel together:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """Parameters that one submodule owns, with one buffer that holds all their elements."""
+    """Parameters that one submodule owns, with one buffer that holds all their elements.
+
+    Behind them it has one element for each parameter, whose sum says how many ranks had a gradient.
+    """
 
     name: str
     parameters: tuple[torch.nn.Parameter, ...]
-    flat: torch.Tensor  # as many elements as all parameters together
+    flat: torch.Tensor  # the elements of all parameters, then one for each
 
     def pack_gradients(self, divide_by: int) -> None:
         """Fill the buffer with the gradients, divided; a parameter without one counts as zero."""
-        for parameter, part in zip(self.parameters, self._parts(), strict=True):
+        for parameter, part, used in zip(self.parameters, self._parts(), self._used(), strict=True):
+            used.fill_(parameter.grad is not None)
             if parameter.grad is None:
                 part.zero_()
             else:
                 torch.div(parameter.grad, divide_by, out=part)
 
     def lend_gradients(self) -> None:
-        """Let the buffer be the gradients, without a copy, until they are forgotten."""
-        for parameter, part in zip(self.parameters, self._parts(), strict=True):
-            parameter.grad = part
+        """Let the buffer be the gradients, without a copy, until they are forgotten; none where no rank had one."""
+        for parameter, part, used in zip(self.parameters, self._parts(), self._used().tolist(), strict=True):
+            parameter.grad = part if used else None
 
     def pack_weights(self) -> None:
         """Fill the buffer with the weights."""
@@ -44,8 +48,11 @@ class Layer:
 
     def _parts(self) -> Sequence[torch.Tensor]:
         sizes = [parameter.numel() for parameter in self.parameters]
-        parts = torch.split(self.flat, sizes)
+        parts = torch.split(self.flat[: sum(sizes)], sizes)
         return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+
+    def _used(self) -> torch.Tensor:
+        return self.flat[-len(self.parameters) :]
 
 
 def one_layer(module: torch.nn.Module) -> Layer:
@@ -99,4 +106,4 @@ def _layer(name: str, parameters: list[torch.nn.Parameter]) -> Layer:
     if len(kinds) > 1 or next(iter(kinds))[1] != "cpu":
         raise PlanError(f"layer {name!r} has parameters of {sorted(map(str, kinds))}; wanted one type, on the CPU")
     numel = sum(parameter.numel() for parameter in parameters)
-    return Layer(name, tuple(parameters), torch.empty(numel, dtype=parameters[0].dtype))
+    return Layer(name, tuple(parameters), torch.empty(numel + len(parameters), dtype=parameters[0].dtype))

@@ -47,6 +47,7 @@ class Algorithm:
     ) -> None:
         self.module, self.make_optimizer, self.sender = module, make_optimizer, sender
         self.strategy, self.resync_every = strategy, resync_every
+        self.sends = True  # False in no_sync: gradients only add up
 
     def begin(self) -> None:
         """Give everybody rank 0's weights and buffers."""
@@ -55,6 +56,10 @@ class Algorithm:
 
     def step(self) -> None:
         """Exchange gradients and update weights, or start to."""
+        raise AssertionError("each algorithm has its own")
+
+    def every_optimizer(self) -> Sequence[torch.optim.Optimizer]:
+        """Return the optimizers, one for each layer where layers are updated by themselves."""
         raise AssertionError("each algorithm has its own")
 
     def finish(self) -> None:
@@ -75,14 +80,22 @@ class Algorithm:
         return {"strategy": self.strategy} if self.strategy in names(operation) else {}
 
 
-class ReduceBroadcast(Algorithm):
-    """Algorithm 2: rank 0 collects the gradients, updates, and sends the weights."""
+class Whole(Algorithm):
+    """Treats the module as one layer, with one optimizer."""
 
     def begin(self) -> None:
-        """Start from rank 0's weights, with one optimizer."""
+        """Start from rank 0's weights."""
         super().begin()
         self.whole = one_layer(self.module)
         self.optimizer = self.make_optimizer(self.whole.parameters)
+
+    def every_optimizer(self) -> Sequence[torch.optim.Optimizer]:
+        """Return the one optimizer."""
+        return [self.optimizer]
+
+
+class ReduceBroadcast(Whole):
+    """Algorithm 2: rank 0 collects the gradients, updates, and sends the weights."""
 
     def step(self) -> None:
         """Reduce, update on rank 0, broadcast."""
@@ -96,18 +109,13 @@ class ReduceBroadcast(Algorithm):
         forget_gradients(self.whole)
 
 
-class AllReduce(Algorithm):
+class AllReduce(Whole):
     """Algorithm 3: everybody gets the sum and updates; now and then rank 0's weights settle rounding differences.
 
     Our all-reduce gives every rank the same bits, so the weights do not drift apart; the broadcast is the paper's.
     """
 
-    def begin(self) -> None:
-        """Start from rank 0's weights, with one optimizer."""
-        super().begin()
-        self.whole = one_layer(self.module)
-        self.optimizer = self.make_optimizer(self.whole.parameters)
-        self.steps = 0
+    steps = 0
 
     def step(self) -> None:
         """All-reduce, update everywhere, and sometimes broadcast."""
