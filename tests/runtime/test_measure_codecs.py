@@ -1,5 +1,8 @@
+import numpy as np
 import pytest
 
+from penstock.codecs.registry import make_codec
+from penstock.codecs.sparse import SparseCodec
 from penstock.errors import CodecError
 from penstock.runtime import measure_codecs as module
 from penstock.runtime.measure import measure_network
@@ -51,6 +54,33 @@ def test_all_ranks_return_the_same_curves_with_the_network():
     first, second = run_ranks(2, lambda one: measure_network(one, seconds=1.0, codecs=["fp16"]).network)
     assert first == second
     assert first.codecs["fp16"].ratio == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["graddrop(density=0.05)", "adacomp", "3lc"])
+def test_payloads_that_differ_in_size_from_encode_to_encode_are_decoded_as_they_were_made(name):
+    operations = dict(module._operations(make_codec(name), 4096, HostMemory()))
+    for operation in ("encode", "decode", "encode", "decode_add"):
+        for _ in range(3):
+            operations[operation]()
+
+
+def test_two_different_blocks_are_merged_each_time():
+    codec, merged = SparseCodec(0.1), []
+
+    class Watching:
+        max_nbytes, encode, decode, decode_add = codec.max_nbytes, codec.encode, codec.decode, codec.decode_add
+
+        def merge(self, read, write, residual):
+            other = codec.read(read, 4096).indices.copy()
+            merged.append(np.intersect1d(other, codec.read(write, 4096).indices).size)
+            codec.merge(read, write, residual)
+
+    operations = dict(module._operations(Watching(), 4096, HostMemory()))
+    for _ in range(3):
+        operations["encode"]()
+        operations["block_merge"]()
+    assert merged[0] < 100  # of 410 entries: those of independent gradients seldom meet
+    assert len(set(merged)) == 1
 
 
 def test_unknown_codecs_are_named():

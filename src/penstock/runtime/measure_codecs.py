@@ -90,11 +90,23 @@ def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, C
     payload = memory.payload(codec.max_nbytes(numel))
     kept = Residual(residual) if getattr(codec, "puts_off", False) and isinstance(memory, HostMemory) else residual
     yield "encode", lambda: codec.encode(gradient, kept, payload)
-    packed = payload[: codec.encode(gradient, None, payload)]
+    packed = _packed(codec, gradient, memory)  # memory of its own: what the timed encodes write may be longer
     yield "decode", lambda: codec.decode(packed, out)
     yield "decode_add", lambda: codec.decode_add(packed, out)
     if hasattr(codec, "merge"):
-        yield "block_merge", lambda: codec.merge(packed, payload, residual)
+        other, merged = _packed(codec, memory.gradient(numel + 1)[1:], memory), memory.payload(len(payload))
+
+        def merge() -> None:
+            merged[: len(packed)] = packed
+            codec.merge(other, merged, residual)
+
+        yield "block_merge", merge
+
+
+def _packed(codec: Any, gradient: Any, memory: Memory) -> Any:
+    """Return the payload of a gradient, as long as it is."""
+    payload = memory.payload(codec.max_nbytes(len(gradient)))
+    return payload[: codec.encode(gradient, None, payload)]
 
 
 def _agreed_seconds(run: Callable[[], Any], transport: Transport | None, budget: float, memory: Memory) -> float:
