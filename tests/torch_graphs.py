@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch.bsp import BulkSynchronous
+from penstock.torch.overlap import BulkSynchronous
 from torch_training import quick
 from torch_zoo import BATCH, small_task
 

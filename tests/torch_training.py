@@ -21,8 +21,8 @@ from penstock.errors import FitError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import comm_hook, overlap
-from penstock.torch.bsp import BulkSynchronous
+from penstock.torch import comm_hook, layered
+from penstock.torch.overlap import BulkSynchronous
 
 ONEBIT = ("ring+onebit", "parameter_server+onebit", "all_gather+onebit")
 CODECS = ("onebit", "terngrad(bitwidth=2)", "tbq", "topk(density=0.25)")
@@ -294,10 +294,10 @@ def _train_few(wrapper: nn.Module, rank: int) -> dict[str, Any]:
 
 
 def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Train each (model, algorithm, strategy) of `penstock.torch.bsp`, and the model with torch's wrapper."""
+    """Train each (model, algorithm, strategy) of `penstock.torch.overlap`, and the model with torch's wrapper."""
     found = {}
     for model, algorithm, strategy in cases:
-        overlap.Split.least_nbytes = 1 << 20 if model == "tied" else 0  # all layers together, and each by itself
+        layered.Split.least_nbytes = 1 << 20 if model == "tied" else 0  # all layers together, and each by itself
         torch.manual_seed(1 + rank)  # ranks start apart: rank 0's weights count
         module = MODELS[model]()
         bsp = BulkSynchronous(module, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), algorithm, strategy)
@@ -311,7 +311,7 @@ def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict
 
 def train_bulk_synchronous_otherwise(rank: int, algorithms: list[str]) -> dict[str, dict[str, Any]]:
     """Add up two passes a step, under a schedule, and read the weights halfway; the same with torch's wrapper."""
-    overlap.Split.least_nbytes = 0
+    layered.Split.least_nbytes = 0
     torch.manual_seed(1)
     wrapper = TorchDDP(plain())
     found = {"torch": _train_scheduled(wrapper, rank, [_adam(wrapper.parameters())])}

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from penstock.errors import PenstockError
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
-from penstock.torch.bsp import ALGORITHMS, BulkSynchronous
+from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
 
 ALONE = "no-communication"
 DEFAULT = "ddp"

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.torch.ddp import DistributedDataParallel
     from penstock.torch.hook import comm_hook
+    from penstock.torch.overlap import BulkSynchronous
     from penstock.torch.profile import Profiler, profile_backward
 
-__all__ = ["DistributedDataParallel", "Profiler", "comm_hook", "profile_backward"]
-_HOME = {"DistributedDataParallel": "ddp", "Profiler": "profile", "comm_hook": "hook", "profile_backward": "profile"}
+__all__ = ["BulkSynchronous", "DistributedDataParallel", "Profiler", "comm_hook", "profile_backward"]
+_HOME = {
+    "BulkSynchronous": "overlap",
+    "DistributedDataParallel": "ddp",
+    "Profiler": "profile",
+    "comm_hook": "hook",
+    "profile_backward": "profile",
+}
 
 
 def __getattr__(name: str) -> Any:

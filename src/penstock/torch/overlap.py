@@ -1,166 +1,102 @@
-"""Algorithm 1 of Wang et al., and its modern form: communicate while computing, layer by layer."""
+"""Bulk-synchronous SGD in the three forms of Wang et al. (section 3.3), and a fourth that overlaps more.
 
-from collections.abc import Sequence
-from concurrent.futures import Future
-from functools import partial
+    bsp = BulkSynchronous(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1), algorithm="all_reduce")
+    for inputs, targets in data:
+        loss_function(bsp(inputs), targets).backward()
+        bsp.step()                          # communicates and updates; gradients are gone afterwards
+    bsp.finish()                            # before weights are read or compared; state_dict() does so
+
+| algorithm | | what travels | when |
+| --- | --- | --- | --- |
+| `reduce_broadcast` | Alg. 2 | gradients to rank 0, which updates; weights to everybody | after the backward pass |
+| `all_reduce` | Alg. 3 | gradients to everybody, everybody updates; weights from rank 0 every 5 steps | after it |
+| `layers` | Alg. 1 | as Alg. 2, layer by layer | gradients during backward, weights during the next forward pass |
+| `split` | ours | an all-reduce per layer, in two halves | one during backward, one during the next forward pass |
+
+All of them compute what plain data parallelism computes. Parameters may have no gradient, on some ranks or on all. Each
+rank's buffers stay its own. Schedulers take `bsp.optimizers`, one or one for each layer, and are stepped after
+`bsp.step()`; in the algorithms that update on rank 0 only, their state is there.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from penstock.errors import PlanError
-from penstock.torch.calls import Calls
-from penstock.torch.layers import Layer, layers_of
-from penstock.torch.put_off import Settings, settings_of, step_with
-from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
+from penstock.runtime.communicator import Communicator
+from penstock.runtime.transport.c10d import C10dTransport
+from penstock.strategies import names
+from penstock.torch.hook import TIMEOUT_SECONDS
+from penstock.torch.layered import Layers, Split
+from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast, Sender
 
-BLOCK_NUMEL = 512 * 1024  # 2 MiB of float32: 61 MB took 4 ranks 0.47 s of processor time, in quarters 0.66
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "reduce_broadcast": ReduceBroadcast,
+    "all_reduce": AllReduce,
+    "layers": Layers,
+    "split": Split,
+}
+OPERATIONS = ("reduce", "broadcast", "all_reduce", "reduce_scatter", "all_gather")
 
 
-class Layered(Algorithm):
-    """Sends layer by layer: gradients as soon as backward has them, in one order on all ranks: the last layer first."""
+class BulkSynchronous(torch.nn.Module):
+    """A module that is trained by one of the algorithms above; `make_optimizer` is called per layer where layered."""
 
-    gradients_by = "reduce"
-    least_nbytes = 0  # of a layer, smaller neighbours together; Algorithm 1 sends every layer by itself
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        make_optimizer: MakeOptimizer,
+        algorithm: str = "split",
+        strategy: str = "",
+        resync_every: int = 5,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        if algorithm not in ALGORITHMS:
+            raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}")
+        if strategy and not any(strategy in names(operation) for operation in OPERATIONS):
+            known = sorted({name for operation in OPERATIONS for name in names(operation)})
+            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(known)}")
+        if resync_every < 1:
+            raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
+        self.module = module
+        group = process_group or dist.group.WORLD
+        chosen = ALGORITHMS[algorithm]
+        ranks = dist.get_process_group_ranks(group)
+        ours = [dist.new_group(ranks, backend="gloo") for _ in range(chosen.lanes)]
+        sender = Sender([Communicator(C10dTransport(each), TIMEOUT_SECONDS) for each in ours])
+        self._algorithm = chosen(module, make_optimizer, sender, strategy, resync_every)
+        self._algorithm.begin()
 
-    def begin(self) -> None:
-        """Start from rank 0's weights, with an optimizer per layer and hooks on gradients and layers."""
-        super().begin()
-        self.layers = layers_of(self.module, self.least_nbytes)
-        self.optimizers = {layer: self.make_optimizer(layer.parameters) for layer in self.layers}
-        self.settings: dict[Layer, Settings] = {}  # of optimizers whose step is put off
-        self.ready: dict[Layer, int] = dict.fromkeys(self.layers, 0)  # parameters whose gradient has come
-        self.lane = {layer: index % self.lanes for index, layer in enumerate(self.layers)}
-        self.sent: dict[Layer, Future[None]] = {}
-        self.coming: dict[Layer, Future[None]] = {}  # second halves on their way
-        owners = {parameter: layer for layer in self.layers for parameter in layer.parameters}
-        self.calls = Calls(self.module, owners)
-        self.handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
-            for parameter, layer in owners.items()
-        ]
-        self.handles += [each.register_forward_pre_hook(self._before_module) for each in self.module.modules()]
-        self.handles.append(self.module.register_state_dict_pre_hook(lambda *_: self.finish()))  # type: ignore[no-untyped-call]
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module; with overlap, each layer waits for its own weights only."""
+        return self.module(*inputs, **kwargs)
 
     def step(self) -> None:
-        """Send what has not been sent and start the second half; it goes on during the next forward pass."""
-        for layer in reversed(self.layers):
-            if layer not in self.sent:  # some parameter had no gradient this time
-                self._arrive(layer)  # nor was it needed, perhaps
-                self._send_gradients(layer)
-        self._second_half()
-        self.sent.clear()
-        self.ready = dict.fromkeys(self.layers, 0)
-        for layer in self.layers:
-            forget_gradients(layer)
-        self.calls.step()
-        for layer in self.calls.unannounced:
-            self._arrive(layer)
+        """Exchange gradients and update weights, or start to, and forget the gradients."""
+        self._algorithm.step()
 
-    def every_optimizer(self) -> Sequence[torch.optim.Optimizer]:
-        """Return the optimizer of each layer."""
-        return list(self.optimizers.values())
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let backward passes add up gradients and send nothing: all but the last before a step."""
+        self._algorithm.sends = False
+        try:
+            yield
+        finally:
+            self._algorithm.sends = True
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """What updates the weights."""
+        return self._algorithm.every_optimizer()
 
     def finish(self) -> None:
-        """Wait for all second halves."""
-        for layer in self.layers:
-            self._arrive(layer)
+        """Wait until this rank's weights are those of the last step."""
+        self._algorithm.finish()
 
     def close(self) -> None:
-        """Finish, remove the hooks and end the communication thread."""
-        self.finish()
-        for handle in self.handles:
-            handle.remove()
-        self.sender.close()
-
-    def _on_gradient(self, layer: Layer, _: torch.nn.Parameter) -> None:
-        if not self.sends:
-            return
-        self._check_order(layer)
-        self.ready[layer] += 1
-        for candidate in reversed(self.layers):
-            if candidate in self.sent:
-                continue
-            if self.ready[candidate] < len(candidate.parameters):
-                return
-            self._send_gradients(candidate)
-
-    def _check_order(self, layer: Layer) -> None:
-        """Refuse gradients that would be lost, and those of weights from before the last step."""
-        if layer in self.sent:
-            raise PlanError(
-                f"layer {layer.name!r}: a second backward pass before step(), when its gradients are on their way; "
-                "run all but the last backward pass in no_sync()"
-            )
-        if layer in self.coming:
-            raise PlanError(
-                f"layer {layer.name!r} was used without calling its module, as all passes before did; its weights were "
-                "those before the last step: use algorithm='all_reduce' for such a model"
-            )
-
-    def _send_gradients(self, layer: Layer) -> None:
-        layer.pack_gradients(self.sender.world_size)
-        options = self._first_options()
-        self.sent[layer] = self.sender.start(self.gradients_by, layer.flat, self.lane[layer], **options)
-
-    def _before_module(self, module: torch.nn.Module, _inputs: Any) -> None:
-        for layer in self.calls.before(module):
-            self._arrive(layer)
-
-    def _first_options(self) -> dict[str, Any]:
-        return self._by(self.gradients_by)
-
-    def _second_half(self) -> None:
-        raise AssertionError("each algorithm has its own")
-
-    def _arrive(self, layer: Layer) -> None:
-        raise AssertionError("each algorithm has its own")
-
-
-class Layers(Layered):
-    """Algorithm 1: a layer's gradients travel during backward of the layer below, its weights during forward of it."""
-
-    def _first_options(self) -> dict[str, Any]:
-        return {"root": ROOT, **self._by("reduce")}
-
-    def _second_half(self) -> None:
-        for layer in self.layers:
-            self.sent[layer].result()
-            if self.sender.rank == ROOT:
-                layer.lend_gradients()
-                self.optimizers[layer].step()
-                layer.pack_weights()
-            self.coming[layer] = self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast"))
-
-    def _arrive(self, layer: Layer) -> None:
-        if (coming := self.coming.pop(layer, None)) is not None:
-            coming.result()
-            layer.unpack_weights()
-
-
-class Split(Layered):
-    """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here.
-
-    Neighbouring layers travel in two lanes: while the steps of one collective wait for a busy rank, the other's bytes
-    keep the wire busy. Both halves of a layer are in one lane, so that the second comes after the first.
-    """
-
-    lanes = 2
-    gradients_by = "reduce_scatter"
-    least_nbytes = 2 << 20
-
-    def _by(self, operation: str) -> dict[str, Any]:
-        """Cut chunks into few blocks: what the interpreter does for each is taken from computation all the time."""
-        return {"block_numel": BLOCK_NUMEL, **super()._by(operation)}
-
-    def _second_half(self) -> None:
-        for layer in self.layers:
-            self.settings[layer] = settings_of(self.optimizers[layer])
-            options = self._by("all_gather")
-            self.coming[layer] = self.sender.start("all_gather", layer.flat, self.lane[layer], **options)
-
-    def _arrive(self, layer: Layer) -> None:
-        if (coming := self.coming.pop(layer, None)) is not None:
-            coming.result()
-            layer.lend_gradients()
-            step_with(self.optimizers[layer], self.settings[layer])
-            forget_gradients(layer)
+        """Finish, remove all hooks and end the communication thread."""
+        self._algorithm.close()

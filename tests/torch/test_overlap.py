@@ -74,7 +74,7 @@ def test_a_second_backward_pass_that_would_be_lost_is_refused(algorithm):
 def test_bad_options_are_refused(options, message):
     torch = pytest.importorskip("torch")
     from penstock.errors import PlanError
-    from penstock.torch.bsp import BulkSynchronous
+    from penstock.torch.overlap import BulkSynchronous
 
     with pytest.raises(PlanError, match=message):
         BulkSynchronous(torch.nn.Linear(1, 1), torch.optim.SGD, **options)
