@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
+PATIENCE_MS = 240_000  # only what hangs takes so long, not what a busy machine slows down
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -21,7 +22,9 @@ def chromium():
     if path is None:
         pytest.skip(f"no Chromium: looked for {', '.join(NAMES)}; apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])  # tests may run as root
+        browser = driver.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS
+        )  # tests may run as root
         try:
             yield browser
         finally:

@@ -243,7 +243,7 @@ def drop_wrappers(rank: int) -> tuple[list[str], int]:
         wrapper(torch.ones(1, 4)).sum().backward()
         del wrapper
         gc.collect()
-    deadline = monotonic() + 10  # a thread ends soon after its pool is gone, not at once
+    deadline = monotonic() + 60  # a thread ends soon after its pool is gone, not at once
     while (left := [each.name for each in threading.enumerate() if "penstock" in each.name]) and monotonic() < deadline:
         sleep(0.01)
     return left, sum(len(each._post_accumulate_grad_hooks or ()) for each in module.parameters())

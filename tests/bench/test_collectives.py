@@ -36,7 +36,7 @@ def test_a_prediction_is_the_simulators_time_of_the_same_program():
 
 def bench(*arguments):
     command = [sys.executable, "-m", "penstock", "bench", "collectives", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_a_run_on_loopback_prints_every_case_and_keeps_the_record(tmp_path):

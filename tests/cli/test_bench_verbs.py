@@ -23,7 +23,7 @@ def hosts():
 
 def bench(*arguments):
     command = [sys.executable, "-m", "penstock", "bench", *arguments, "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

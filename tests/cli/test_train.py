@@ -160,24 +160,31 @@ def test_mpirun_as_launcher_joins_stops_and_names_a_rank_that_dies(tmp_path):
     options = ("--planner", "naive", "--engine", "mpi", "--workers", 2)
     process = begin(tmp_path, *options, "--save", tmp_path)
     process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=300)
     assert process.returncode == 130
     assert complaint.strip() == f"penstock: stopped; go on with `penstock train --resume {tmp_path}`"
 
     process = begin(tmp_path, *options)
     ranks = [pid for pid in descendants(process.pid) if b"penstock.train.worker" in words_of(pid)[:3]]
     os.kill(next(pid for pid in ranks if b"OMPI_COMM_WORLD_RANK=1" in environment_of(pid)), signal.SIGKILL)
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=300)
     assert process.returncode == 1
     assert complaint.strip() == "penstock: rank 1 was ended by SIGKILL; the other workers were ended too"
-    time.sleep(0.5)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert all(soon_gone(pid) for pid in ranks)
 
 
 def descendants(pid):
     """Return the processes that `pid` started, and those that they did."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(each) for child in children for each in (child, *descendants(child))]
+
+
+def soon_gone(pid):
+    """Tell whether a process ends within a minute."""
+    give_up = time.monotonic() + 60
+    while (there := Path(f"/proc/{pid}").exists()) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    return not there
 
 
 def words_of(pid):
@@ -202,7 +209,7 @@ def begin(tmp_path, *options):
 def test_ctrl_c_saves_says_so_once_and_exits_with_130(tmp_path):
     process = begin(tmp_path, "--save", tmp_path)
     process.send_signal(signal.SIGINT)
-    output, complaint = process.communicate(timeout=60)
+    output, complaint = process.communicate(timeout=300)
     assert process.returncode == 130
     assert complaint.strip() == f"penstock: stopped; go on with `penstock train --resume {tmp_path}`"
     last = json.loads(output.splitlines()[-1])
@@ -215,11 +222,10 @@ def test_a_killed_worker_ends_the_job_with_its_rank(tmp_path):
     process = begin(tmp_path)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), signal.SIGKILL)
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate(timeout=300)
     assert process.returncode == 1
     assert complaint.strip() == "penstock: rank 1 was ended by SIGKILL; the other workers were ended too"
-    time.sleep(0.1)
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert all(soon_gone(child) for child in children)
 
 
 def test_options_that_would_change_the_bits_are_refused_on_resume(finished):
@@ -234,7 +240,7 @@ def test_options_that_would_change_the_bits_are_refused_on_resume(finished):
 
 
 def test_torchruns_workers_join():
-    arguments = ["--nproc-per-node", "2", "--master-port", "29661", "-m", "penstock", "train", "--task", TINY]
+    arguments = ["--standalone", "--nproc-per-node", "2", "-m", "penstock", "train", "--task", TINY]
     result = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *arguments, "--planner", "stock", "--steps", "3", "--json"],
         capture_output=True, text=True, check=False,

@@ -28,7 +28,7 @@ def run(*command, **environment):
 
 
 def torchrun(*command):
-    return run("torch.distributed.run", "--nproc-per-node", 2, "--master-port", 29653, "-m", "penstock", *command)
+    return run("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "penstock", *command)
 
 
 @pytest.mark.parametrize("verb", [("measure",), ("replay", "resnet50")])

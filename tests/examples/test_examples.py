@@ -37,6 +37,6 @@ def test_moving_to_penstock_changes_one_import_and_nothing_else():
 
 
 def test_the_example_trains_under_torchrun():
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLES / "train_ddp.py"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = subprocess.run([*command, EXAMPLES / "train_ddp.py"], capture_output=True, text=True, check=False)
     assert result.stdout == "learned the circle\n", result.stderr

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from browser import chromium
+from browser import PATIENCE_MS, chromium
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -40,6 +40,7 @@ def test_the_record_of_a_real_run_fills_every_part_of_the_report(folder):
 def test_a_browser_draws_all_of_it_without_complaint(folder):
     with chromium() as browser:
         page = browser.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         complaints = []
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from browser import chromium
+from browser import PATIENCE_MS, chromium
 from penstock.report.write_report import write_report
 from report_samples import save_sample_runs
 
@@ -33,6 +33,7 @@ def open_page(browser, report):
         context = browser.new_context(viewport=viewport, **settings)
         contexts.append(context)
         page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from browser import chromium
+from browser import PATIENCE_MS, chromium
 from penstock.cost.collectives import ALL_REDUCE
 from penstock.cost.compressed import COMPRESSED
 from penstock.cost.ways import way_for
@@ -36,6 +36,7 @@ def page(tmp_path_factory):
     report = write_report(save_sample_runs(tmp_path_factory.mktemp("runs")))
     with chromium() as browser:
         opened = browser.new_page()
+        opened.set_default_timeout(PATIENCE_MS)
         opened.goto(report.page.as_uri())
         yield opened
 

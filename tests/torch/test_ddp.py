@@ -162,7 +162,7 @@ def test_bad_options_are_refused_before_anything_runs(options, message):
 
 
 def test_a_rank_that_dies_is_named_on_the_others_and_nothing_hangs():
-    survivor, dead = spawn_outcomes(2, training.lose_a_rank, seconds=60)
+    survivor, dead = spawn_outcomes(2, training.lose_a_rank)
     assert dead.exit_code == 7
     during, afterwards = survivor.value.split(" | ")
     assert during.startswith("TransportError: ")

@@ -28,7 +28,7 @@ def test_over_mpi_the_wrapper_does_what_it_does_over_gloo(tmp_path):
     command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "3", sys.executable]
     command += [str(TESTS / "torch_mpi_worker.py"), str(tmp_path / "store")]
     environment = {**os.environ, "PYTHONPATH": ":".join(paths), "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert sorted(re.findall(r"^ok \d$", done.stdout, re.MULTILINE)) == ["ok 0", "ok 1", "ok 2"], done.stderr
 
 

@@ -82,7 +82,8 @@ def test_a_run_tells_what_it_did(tmp_path):
     assert [event.kind for event in events if event.kind != "steps"] == ["ready", *["evaluated"] * 11, "done"]
     record = events[-1].values["record"]
     assert record["workers"] == 2
-    assert record["compute_seconds"] + record["exposed_seconds"] == pytest.approx(record["iteration_seconds"], rel=0.2)
+    compute, whole = record["compute_seconds"], record["iteration_seconds"]
+    assert compute + record["exposed_seconds"] == pytest.approx(max(compute, whole))
     gradients = 4 * (8 * 33 + 33 + 2 * 33 + 33 * 7 + 7 + 7 + 1)
     assert record["bytes_per_iteration"] == record["dense_bytes_per_iteration"] == gradients  # 2 (P-1)/P of them
     assert {span["rank"] for span in record["timeline"]["measured"]} == {0, 1}

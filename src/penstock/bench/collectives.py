@@ -6,7 +6,6 @@ predicts from alpha, beta and gamma as measured in the same run (`predicted_seco
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from penstock.bench.jobs import Output, Place
 from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.launch import Outcome, Sink, run_workers
 from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.ports import free_port
 from penstock.cluster.rates import parse_rate
 from penstock.cluster.tools import run_command
 from penstock.cluster.workers import Worker
@@ -74,9 +74,7 @@ def _run(place: Place, job: Job, links: str, sink: Sink) -> Outcome:
 
 
 def _gloo_workers(hosts: int, command: Sequence[str]) -> list[Worker]:
-    with socket.socket() as probe:  # a port that is free now, so that two benchmarks can run at once
-        probe.bind(("127.0.0.1", 0))
-        meeting = ["MASTER_ADDR=127.0.0.1", f"MASTER_PORT={probe.getsockname()[1]}"]
+    meeting = ["MASTER_ADDR=127.0.0.1", f"MASTER_PORT={free_port()}"]  # so that two benchmarks can run at once
     common = ["env", *meeting, "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"]
     return [Worker(rank, (*common, f"RANK={rank}", f"WORLD_SIZE={hosts}", *command)) for rank in range(hosts)]
 

@@ -1,11 +1,11 @@
 """The smoke test: two workers on this machine add up a vector over each engine and compare it with the sum."""
 
-import socket
 import sys
 from collections.abc import Sequence
 
 from penstock.cluster.launch import run_workers
 from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.ports import free_port
 from penstock.cluster.sinks import Collected
 from penstock.cluster.tools import run_command
 from penstock.cluster.workers import Worker
@@ -39,7 +39,7 @@ def smoke(engine: str) -> Finding:
 
 def gloo_workers() -> list[Worker]:
     """Return two workers with what torchrun would put into their environment, on the loopback interface."""
-    meeting = (f"MASTER_PORT={_free_port()}", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo")
+    meeting = (f"MASTER_PORT={free_port()}", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo")
     return [
         Worker(rank, ("env", f"RANK={rank}", f"WORLD_SIZE={WORKERS}", *meeting, *WORKER, "gloo"))
         for rank in range(WORKERS)
@@ -63,12 +63,6 @@ def complaint(heard: Collected, rank: int) -> str:
     said = [line.strip() for line in heard.text(rank, "stderr").splitlines() if line.strip()]
     named = [line for line in said if "Error" in line]
     return (named or said or ["it said nothing"])[-1]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 _REMEDIES = {

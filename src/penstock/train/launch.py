@@ -6,7 +6,6 @@ needs beside MPI.
 
 import json
 import signal
-import socket
 import sys
 import tempfile
 from collections import deque
@@ -20,6 +19,7 @@ from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.launch import Outcome, run_workers
 from penstock.cluster.links import NIC
 from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_local_mpirun, rank_output
+from penstock.cluster.ports import free_port
 from penstock.cluster.tools import run_command
 from penstock.cluster.workers import Worker
 from penstock.errors import WorkerError
@@ -92,18 +92,12 @@ def _run_mpi(job: Job, threads: int, output: "Output", forward: "Stopping") -> O
 
 def _meeting(threads: int) -> dict[str, str]:
     """Return where workers of one machine form their group: at a port that is free now."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     return {**meeting, "OMP_NUM_THREADS": str(threads)}
 
 
 def _settings(environment: Mapping[str, object]) -> list[str]:
     return [f"{name}={value}" for name, value in environment.items()]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager
