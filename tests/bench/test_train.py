@@ -4,6 +4,7 @@ from bench_workers import train_on_loopback
 from penstock.bench import train, train_worker
 from penstock.bench.jobs import Place
 from penstock.bench.train import Effort, compared, count_steps, parse_methods, parse_models, train_rows
+from penstock.bench.train_methods import Trained
 from penstock.errors import ClusterError, PenstockError
 from spawn import spawn
 
@@ -56,13 +57,24 @@ def is_quiet(sent):
     )
 
 
-def test_bytes_are_those_of_the_gradients(trained):
-    sent, tries = least_sent(trained), 1
-    while not is_quiet(sent) and tries < 8:
-        again = least_sent(spawn(2, train_on_loopback, ("no-communication", *SENDING)))
-        sent, tries = {method: min(nbytes, sent[method]) for method, nbytes in again.items()}, tries + 1
-    assert is_quiet(sent), sent
-    assert all(sent[method] > 0.95 * GRADIENTS_NBYTES for method in SENDING)
+def test_bytes_are_at_least_those_of_the_gradients(trained):
+    """At least: other tests send over this loopback device meanwhile."""
+    sent = {row["method"]: row["nbytes"] for row in trained[0][0] if "nbytes" in row}
+    gradients = 269_722 * 4  # ResNet-20; two ranks on one loopback device each send that much
+    for method in ("ddp", "penstock-single", "penstock-bsp-split"):
+        assert min(sent[method]) > 1.9 * gradients
+
+
+@pytest.mark.parametrize("finish", [None, lambda: None])
+def test_bytes_are_shared_out_among_the_iterations_that_sent_them(monkeypatch, finish):
+    counter = iter([100, 1300])
+    monkeypatch.setattr(train_worker, "sent_nbytes", lambda nic: next(counter))
+    monkeypatch.setattr(train_worker.dist, "barrier", lambda: None)
+    steps = []
+    subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1))
+    train_worker._measure(subject, iterations=3, nic="lo")
+    assert len(steps) == (4 if finish else 3)  # one goes ahead where updates go on during the next
+    assert subject.nbytes == [1200 // len(steps)]
 
 
 def test_plans_are_in_force_when_timing_begins(trained):
