@@ -78,6 +78,12 @@ def test_what_follows_the_dashes_is_left_alone(hosts):
     assert (result.returncode, result.stdout) == (0, "a b --hosts\n")
 
 
+def test_how_a_run_ended_is_json_and_the_workers_lines_go_to_stderr(hosts):
+    result = penstock("run", "--hosts", "2", "--json", "--", "echo", "--json")
+    assert set(json.loads(result.stdout)) == {"exit_code", "failed_rank", "seconds"}
+    assert sorted(result.stderr.splitlines()) == ["[0] --json", "[1] --json"]
+
+
 def test_a_failing_rank_is_named_and_its_exit_code_returned(hosts):
     script = "echo output; if [ $RANK = 1 ]; then echo why >&2; exit 7; fi"
     result = penstock("run", "--hosts", "2", "--rank0", "--", "sh", "-c", script)

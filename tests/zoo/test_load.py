@@ -80,6 +80,6 @@ def test_what_cannot_be_used_is_explained(name, shape, message):
 
 
 @pytest.mark.usefixtures("users_module")
-def test_an_import_error_inside_the_users_module_is_the_users_own():
-    with pytest.raises(ModuleNotFoundError, match="surely_not_installed"):
+def test_an_import_error_inside_the_users_module_is_told_as_it_is():
+    with pytest.raises(ProfileError, match="ModuleNotFoundError: No module named 'surely_not_installed'; `python -c"):
         load_task("users_broken:f")

@@ -41,6 +41,8 @@ def replayed_rows(
     output = Output(lambda _: None)
     command = [sys.executable, "-m", "penstock.bench.gtop_k_worker", json.dumps(job)]
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if links not in RUNNERS:
+        raise ClusterError(f"links {links!r}; wanted {' or '.join(RUNNERS)}")
     with emulated_cluster(place.hosts, place.rate, runner=RUNNERS[links]) as cluster:
         outcome = cluster.run(
             command, engine=engine, environment=environment, sink=output, timeout_seconds=_TIMEOUT_SECONDS

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption, parse_counts, split_list
+from penstock.cli.options import JsonOption, RecordOption, parse_counts, split_list
+from penstock.cli.routes import check_routes
 
 if TYPE_CHECKING:
     from penstock.bench.casync_worker import CasyncJob
 
-OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="keep the record here")]
 CODECS = "onebit,terngrad(bitwidth=2)"
 TRACES = "vgg16,bert_base,resnet50,googlenet,lstm_ptb"
 
@@ -23,7 +23,7 @@ def bench_casync(
     codecs: Annotated[str, typer.Option(help="compressors; the first one in the steps of Fig. 11")] = CODECS,
     study: Annotated[str, typer.Option(help="steps (Fig. 11), or joint: beside the best hand-made ones")] = "steps",
     iterations: Annotated[int, typer.Option(help="of each configuration, after one to warm up", min=1)] = 2,
-    out: OutOption = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Replay stock, + codec, + pipelining, + bulk, + selective on emulated hosts. Needs root."""
@@ -55,6 +55,7 @@ def _job(text: str, make: "type[CasyncJob]", codecs: list[str], iterations: int,
         raise PenstockError(f"--study: found {study!r}; wanted steps or joint")
     trace, _, strategy = text.partition(":")
     find_trace(trace)
+    check_routes(f"{strategy or 'ring'}+{codec}" for codec in codecs)
     return make(trace, strategy or "ring", tuple(codecs), iterations, study)
 
 
@@ -81,7 +82,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 def bench_joint(
     traces: Annotated[str, typer.Option(help="what to plan")] = TRACES,
     codecs: Annotated[str, typer.Option(help="compressors to choose from")] = CODECS,
-    out: OutOption = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Compare joint with twenty hand-made configurations, simulated on published clusters."""
@@ -90,9 +91,13 @@ def bench_joint(
     from penstock.cli.output import format_seconds, print_json, print_table
     from penstock.curves import codec_curves_document
     from penstock.runtime.measure_codecs import measure_codecs
+    from penstock.traces import find_trace
 
+    names = traces.split(",")
+    for name in names:
+        find_trace(name)
     curves = measure_codecs(split_list(codecs))
-    rows = list(joint_rows(traces.split(","), curves))
+    rows = list(joint_rows(names, curves))
     if out:
         notes = {codec: codec_curves_document(each) for codec, each in curves.items()}
         save_record(make_record("joint", rows, codec_curves=notes), out)

@@ -4,15 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_codecs(
     device: Annotated[str, typer.Option(help="cpu (one core) or cuda")] = "cpu",
-    nbytes: Annotated[int, typer.Option(help="of the float32 gradient; default 64 MB on cpu, 256 MB on cuda")] = 0,
-    rounds: Annotated[int, typer.Option(help="turns of each implementation")] = 25,
+    nbytes: Annotated[
+        int, typer.Option(help="of the float32 gradient; default 64 MB on cpu, 256 MB on cuda", min=0)
+    ] = 0,
+    rounds: Annotated[int, typer.Option(help="turns of each implementation", min=1)] = 25,
     peers: Annotated[str, typer.Option(help="eager, compiled, both with a comma between, or none")] = "eager,compiled",
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time encode, decode and decode-and-add; peers take turns with us in the same run."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, parse_counts
+from penstock.cli.options import JsonOption, RecordOption, parse_counts
 
 
 def bench_collectives(
@@ -15,11 +15,13 @@ def bench_collectives(
     ] = "smooth",
     engine: Annotated[str, typer.Option(help="gloo, mpi, or both")] = "gloo,mpi",
     sizes: Annotated[str, typer.Option(help="bytes")] = "65536,1000000,16000000,64000000",
-    rounds: Annotated[int, typer.Option(help="per size; a round of a small size times every case many times")] = 5,
+    rounds: Annotated[
+        int, typer.Option(help="per size; a round of a small size times every case many times", min=1)
+    ] = 5,
     measure: Annotated[bool, typer.Option(help="measure alpha, beta and gamma, and predict with them")] = True,
-    patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting")] = 60.0,
+    patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting", min=0.0)] = 60.0,
     note: Annotated[str, typer.Option(help="what a reader should know about this run; shown with the record")] = "",
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""

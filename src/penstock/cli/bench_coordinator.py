@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, parse_counts
+from penstock.cli.options import JsonOption, RecordOption, parse_counts
 
 WORKER = "penstock.bench.coordinator_worker"
 TIMEOUT_SECONDS = 300.0
@@ -20,7 +20,7 @@ def bench_coordinator(
     threshold: Annotated[int, typer.Option(help="bytes at which a link is due", min=1)] = 65_536,
     timeout: Annotated[float, typer.Option(help="seconds after which a link is due", min=0.0)] = 0.005,
     iterations: Annotated[int, typer.Option(help="of each decider, after one to warm up", min=1)] = 5,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Push a model's compressed gradients to aggregators on emulated hosts, by three deciders in turn. Needs root."""

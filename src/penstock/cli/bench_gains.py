@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_gains(
@@ -13,7 +13,7 @@ def bench_gains(
     ] = "",
     traces: Annotated[str, typer.Option(metavar="FOLDER", help="of the traces that end in -cpu")] = "benchmarks/traces",
     iterations: Annotated[int, typer.Option(help="of each plan, after one to warm up", min=1)] = 3,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Replay settings in which the exact plan is predicted to gain, and see whether it does. Needs root."""

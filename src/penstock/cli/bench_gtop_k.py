@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_gtop_k(
@@ -14,7 +14,7 @@ def bench_gtop_k(
     engine: Annotated[str, typer.Option(help="gloo or mpi")] = "gloo",
     models: Annotated[str, typer.Option(help="rows of the table")] = "VGG-16,ResNet-20,AlexNet,ResNet-50",
     iterations: Annotated[int, typer.Option(help="of every method, after one to warm up", min=1)] = 2,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Replay iterations of Table VII: real communication, computing and compressing by waiting. Needs root."""

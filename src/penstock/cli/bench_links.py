@@ -1,14 +1,10 @@
 """`penstock bench links`: how closely emulated links hold their rate."""
 
-from typing import Annotated
-
-import typer
-
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_links(
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Measure what emulated links deliver, 100 Mb/s to 2 Gb/s on 4 hosts; needs root, about a minute."""

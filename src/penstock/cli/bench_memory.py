@@ -4,14 +4,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_memory(
     models: Annotated[str, typer.Option(help="of the zoo, each with its batch per rank")] = "vgg16_cifar:8,resnet50:2",
     methods: Annotated[str, typer.Option(help="ways of training; default: stock with views, ours")] = "",
     repetitions: Annotated[int, typer.Option(help="runs of each, in fresh processes", min=1)] = 3,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Train by every method in fresh processes on two emulated hosts and compare their peaks. Needs root."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_overlap(
@@ -14,7 +14,7 @@ def bench_overlap(
     workers: Annotated[str, typer.Option(help="numbers of workers; they share the GPU")] = "1,2",
     rounds: Annotated[int, typer.Option(help="of all methods in turn", min=1)] = 7,
     iterations: Annotated[int, typer.Option(help="of each method and round", min=1)] = 10,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Train on a GPU with and without a codec in turn; say what that costs, and what of it is hidden."""

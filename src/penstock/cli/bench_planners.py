@@ -1,14 +1,10 @@
 """`penstock bench planners`: how long planning takes."""
 
-from typing import Annotated
-
-import typer
-
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_planners(
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time the planners up to 100,000 tensors, and a 2,048-worker scaling study."""

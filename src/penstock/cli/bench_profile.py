@@ -4,13 +4,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 
 def bench_profile(
     models: Annotated[str, typer.Option(help="names of the zoo, with commas between")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time iterations with and without the profiler's hooks, in turn."""

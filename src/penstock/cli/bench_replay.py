@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption, parse_counts
+from penstock.cli.options import JsonOption, RecordOption, parse_counts
 
 if TYPE_CHECKING:
     from penstock.bench.jobs import Place
     from penstock.bench.replay_worker import ReplayJob
 
-OutOption = Annotated[str, typer.Option("--out", metavar="FILE", help="keep the record here")]
 PlannersOption = Annotated[str, typer.Option("--planners", help="whose plans to replay")]
 IterationsOption = Annotated[int, typer.Option("--iterations", help="of each plan, after one to warm up", min=1)]
 BytesOption = Annotated[int, typer.Option("--nbytes", help="of the single message", min=4)]
@@ -25,7 +24,7 @@ def bench_replay(
     traces: Annotated[str, typer.Option(help="what to replay")] = "resnet50,googlenet,densenet201,resnet152,lstm_ptb",
     planners: PlannersOption = "wfbp,single,threshold,exact",
     iterations: IterationsOption = 3,
-    out: OutOption = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Replay traces by several planners' plans and compare with their simulation. Needs root."""
@@ -44,7 +43,7 @@ def bench_scaling(
     planners: PlannersOption = "wfbp,threshold,exact",
     iterations: IterationsOption = 3,
     nbytes: BytesOption = 16_000_000,
-    out: OutOption = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time one all-reduce and one replayed trace on more and more hosts. Needs root."""
@@ -61,7 +60,7 @@ def bench_rates(
     planners: PlannersOption = "threshold,exact",
     iterations: IterationsOption = 2,
     nbytes: BytesOption = 16_000_000,
-    out: OutOption = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time one all-reduce and one replayed trace on slower and faster links. Needs root."""

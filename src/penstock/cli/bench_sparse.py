@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption, parse_counts
+from penstock.cli.options import JsonOption, RecordOption, parse_counts
 
 
 def bench_sparse(
@@ -18,8 +18,8 @@ def bench_sparse(
     index_form: Annotated[str, typer.Option(help="int32 (8 bytes per entry), gaps or smaller")] = "int32",
     rounds: Annotated[int, typer.Option(help="of every strategy", min=1)] = 7,
     dense_rounds: Annotated[int, typer.Option(help="of the dense ring; 0: leave it out", min=0)] = 2,
-    patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting")] = 30.0,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    patience: Annotated[float, typer.Option(help="seconds to wait for a quiet machine, per setting", min=0.0)] = 30.0,
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time sparse all-reduces and the dense ring on emulated hosts. Needs root."""

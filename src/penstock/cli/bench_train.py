@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, RecordOption
 
 if TYPE_CHECKING:
     from penstock.bench.jobs import Done
@@ -26,7 +26,7 @@ def bench_train(
     iterations: Annotated[int, typer.Option(help="of each turn", min=1)] = 2,
     warmup: Annotated[int, typer.Option(help="iterations of each method before the first round", min=2)] = 3,
     profile: Annotated[int, typer.Option(help="iterations that planning methods profile before these", min=2)] = 5,
-    out: Annotated[str, typer.Option(metavar="FILE", help="keep the record here")] = "",
+    out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time iterations of training by every method, taking turns on the same emulated hosts. Needs root."""

@@ -34,15 +34,17 @@ def run(
     engine: Annotated[str, typer.Option(help="gloo: workers started as by torchrun; mpi: by mpirun")] = "gloo",
     per_host: Annotated[int, typer.Option(help="workers per host")] = 1,
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="for every worker; repeatable")] = None,
-    grace: Annotated[float, typer.Option(help="seconds the others have to end when one worker fails")] = 5.0,
-    timeout: Annotated[float, typer.Option(help="seconds after which all are ended; 0 is never")] = 0.0,
+    grace: Annotated[float, typer.Option(help="seconds the others have to end when one worker fails", min=0.0)] = 5.0,
+    timeout: Annotated[float, typer.Option(help="seconds after which all are ended; 0 is never", min=0.0)] = 0.0,
     rank0: Annotated[bool, typer.Option("--rank0", help="print rank 0's lines only, and of one that fails")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print how it ended as JSON, and all lines on stderr")] = False,
 ) -> None:
     """Run CMD once per worker, with rank, world size and rendezvous address in the environment as under torchrun."""
     from penstock.cluster.emulate import emulated_cluster
-    from penstock.cluster.sinks import RankZero, default_sink
+    from penstock.cluster.sinks import RankZero, default_sink, on_stderr
 
-    sink = RankZero() if rank0 else default_sink(hosts * per_host)
+    first = RankZero() if rank0 else None
+    sink = first or default_sink(hosts * per_host)
     environment = delay_environment(latency) | parse_environment(env or [])
     with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as emulated:
         outcome = emulated.run(
@@ -50,15 +52,17 @@ def run(
             engine=engine,
             per_host=per_host,
             environment=environment,
-            sink=sink,
+            sink=on_stderr(sink) if json else sink,
             grace_seconds=grace,
             timeout_seconds=timeout or None,
         )
     if outcome.exit_code != 0:
-        if isinstance(sink, RankZero):
-            sink.explain(outcome.failed_rank)
+        if first is not None:
+            first.explain(outcome.failed_rank)
         who = "mpirun" if outcome.failed_rank is None else f"rank {outcome.failed_rank}"
         typer.echo(f"penstock: {who} failed first, with exit code {outcome.exit_code}", err=True)
+    if json:
+        print_json(asdict(outcome))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -69,7 +73,7 @@ def check(
     uplink: UplinkOption = "",
     racks: RacksOption = 2,
     seconds: Annotated[float, typer.Option(help="length of a transfer; each is made three times")] = 0.2,
-    tolerance: Annotated[float, typer.Option(help="exit with 1 where rates are off by more")] = 0.03,
+    tolerance: Annotated[float, typer.Option(help="exit with 1 where rates are off by more", min=0.0)] = 0.03,
     json: JsonOption = False,
 ) -> None:
     """Measure rate and latency between all pairs of hosts, alone and together, and compare with what was asked."""

@@ -4,7 +4,7 @@ A verb's module imports what it needs inside its function, so that `penstock --h
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -25,6 +25,7 @@ from penstock.cli.train import train
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError
 
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
 app = typer.Typer(
     name="penstock",
     no_args_is_help=True,
@@ -65,10 +66,31 @@ def options(
 def main() -> None:
     """Run the command line; exit with 2 and one line where the user's input cannot be used."""
     try:
-        app()
+        raise SystemExit(app(prog_name="penstock", standalone_mode=False) or 0)
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _refuse(str(error))
+    except UsageError as error:
+        _refuse(_misuse(error))
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
         raise SystemExit(141) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _refuse(f"{error.filename}: found {error.strerror!r}; wanted a path that can be read or written")
+
+
+def _refuse(complaint: str) -> NoReturn:
+    if complaint:
+        print(f"penstock: {complaint}", file=sys.stderr)
+    raise SystemExit(2) from None
+
+
+def _misuse(error: Any) -> str:
+    """Return in one line what is wrong with the options; nothing where typer has shown the help instead."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    checks = getattr(error.__cause__, "errors", None)  # pydantic's, which know the value
+    found = f" (found {checks()[0]['input']!r})" if checks else ""
+    command = error.ctx.command_path if error.ctx else "penstock"
+    return f"{error.format_message().rstrip('.')}{found}; see `{command} --help`"

@@ -4,11 +4,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, split_list
+from penstock.cli.options import JsonOption, new_file, split_list
+from penstock.cli.routes import check_routes
 
 
 def measure(
-    out: Annotated[str, typer.Option(metavar="FILE", help="write the penstock-network/1 file here")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="write the penstock-network/1 file here", callback=new_file)
+    ] = "",
     engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
     strategies: Annotated[str, typer.Option(help="all-reduces whose lines to measure, such as native,ring")] = "native",
     codecs: Annotated[str, typer.Option(help="compressors whose curves to measure, such as onebit,dgc")] = "",
@@ -22,8 +25,10 @@ def measure(
     from penstock.network import network_document, save_network
     from penstock.runtime.measure import measure_network
 
+    routes, compressors = split_list(strategies), split_list(codecs)
+    check_routes([*routes, *(f"ring+{codec}" for codec in compressors)])
     with joined_transport(engine) as transport:
-        measured = measure_network(transport, name, seconds, split_list(strategies), split_list(codecs))
+        measured = measure_network(transport, name, seconds, routes, compressors)
         first = transport.rank == 0
     if not first:
         return

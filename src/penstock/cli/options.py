@@ -1,11 +1,27 @@
 """Options that several verbs share, and how their text becomes values."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.errors import PenstockError
+
+
+def new_file(path: str) -> str:
+    """Return a path to write to; refuse before anything runs what could not be written at its end."""
+    if path and Path(path).is_dir():
+        raise PenstockError(f"{path}: found a folder; wanted the name of a file to write")
+    return path
+
+
+def new_folder(path: str) -> str:
+    """Return a folder to write into, which need not be there; refuse a file before anything runs."""
+    if path and Path(path).exists() and not Path(path).is_dir():
+        raise PenstockError(f"{path}: found a file; wanted a folder, or a name for a new one")
+    return path
+
 
 TraceArgument = Annotated[
     str, typer.Argument(metavar="TRACE", help="a penstock-trace/1 .json, a .csv, or a shipped name")
@@ -23,6 +39,7 @@ DtypeOption = Annotated[
     str, typer.Option("--dtype", help="gradient type, if other than the trace's: float16, bfloat16 ...")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+RecordOption = Annotated[str, typer.Option("--out", metavar="FILE", help="keep the record here", callback=new_file)]
 PictureOption = Annotated[str, typer.Option("--picture", metavar="FILE", help="draw it: .png, .svg or .pdf")]
 
 

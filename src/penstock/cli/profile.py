@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, new_file
 
 if TYPE_CHECKING:
     from penstock.torch.profile import Profile
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="a name of the zoo, or package.module:function")],
-    out: Annotated[str, typer.Option(metavar="FILE", help="write the trace here (penstock-trace/1)")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="write the trace here (penstock-trace/1)", callback=new_file)
+    ] = "",
     batch: Annotated[int, typer.Option(help="samples per iteration; default: the model's own", min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 for autocast")] = "float32",

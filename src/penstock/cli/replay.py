@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, TraceArgument, parse_counts, split_list
+from penstock.cli.options import JsonOption, TraceArgument, new_file, parse_counts, split_list
+from penstock.cli.routes import check_routes
 
 if TYPE_CHECKING:
     from penstock.cluster.replay_study import ReplayRow
@@ -27,7 +28,9 @@ def replay(
     hosts: Annotated[int, typer.Option(help="start this many emulated hosts instead of joining workers", min=0)] = 0,
     rate: Annotated[str, typer.Option(help="of each emulated NIC")] = "1gbit",
     engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
-    perfetto: Annotated[str, typer.Option(metavar="FILE", help="both timelines of every plan, as a Chrome trace")] = "",
+    perfetto: Annotated[
+        str, typer.Option(metavar="FILE", help="both timelines of every plan, as a Chrome trace", callback=new_file)
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Replay plans on the real network and print measured beside simulated iteration."""
@@ -35,6 +38,8 @@ def replay(
     from penstock.traces import find_trace
 
     subject = find_trace(trace)
+    routes = _routes(strategy, codecs, compressed, partitions)
+    _check(subject, plan, planner, routes, network)
     if hosts and not is_worker():
         raise typer.Exit(_run_on_emulated_hosts(hosts, rate, engine or "gloo"))
     with joined_transport(engine) as transport:
@@ -43,7 +48,6 @@ def replay(
         from penstock.runtime.communicator import Communicator
         from penstock.runtime.measure import measure_network
 
-        routes = _routes(strategy, codecs, compressed, partitions)
         seconds = max(4.0, len(routes) * 2.0)
         links = (
             find_network(network)
@@ -95,6 +99,21 @@ def _routes(strategy: str, codecs: str, compressed: str, partitions: str) -> lis
         for k in parse_counts(partitions, "--partitions")
     ]
     return [*split_list(strategy), *packed]
+
+
+def _check(trace: "Trace", plan: str, planners: str, routes: list[str], network: str) -> None:
+    """Refuse what cannot work before any host is started or anything is measured."""
+    from penstock.cost.clusters import find_network
+    from penstock.plan import load_plan
+    from penstock.planners import find_planner
+
+    if network:
+        find_network(network)
+    if plan:
+        load_plan(plan).check_against(trace)
+    for name in planners.split(","):
+        find_planner(name)
+    check_routes(routes)
 
 
 def _plans(trace: "Trace", network: "Network", plan: str, planners: str, routes: list[str]) -> "dict[str, Plan]":

@@ -9,7 +9,7 @@ from penstock.cli.options import JsonOption
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.reproduce.claim import Claim
     from penstock.trace import Trace
@@ -32,6 +32,8 @@ def reproduce(
     if paper not in (*PAPERS, "all"):
         raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
     chosen = PAPERS if paper == "all" else (paper,)
+    if record:
+        _check_record(record, chosen)
     found = {name: claims_of(name, trace, column, record) for name in chosen}
     if pictures:
         _draw(pictures, trace, column)
@@ -68,6 +70,19 @@ def _record_for(paper: str, path: str) -> "Mapping[str, Any] | None":
 
     record = load_record(Path(path)) if path else None
     return record if record is not None and record["benchmark"].startswith(_RECORDS[paper]) else None
+
+
+def _check_record(path: str, papers: "Sequence[str]") -> None:
+    """Refuse a record that none of the papers can use, instead of leaving it out without a word."""
+    from pathlib import Path
+
+    from penstock.report.benchmark_page import load_record
+
+    wanted = [benchmark for paper in papers for benchmark in _RECORDS.get(paper, ())]
+    benchmark = load_record(Path(path))["benchmark"]
+    if not benchmark.startswith(tuple(wanted)):
+        kinds = " or ".join(wanted) or "none: this paper has no measured claims; leave --record out"
+        raise PenstockError(f"{path}: benchmark: found {benchmark!r}; wanted {kinds}")
 
 
 def _authors_trace(trace: str, column: str) -> "Trace":

@@ -26,7 +26,7 @@ def simulate(
     straggler: Annotated[float, typer.Option(help="slow workers take this many times longer")] = 1.0,
     stragglers: Annotated[int, typer.Option(help="how many workers are slow")] = 1,
     iterations: Annotated[int, typer.Option(help="iterations to average where workers vary")] = 20,
-    seed: Annotated[int, typer.Option(help="of the jitter")] = 0,
+    seed: Annotated[int, typer.Option(help="of the jitter", min=0)] = 0,
     picture: PictureOption = "",
     json: JsonOption = False,
 ) -> None:

@@ -4,16 +4,18 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, new_folder
 
 
 def train(
     task: Annotated[str, typer.Option(help="chars, digits or FILE.py:function; default chars")] = "",
-    workers: Annotated[int, typer.Option(help="local workers to start; default 4")] = 0,
-    steps: Annotated[int, typer.Option(help="iterations in all; default 100")] = 0,
+    workers: Annotated[int | None, typer.Option(help="local workers to start; default 4", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="iterations in all; default 100", min=1)] = None,
     epochs: Annotated[float, typer.Option(help="or passes over the training data", min=0.0)] = 0.0,
-    batch: Annotated[int, typer.Option(help="samples per worker and iteration; default the task's own")] = 0,
-    seed: Annotated[int, typer.Option(help="of weights and data; default 1", min=0)] = 0,
+    batch: Annotated[
+        int | None, typer.Option(help="samples per worker and iteration; default the task's own", min=1)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="of weights and data; default 1", min=0)] = None,
     codec: Annotated[str, typer.Option(help="compresses gradients: onebit, terngrad, ...; default none")] = "",
     density: Annotated[float, typer.Option(help="of a sparse codec: the part that is sent", min=0.0)] = 0.0,
     planner: Annotated[str, typer.Option(help="exact, wfbp, ..., or stock: torch's own DDP; default exact")] = "",
@@ -26,25 +28,32 @@ def train(
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
     threads: Annotated[int, typer.Option(help="per worker; default the cores shared out", min=0)] = 0,
     evaluate_every: Annotated[int, typer.Option(help="steps; default a tenth of all", min=0)] = 0,
-    save: Annotated[str, typer.Option(metavar="DIR", help="keep checkpoints here; Ctrl-C saves too")] = "",
+    save: Annotated[
+        str, typer.Option(metavar="DIR", help="keep checkpoints here; Ctrl-C saves too", callback=new_folder)
+    ] = "",
     save_every: Annotated[int, typer.Option(help="steps; default only at the end", min=0)] = 0,
     resume: Annotated[str, typer.Option(metavar="DIR", help="go on from the newest checkpoint there")] = "",
-    out: Annotated[str, typer.Option(metavar="DIR", help="write DIR/NAME/run.json for `penstock report`")] = "",
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="write DIR/NAME/run.json for `penstock report`", callback=new_folder)
+    ] = "",
     name: Annotated[str, typer.Option(help="of the run; default after its method")] = "",
-    tensorboard: Annotated[str, typer.Option(metavar="DIR", help="write TensorBoard events here")] = "",
+    tensorboard: Annotated[
+        str, typer.Option(metavar="DIR", help="write TensorBoard events here", callback=new_folder)
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Train a real model on real data with several workers, evaluate it, and say where the time went."""
-    from penstock.cli.train_jobs import check_job, make_job, stock_of, with_epochs
+    from penstock.cli.train_jobs import check_job, check_pairs, make_job, stock_of, with_epochs
     from penstock.cli.train_run import Shown, print_runs, run
 
+    check_pairs(planner, stock, compare, steps, epochs, save or resume, save_every)
     given = {
         "task": task, "workers": workers, "steps": steps, "batch": batch, "seed": seed, "codec": codec,
         "density": density, "planner": "stock" if stock else planner, "strategy": strategy, "network": network,
         "engine": engine, "device": device, "evaluate_every": evaluate_every, "save": save, "save_every": save_every,
         "resume": resume, "name": name,
     }  # fmt: skip
-    job = make_job({option: value for option, value in given.items() if value})
+    job = make_job({option: value for option, value in given.items() if value or (option == "seed" and value == 0)})
     check_job(job, rate)
     if epochs:
         job = with_epochs(job, epochs)

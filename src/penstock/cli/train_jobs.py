@@ -12,6 +12,20 @@ from penstock.train.job import GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job
 from penstock.train.saved import find_checkpoint
 
 
+def check_pairs(
+    planner: str, stock: bool, compare: bool, steps: int | None, epochs: float, save: str, save_every: int
+) -> None:
+    """Refuse options that contradict each other, where one of them would be left out without a word."""
+    if steps and epochs:
+        raise TrainError(f"--steps {steps} and --epochs {epochs:g}: both say how long; leave out one")
+    if stock and planner not in ("", "stock"):
+        raise TrainError(f"--stock and --planner {planner}: both say who plans; leave out one")
+    if compare and (stock or planner == "stock"):
+        raise TrainError("--compare with stock DDP: found one way twice; name another to compare it with")
+    if save_every and not save:
+        raise TrainError(f"--save-every {save_every} without --save: wanted a folder for checkpoints, --save DIR")
+
+
 def make_job(given: Mapping[str, Any]) -> Job:
     """Return the job; where it resumes another, what was not given is as it was there."""
     if "resume" not in given:

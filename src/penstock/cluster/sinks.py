@@ -53,6 +53,11 @@ class Collected:
         return "".join(self.lines[rank, stream])
 
 
+def on_stderr(sink: Sink) -> Sink:
+    """Return a sink that prints all lines on standard error, where standard output is somebody else's."""
+    return lambda rank, stream, line: sink(rank, "stderr", line)
+
+
 def default_sink(workers: int) -> Sink:
     """Return plain output for one worker, prefixed lines for several."""
     return print_plain if workers == 1 else print_prefixed

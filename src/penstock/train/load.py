@@ -42,5 +42,10 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file does wrong
+        del sys.modules[path.stem]
+        why = f"{type(error).__name__}: {error}"
+        raise TrainError(f"{path} cannot be imported: {why}; `python {path}` shows where") from error
     return module

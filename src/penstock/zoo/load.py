@@ -39,14 +39,22 @@ def _import(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module was found, and fails to import something itself
+            raise _broken(path, error) from error  # the user's module is there, and misses something itself
         raise ProfileError(f"{path}: no module is called {error.name!r}; wanted package.module:function") from None
     except ValueError:  # an empty name, or a relative one
         raise ProfileError(f"{path}: {module_name!r} cannot be imported; wanted package.module:function") from None
+    except Exception as error:  # whatever the user's module does wrong
+        raise _broken(path, error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ProfileError(f"{path}: {module_name} has no function {function_name!r}; wanted package.module:function")
     return function
+
+
+def _broken(path: str, error: Exception) -> ProfileError:
+    module = path.partition(":")[0]
+    why = f"{type(error).__name__}: {error}"
+    return ProfileError(f"{path}: {module} cannot be imported: {why}; `python -c 'import {module}'` shows where")
 
 
 def module_task(module: nn.Module, name: str, input_shape: tuple[int, ...]) -> Task:
