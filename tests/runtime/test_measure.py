@@ -85,6 +85,13 @@ def test_large_messages_are_foreseen_where_a_startup_hides_behind_its_transfer(s
     assert line.b_seconds_per_byte == pytest.approx(6e-9, rel=0.05)  # up to 16 MiB alone: 10% too flat
 
 
+def test_a_size_that_the_budget_allows_two_rounds_of_is_measured_too(sleep):
+    slow = Hiding(sleep, link=(1e-4, 1e-9), native=(7e-3, 12e-9))  # gloo at 1 Gb/s; three routes share two seconds
+    fit = measure_network(slow, seconds=1.34, most_nbytes=20_000_000).fits["native"]
+    assert fit.points == 8  # 1 KiB to 4 MiB, and 16 MiB
+    assert fit.line.seconds(30_000_000) == pytest.approx(0.36, rel=0.06)  # up to 4 MiB alone: 15% too little
+
+
 def test_on_a_slow_network_the_largest_size_is_left_out(sleep):
     fits = measure_network(Paced(sleep, link=(1e-4, 1e-9), native=(1e-3, 15e-9)), seconds=0.5).fits
     assert fits["native"].points < 9

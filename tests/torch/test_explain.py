@@ -38,3 +38,9 @@ def test_an_iteration_as_predicted_needs_no_words():
 
 def test_a_plan_that_was_given_predicts_nothing_to_compare_with():
     assert "last iteration" not in told(measured(9.0, 9.0), Decision(PLAN))
+
+
+def test_messages_that_computing_slows_are_named():
+    assert "messages take" not in told(None)
+    words = told(None, Decision(PLAN, TRACE, slowdown=1.84))
+    assert "this counts that messages take 1.84 times as long while gradients are computed" in words

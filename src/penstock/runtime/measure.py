@@ -24,6 +24,7 @@ from penstock.runtime.timed import SIZES, Points, Round, agreed_points, agreed_s
 from penstock.runtime.transport import Bytes, Transport
 
 LARGEST = 1 << 26  # of dense messages: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
+LARGER = (LARGEST, SIZES[-1])  # where growing sizes ended below, one of these is measured too
 NATIVE = "native"  # the engine's own all-reduce
 TAG = 1
 
@@ -97,21 +98,26 @@ def _dense_line(transport: Transport, strategy: str, seconds: float, most_nbytes
 
     def points() -> Points:
         found = agreed_points(transport, one_round, seconds)
-        return found + (_largest_point(transport, one_round, seconds, found[-1]) if most_nbytes >= LARGEST else [])
+        return found + _larger_point(transport, one_round, seconds, found[-1], most_nbytes)
 
     return fit_measured(points, f"all-reduce times by {strategy}")
 
 
-def _largest_point(transport: Transport, one_round: Round, seconds: float, last: tuple[float, float]) -> Points:
-    """Return (bytes, seconds) of the largest size, where a round takes no more than half of the budget.
+def _larger_point(
+    transport: Transport, one_round: Round, seconds: float, last: tuple[float, float], most_nbytes: int
+) -> Points:
+    """Return (bytes, seconds) of one larger size, of which a round takes no more than half of the budget.
 
-    The better of two rounds: so few cannot be told from a hiccup by their mean.
+    Buckets are often larger than what the budget allows three rounds of. The better of two rounds: so few cannot be
+    told from a hiccup by their mean.
     """
     size, taken = last
-    if size < SIZES[-1] or taken * LARGEST / size > seconds / 2:
+    allowed = (each for each in LARGER if size < each <= max(most_nbytes, SIZES[-1]))
+    nbytes = next((each for each in allowed if taken * each / size <= seconds / 2), None)
+    if nbytes is None:
         return []
-    values = plain_values(LARGEST)
-    return [(float(LARGEST), min(agreed_seconds(transport, one_round, values, values, 1) for _ in range(2)))]
+    values = plain_values(nbytes)
+    return [(float(nbytes), min(agreed_seconds(transport, one_round, values, values, 1) for _ in range(2)))]
 
 
 def _link_round(transport: Transport, outgoing: Bytes, incoming: Bytes) -> None:

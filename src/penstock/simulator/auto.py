@@ -42,11 +42,13 @@ def decide_codec(
     partitions: Sequence[int] = (1,),
     workers: int | None = None,
     least_gain: float = LEAST_GAIN,
+    slowdown: float = 1.0,
 ) -> CodecDecision:
     """Plan `trace` with and without codecs and return the plan to run.
 
     `codecs` are those to choose from (default: all whose curves the network has), `strategies` carry dense buckets and
     `compressed_strategies` the others. A codec without curves is not considered; the reason says so.
+    While gradients are computed, messages take `slowdown` times as long.
     """
     wanted = list(network.codecs) if codecs is None else list(codecs)
     known = [codec for codec in wanted if codec in network.codecs]
@@ -54,8 +56,8 @@ def decide_codec(
     every = comparable([*(way_for(network, strategy, workers) for strategy in strategies), *packed])
     dense_ways = [way for way in every if way.codec is None]
     p = network.workers if workers is None else workers
-    dense = predict(trace, PLANNERS["joint"], dense_ways, p)
-    best = predict(trace, PLANNERS["joint"], every, p)
+    dense = predict(trace, PLANNERS["joint"], dense_ways, p, slowdown)
+    best = predict(trace, PLANNERS["joint"], every, p, slowdown)
     gain = 1 - best.iteration_seconds / dense.iteration_seconds if dense.iteration_seconds else 0.0
     pays = gain >= least_gain and any(bucket.codec for bucket in best.buckets)
     reason = _why_on(best, dense) if pays else _why_off(best, dense, wanted, known, p, least_gain)

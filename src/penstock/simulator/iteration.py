@@ -13,6 +13,7 @@ from penstock.errors import PlanError
 from penstock.plan import Bucket, Plan, Route
 from penstock.planners import Planner
 from penstock.simulator.engine import Task, run_tasks
+from penstock.simulator.shared_cores import squeezed, stretched
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
 
@@ -78,10 +79,14 @@ def _way(ways: Mapping[Route, Way], bucket: Bucket) -> Way:
     return ways[bucket.route]
 
 
-def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int) -> Plan:
-    """Let `planner` plan `trace` and return the plan with its predicted timeline."""
-    buckets = planner.buckets(trace, ways)
-    timeline = simulate_iteration(trace, buckets, ways, overlap=planner.overlap)
+def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int, slowdown: float = 1.0) -> Plan:
+    """Let `planner` plan `trace` and return the plan with its predicted timeline.
+
+    While gradients are computed, messages take `slowdown` times as long as `ways` say (`shared_cores.py`).
+    """
+    seen = squeezed(trace, slowdown)
+    buckets = planner.buckets(seen, ways)
+    timeline = stretched(simulate_iteration(seen, buckets, ways, overlap=planner.overlap), slowdown)
     plan = Plan(trace.model, workers, planner.name, buckets, overlap=planner.overlap, times=trace.times)
     return replace(
         plan,

@@ -39,6 +39,7 @@ from penstock.torch.planning import (
     in_registration_order,
 )
 from penstock.torch.profile import Profiler
+from penstock.torch.slowdown import Sending
 from penstock.torch.text_picture import text_picture
 from penstock.trace import Trace
 
@@ -82,6 +83,7 @@ class Conductor:
         self._decision: Decision | None = None
         self._profiler: Profiler | None = None
         self._drift = Drift(settings.replan_drift)
+        self._sending = Sending()  # of profiled iterations, on rank 0
         self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
         self._finished = False  # the iteration that was begun last had its backward pass
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
@@ -124,14 +126,22 @@ class Conductor:
 
     def measured_timeline(self) -> Timeline | None:
         """Return the last iteration as it was, on this rank; on a GPU computation is that of the last torch timed."""
-        logger, started = self._wrapper.logger, self._started
-        if logger is None or not started:
+        return self._timeline_of(self._logged())
+
+    def _logged(self) -> dict[str, Any]:
+        """Return what torch logged about the last iteration."""
+        if self._wrapper.logger is None:
+            return {}
+        self._wrapper.logger.set_runtime_stats_and_log()
+        data: dict[str, Any] = self._wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        return data
+
+    def _timeline_of(self, data: dict[str, Any]) -> Timeline | None:
+        if not data or not self._started:
             return None
-        logger.set_runtime_stats_and_log()
         sender = self.holder.sender
         sent, notes = ((), None) if sender is None else (sender.sent, sender.recorder)
-        data = self._wrapper._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        return measured_timeline(data, sent, started[-1], dist.get_rank(self._group), notes)
+        return measured_timeline(data, sent, self._started[-1], dist.get_rank(self._group), notes)
 
     def record_instructions(self, on: bool) -> None:
         """Note every instruction of the iterations to come; nothing where the engine averages buckets by itself."""
@@ -177,14 +187,27 @@ class Conductor:
 
     def _profile(self) -> None:
         """Let rank 0 watch the iterations from now on."""
+        self._note_sending()
         if self._profiler is None and self._is_first:
             wrapper = ref(self._wrapper)  # the module keeps the profiler, and must not keep a dropped wrapper alive
             self._profiler = Profiler(warmup=WARMUP, counts=lambda: getattr(wrapper(), _SYNCHRONISES, False))
             self._profiler.attach(self._wrapper.module)
             finalize(self, _detach, ref(self._profiler))
 
+    def _note_sending(self) -> None:
+        """Note what the last profiled iteration sent while it computed, and when that had arrived."""
+        if (
+            self._profiler is not None
+            and self._finished
+            and self._device.type == "cpu"
+            and self.holder.user_hook is None
+        ):
+            data = self._logged()
+            self._sending.note(data, self._timeline_of(data))
+
     def _plan_together(self, network: Network | None) -> None:
         """Measure on all ranks, plan on rank 0, tell everybody and change the buckets."""
+        self._note_sending()
         if self._profiler is not None:
             self._profiler.detach()
         release_buckets(self._wrapper)  # measuring needs memory for its messages
@@ -218,13 +241,14 @@ class Conductor:
         )
 
     def _decide(self, network: Network) -> Decision:
-        trace = self._trace()
+        trace, known = self._trace(), self._decision
         wrapper = self._wrapper
         if wrapper.find_unused_parameters and not wrapper.static_graph:  # torch never rebuilds these buckets
             trace = in_registration_order(trace, {name: each.numel() for name, each in trained(self._wrapper)})
+        slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
         if self.memory.compression.codec == AUTO:
-            return decide_whether(trace, network, self._routes())
-        return decide(trace, network, self.settings.planner, self._routes())
+            return decide_whether(trace, network, self._routes(), slowdown)
+        return decide(trace, network, self.settings.planner, self._routes(), slowdown)
 
     def _trace(self) -> Trace:
         known = self.settings.trace or (self._decision.trace if self._decision else None)

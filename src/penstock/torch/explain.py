@@ -39,6 +39,11 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
             f"predicted iteration {_ms(plan.iteration_seconds)}: {_ms(decision.trace.compute_seconds)} of computation, "
             f"{_ms(plan.non_overlapped_seconds)} of communication that it does not hide"
         )
+    if decision.slowdown > 1:
+        yield (
+            f"this counts that messages take {decision.slowdown:.2f} times as long while gradients are computed: the "
+            "same cores do both"
+        )
     if measured_seconds:
         yield f"measured iteration {_ms(median(measured_seconds))} (median of {len(measured_seconds)})"
     if decision.reason:
@@ -50,10 +55,10 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
 
 
 def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:
-    """Say what the last iteration took where the prediction has each by itself: both may want the same cores.
+    """Say where the last iteration took longer than the prediction has it: both may want the same cores.
 
-    The network is measured while nothing computes. On hosts whose cores are all busy computing, messages wait for a
-    core, and computing waits for messages: the plan's order still holds, its times do not.
+    The network is measured while nothing computes. What messages take longer on hosts whose cores compute is counted
+    as profiled iterations showed it (`slowdown.py`), and not at all where a trace was given.
     """
     if last is None or decision.trace is None or decision.plan.timeline is None:
         return
@@ -64,7 +69,7 @@ def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:
     if max(computing, sending) > SLOWED:
         yield (
             f"last iteration: computation took {computing:.2f} and communication {sending:.2f} times as long as "
-            "predicted; where they share cores they slow each other down, which no prediction counts"
+            "predicted; where they share cores they slow each other down"
         )
 
 

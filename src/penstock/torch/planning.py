@@ -32,6 +32,7 @@ class Decision:
     alternatives: tuple[tuple[str, float], ...] = ()  # (planner, predicted iteration in seconds)
     reason: str = ""  # why compression is on or off, where that was to be decided
     notes: tuple[str, ...] = ()  # what else a user should know of the codecs
+    slowdown: float = 1.0  # times as long as `network` says messages take while gradients are computed
 
 
 def check_options(planner: str, strategy: str) -> None:
@@ -61,22 +62,22 @@ def candidates(strategy: str, compression: Compression, engine: str = "gloo") ->
     return tuple(map(Route, dense))
 
 
-def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route]) -> Decision:
+def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
     """Plan `trace` on `network` with `planner`, and predict what every planner would give."""
-    plans = {name: _clearly_best(trace, network, each, routes) for name, each in PLANNERS.items()}
+    plans = {name: _clearly_best(trace, network, each, routes, slowdown) for name, each in PLANNERS.items()}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
-    return Decision(plans[planner], trace, network, alternatives, notes=_notes(routes))
+    return Decision(plans[planner], trace, network, alternatives, notes=_notes(routes), slowdown=slowdown)
 
 
-def decide_whether(trace: Trace, network: Network, routes: Sequence[Route]) -> Decision:
+def decide_whether(trace: Trace, network: Network, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
     """Plan with and without codecs, and compress only where that is predicted to pay."""
     dense = [way.strategy for way in _ways(network, [route for route in routes if route.codec is None])]
     packed = [route for route in routes if route.codec is not None]
     codecs = list(dict.fromkeys(route.codec for route in packed if route.codec))
     strategies = list(dict.fromkeys(route.strategy for route in packed))
-    found = decide_codec(trace, network, codecs, dense, strategies)
+    found = decide_codec(trace, network, codecs, dense, strategies, slowdown=slowdown)
     alternatives = (("without a codec", found.dense.iteration_seconds),)
-    return Decision(found.plan, trace, network, alternatives, found.reason, _notes(packed))
+    return Decision(found.plan, trace, network, alternatives, found.reason, _notes(packed), slowdown)
 
 
 def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
@@ -89,14 +90,14 @@ def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
     )
 
 
-def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route]) -> Plan:
+def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route], slowdown: float) -> Plan:
     """Return the plan that uses the first route only, unless choosing among all saves clearly more.
 
     The first takes the least processor time (the engine's own runs without the interpreter, a ring decodes the least),
     and what communication takes from computation on the same cores is in no prediction.
     """
     ways = _ways(network, routes)
-    first, best = (predict(trace, planner, some, network.workers) for some in (ways[:1], ways))
+    first, best = (predict(trace, planner, some, network.workers, slowdown) for some in (ways[:1], ways))
     return best if best.iteration_seconds < (1 - CLEARLY) * first.iteration_seconds else first
 
 
