@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from penstock.codecs.published import PublishedCodec
 from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse import SparseCodec
 from penstock.errors import CodecError
@@ -104,3 +105,9 @@ def test_a_sparse_codec_also_has_a_curve_of_merging_blocks():
     assert curves.block_merge.seconds(1 << 20) > 0
     assert curves.ratio < 0.02
     assert measure_codecs(["onebit"], seconds=0.05)["onebit"].block_merge is None
+
+
+def test_a_codec_that_remembers_what_it_sent_can_be_timed_too():
+    operations = dict(module._operations(PublishedCodec(SparseCodec(0.1)), 1024, HostMemory()))
+    for operation in ("encode", "decode", "decode", "decode", "decode_add", "block_merge"):
+        operations[operation]()

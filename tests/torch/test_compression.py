@@ -31,7 +31,8 @@ def test_values_of_a_sparse_exchange_may_have_16_bits_also_while_it_warms_up(cod
 def test_a_sparse_codec_as_plans_write_it_goes_by_the_strategies_of_its_exchange(codec, exchange):
     compression = make_compression(codec)
     assert compression.strategies == SPARSE[exchange].strategies
-    compression.check_strategy("gtopk")
+    for strategy in ("gtopk", "auto"):
+        compression.check_strategy(strategy)
     assert make_compression("topk(density=0.1)").strategies == ANY  # the language's
 
 
@@ -73,6 +74,11 @@ def test_a_codec_without_a_density_is_not_said_to_have_one():
             "strategy 'gtopk' is that of codec 'gtopk' or 'gtopk_published'; wanted 'topk_allgather' with",
         ),
         ("gtopk", "topk_allgather", "strategy 'topk_allgather' is that of codec 'topk'; wanted 'gtopk_doubling' or"),
+        (
+            "gtopk_published",
+            "ring",
+            "strategy 'ring' with 'published(density=0.001)', which compares its own block with",
+        ),
         ("onebit", "gtopk", "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
     ],
 )

@@ -56,6 +56,8 @@ class PublishedCodec:
     def decode(self, read: Any, out: Any) -> None:
         """Write the values of the final block, and put back what this rank sent and the block has not."""
         self.codec.decode(read, out)
+        if not self._sent:  # a block by itself, as where decoding is timed
+            return
         own, residual = self._sent.popleft()
         final = self.codec.read(read, out.size)
         if own is None or residual is None:

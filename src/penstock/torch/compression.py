@@ -70,6 +70,12 @@ class Compression:
             owners = " or ".join(repr(name) for name, exchange in SPARSE.items() if strategy in exchange.strategies)
             own = " or ".join(map(repr, self.strategies))
             raise CodecError(f"strategy {strategy!r} is that of codec {owners}; wanted {own} with this one")
+        published = self.codec is not None and parse_spec(self.codec)[0] == "published"
+        if published and strategy not in (AUTO, *SPARSE_STRATEGIES):
+            raise CodecError(
+                f"strategy {strategy!r} with {self.codec!r}, which compares its own block with the final one; "
+                f"wanted {SPARSE['gtopk_published'].strategies[0]!r}"
+            )
         if self.codec is None and strategy in COMPRESSED_ONLY:
             raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
