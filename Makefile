@@ -27,7 +27,7 @@ test: check
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-all: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not gpu' --hypothesis-profile=search
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run_all.py
