@@ -15,13 +15,16 @@ def bench_page(
     ),
     json: JsonOption = False,
 ) -> None:
-    """Write tables and pictures of all benchmark records."""
+    """Write tables and pictures of all benchmark records, and update the pages that quote them."""
     from penstock.cli.output import print_json
     from penstock.report.benchmark_page import load_records, write_page
+    from penstock.report.quoting import pages_with_quotes, update_pages
 
     records = load_records(results)
     pictures = write_page(records, results, out)
+    updated = update_pages(pages_with_quotes(out.parent), records)
     if json:
-        print_json({"page": str(out), "records": list(records), "pictures": [str(path) for path in pictures]})
+        told = {"page": str(out), "records": list(records), "pictures": [str(path) for path in pictures]}
+        print_json(told | {"updated": [str(path) for path in updated]})
     else:
-        print(f"{out}: {len(records)} records, {len(pictures)} pictures")
+        print(f"{out}: {len(records)} records, {len(pictures)} pictures; {len(updated)} pages that quote them updated")
