@@ -234,6 +234,10 @@ def different_plans(rank: int) -> list[str]:
         {"network": None if rank else NETWORK},
         {"plan": Plan("m", 2, "hand", (another if rank else whole,))},
         {"network": replace(NETWORK, workers=64)},
+        {"codec": "onebit" if rank else None},
+        {"codec": "gtopk", "warmup": "dgc" if rank else "paper"},
+        {"profile_iterations": 5 + rank},
+        {"clip": 1.0 + rank},
     ]
     return [_refusal(options) for options in cases]
 

@@ -121,7 +121,7 @@ def test_copies_and_pickles_keep_the_plan():
 def test_what_ranks_are_given_is_compared_and_all_of_them_say_what_is_wrong():
     first, second = spawn(2, training.different_plans)
     assert first == second
-    different, missing, another, network = first
+    different, missing, another, network, *options = first
     assert different.startswith("PlanError: ranks are given different things (rank 0 plan ")
     same = "; give all ranks the same"
     assert different.endswith(same)
@@ -131,6 +131,13 @@ def test_what_ranks_are_given_is_compared_and_all_of_them_say_what_is_wrong():
         "wanted one of this model"
     )
     assert network.startswith("PlanError: network 'network' has 64 workers and this group 2; measure it with as many")
+    assert options == [
+        f"PlanError: codec is None on rank 0 and 'onebit' on rank 1{same}",
+        "PlanError: warmup is (0.25, 0.0725, 0.015, 0.004, 0.001) on rank 0 and "
+        f"(0.25, 0.0625, 0.015625, 0.00390625, 0.001) on rank 1{same}",
+        f"PlanError: profile_iterations is 5 on rank 0 and 6 on rank 1{same}",
+        f"PlanError: clip is 1.0 on rank 0 and 2.0 on rank 1{same}",
+    ]
 
 
 def test_a_wrapper_that_is_dropped_leaves_no_thread_and_no_hook():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from penstock.codecs.momentum import Momentum
-from penstock.errors import CodecError, NonFiniteError
+from penstock.errors import CodecError, NonFiniteError, PlanError
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.memory import Fabric
@@ -64,6 +64,32 @@ def test_a_step_that_is_skipped_leaves_what_was_owed(strategy: str, codec: str) 
     after = memory.state_dict(0, 1)["memories"]["residual"]["weight"].numpy()
     assert before.any()
     np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("codec", [EXACT, "onebit"])
+def test_what_16_bits_do_not_hold_of_an_average_is_owed(codec: str, dtype: torch.dtype) -> None:
+    memory = Memory(make_compression(codec))
+    exchange, applied, steps = one_rank(memory), torch.zeros(NUMEL, dtype=torch.float64), 5
+    gradient = (GRADIENT * 1.0625).to(dtype)  # products of few bits
+    for _ in range(steps):
+        applied += average(exchange, gradient.clone(), codec).double()
+    tolerance = 0 if codec == EXACT else 1e-5  # onebit's means are rounded to float32
+    np.testing.assert_allclose(
+        applied.numpy() + owed(memory), steps * gradient.double().numpy(), rtol=0, atol=tolerance
+    )
+
+
+def test_a_state_of_other_sizes_is_refused_also_where_it_would_be_paid_dense() -> None:
+    memory = Memory(make_compression(None))
+    memory.load_state_dicts([state(torch.ones(NUMEL + 1))], 0, 1)
+    with pytest.raises(PlanError, match="residual of 'weight' has 65 elements, its parameter 64; load the state of"):
+        average(one_rank(memory), GRADIENT.clone(), None)
+
+
+def test_what_is_no_gradient_scaler_is_refused() -> None:
+    with pytest.raises(CodecError, match="grad_scaler is 5; wanted torch's GradScaler"):
+        Memory(scaler=5)
 
 
 def test_a_skipped_step_gives_back_a_debt_that_travelled_dense() -> None:

@@ -9,12 +9,12 @@ strategies that merge them. Every other codec goes through any strategy.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from penstock.codecs.momentum import Momentum
 from penstock.codecs.registry import codec_names, parameter_names
 from penstock.codecs.spec import parse_spec, write_spec
-from penstock.codecs.warmup import Schedule, warmup
+from penstock.codecs.warmup import Schedule, Stages, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
 
@@ -61,6 +61,15 @@ class Compression:
     dense_below: int = 0  # tensors of fewer elements travel dense, beside the others of their bucket
     momentum: Momentum = field(default_factory=Momentum)
     select: str = "tensor"  # what a sparse exchange selects its entries from: each tensor, a bucket, or the model
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What all ranks must have asked for, as text; a function that warms up says nothing of itself."""
+        warmup = self.schedule.densities if isinstance(self.schedule, Stages) else self.schedule is not None
+        of_momentum = {each.name: getattr(self.momentum, each.name) for each in fields(self.momentum)}
+        named = {"codec": self.codec, "warmup": warmup, "warmup_every": self.stage_iterations}
+        named |= {"dense_below": self.dense_below, "select": self.select, "momentum": of_momentum.pop("factor")}
+        return {name: repr(value) for name, value in (named | of_momentum).items()}
 
     def check_strategy(self, strategy: str) -> None:
         """Refuse a strategy that cannot carry the codec."""

@@ -62,6 +62,13 @@ class Settings:
     replan_drift: float  # 0: never plan again
     engine: str | None = None  # what carries gradients; None: the process group
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What all ranks must have asked for, as text."""
+        named = ("planner", "strategy", "profile_iterations", "replan_drift", "engine")
+        keeps = "a folder" if self.measurements is not None else "None"  # each rank may have another one
+        return {name: repr(getattr(self, name)) for name in named} | {"measurements": keeps}
+
     def check(self) -> None:
         """Refuse bad options before any iteration."""
         check_options(self.planner, self.strategy)
@@ -173,9 +180,11 @@ class Conductor:
     # Planning
 
     def _check_given(self) -> None:
-        given = Given(self.settings.plan, self.settings.trace, self.settings.network)
+        settings, compression = self.settings, self.memory.compression
+        asked = settings.options | compression.options | {"on_nonfinite": "'skip'" if self.memory.skips else "'raise'"}
+        given = Given(settings.plan, settings.trace, settings.network, asked)
         nbytes = {name: each.numel() * each.element_size() for name, each in trained(self._wrapper)}
-        given.agree(nbytes, self._some_may_lack, self.memory.compression, self._group)
+        given.agree(nbytes, self._some_may_lack, compression, self._group)
 
     def _go_on_planning(self) -> None:
         if self.settings.plan is not None:

@@ -116,8 +116,9 @@ class Exchange:
         Not of absent ones, whose result torch throws away.
         """
         for name, bounds in zip(parcel.names, pairwise(accumulate(parcel.sizes, initial=0)), strict=True):
-            if bounds not in absent and (owed := self.memory.residuals.take(name)) is not None:
-                values[slice(*bounds)] += torch.as_tensor(owed, device=values.device)
+            start, stop = bounds
+            if bounds not in absent and (owed := self.memory.residuals.take(name, stop - start)) is not None:
+                values[start:stop] += torch.as_tensor(owed, device=values.device)
 
     def _look(self, total: torch.Tensor) -> None:
         """Note a sum that makes a gradient scaler skip this step; it is the same on all ranks."""
@@ -165,6 +166,8 @@ class Exchange:
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
         self._put_back(values, parcel)
+        if residual is not None and values.dtype != parcel.values.dtype and self._transport.rank == 0:
+            _keep_rounding(residual, values, parcel.values)
 
     def _parts(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the boundaries of what a codec sees by itself."""
@@ -248,6 +251,16 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
     """Return the L2 norm, in float32 or in what is wider."""
     norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
     return norm.float()
+
+
+def _keep_rounding(residual: PutOff, average: torch.Tensor, applied: torch.Tensor) -> None:
+    """Keep what 16 bits do not hold of an average; all ranks apply the same, so one of them keeps it.
+
+    What is put off is taken off this memory later: that may be in any order.
+    """
+    rounding = torch.nan_to_num(average - applied.to(average.device, average.dtype), 0.0, 0.0, 0.0)
+    memory: Room = residual.memory
+    memory += rounding if isinstance(memory, torch.Tensor) else rounding.numpy()
 
 
 def _set_aside(residual: PutOff, absent: Sequence[Bounds]) -> list[tuple[int, Room]]:

@@ -2,11 +2,12 @@
 
 A plan of another model would be followed in part and reported as if it were: its buckets are never made, and what they
 hold travels by other routes. So names, bytes, workers, strategies and codecs are compared in the constructor, and what
-is wrong on one rank is raised on all of them.
+is wrong on one rank is raised on all of them. Options are compared between ranks too: ranks that plan at different
+iterations, or measure different codecs, would wait for one another.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
@@ -27,6 +28,7 @@ class Given:
     plan: Plan | None
     trace: Trace | None
     network: Network | None
+    options: Mapping[str, str] = field(default_factory=dict)  # that all ranks must share, as text
 
     def agree(
         self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, group: dist.ProcessGroup
@@ -36,16 +38,18 @@ class Given:
         `gradients` are the bytes of each parameter's; with `may_lack` some of them may have no place.
         """
         world_size = dist.get_world_size(group)
-        held: list[tuple[str, str]] = [("", "")] * world_size
+        held: list[tuple[str, str, Mapping[str, str]]] = [("", "", {})] * world_size
         complaint = self._complaint(gradients, may_lack, compression, world_size)
-        dist.all_gather_object(held, (complaint, self._kinds), group=group)
-        for rank, (complaint, _) in enumerate(held):
+        dist.all_gather_object(held, (complaint, self._kinds, self.options), group=group)
+        for rank, (complaint, _, _) in enumerate(held):
             if complaint:
-                everybody = all(other == complaint for other, _ in held)
+                everybody = all(other == complaint for other, _, _ in held)
                 raise PlanError(complaint if everybody else f"on rank {rank}, {complaint}")
-        if len({each for _, each in held}) > 1:
-            kinds = ", ".join(f"rank {rank} {each}" for rank, (_, each) in enumerate(held))
+        if len({each for _, each, _ in held}) > 1:
+            kinds = ", ".join(f"rank {rank} {each}" for rank, (_, each, _) in enumerate(held))
             raise PlanError(f"ranks are given different things ({kinds}); give all ranks the same")
+        if differs := difference([options for _, _, options in held]):
+            raise PlanError(f"{differs}; give all ranks the same")
 
     @property
     def _kinds(self) -> str:
@@ -70,6 +74,19 @@ class Given:
         except PenstockError as error:
             return str(error)
         return ""
+
+
+def difference(held: Sequence[Mapping[str, str]]) -> str:
+    """Say how the first option that differs between ranks does; empty where none does.
+
+    >>> difference([{"codec": "'onebit'"}, {"codec": "None"}])
+    "codec is 'onebit' on rank 0 and None on rank 1"
+    """
+    for name, mine in held[0].items():
+        for rank, options in enumerate(held):
+            if options[name] != mine:
+                return f"{name} is {mine} on rank 0 and {options[name]} on rank {rank}"
+    return ""
 
 
 def check_plan(plan: Plan, gradients: Mapping[str, int], may_lack: bool, workers: int) -> None:

@@ -34,6 +34,8 @@ class Memory:
         """`scaler` is the GradScaler of the training loop, where there is one: residuals follow its scale."""
         if on_nonfinite not in ON_NONFINITE:
             raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
+        if scaler is not None and not hasattr(scaler, "get_scale"):
+            raise CodecError(f"grad_scaler is {scaler!r}; wanted torch's GradScaler, whose get_scale residuals follow")
         self.compression = compression or Compression()
         self.residuals, self.velocities = Residuals(), Residuals()
         self.skips = on_nonfinite == "skip" or scaler is not None

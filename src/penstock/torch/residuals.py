@@ -49,25 +49,30 @@ class Residuals:
         return self._buckets[key]
 
     def _move(self, name: str, view: Room) -> None:
-        old = self._views.get(name)
-        if old is not None and len(old) != len(view):
-            raise PlanError(
-                f"residual of {name!r} has {len(old)} elements, its parameter {len(view)}; load the state of this model"
-            )
+        old = self._of(name, len(view))
         if old is not None:
             view[:] = torch.as_tensor(old) if isinstance(view, torch.Tensor) else _here(old)
         self._views[name] = view
+
+    def _of(self, name: str, numel: int) -> Room | None:
+        """Return what a parameter owes, None where that is nothing; refuse what belongs to another one."""
+        found = self._views.get(name)
+        if found is not None and len(found) != numel:
+            raise PlanError(
+                f"residual of {name!r} has {len(found)} elements, its parameter {numel}; load the state of this model"
+            )
+        return found
 
     def owes(self, names: Sequence[str]) -> bool:
         """Say whether anything is kept for one of these parameters."""
         return any(name in self._views for name in names)
 
-    def take(self, name: str) -> Room | None:
+    def take(self, name: str, numel: int) -> Room | None:
         """Return what a parameter owes and forget it: somebody is about to send all of it; None where it owes nothing.
 
         Its bucket goes with it, and the other parameters of that bucket keep their values.
         """
-        if name not in self._views:
+        if self._of(name, numel) is None:
             return None
         self._settle()
         self._buckets = {each: old for each, old in self._buckets.items() if name not in each}
