@@ -42,21 +42,6 @@ def test_a_method_that_cannot_be_built_leaves_the_others_alone(trained):
     assert failed[0]["error"].startswith("TypeError: BF16 all reduce communication hook required CUDA")
 
 
-SENDING = ("ddp", "penstock-single", "penstock-bsp-split")
-GRADIENTS_NBYTES = 2 * 269_722 * 4  # ResNet-20; two ranks on one loopback device each send that much
-
-
-def least_sent(trained):
-    """Return the fewest bytes that a method sent in any round: tests beside this one use the device too."""
-    return {row["method"]: min(row["nbytes"]) for row in trained[0][0] if "nbytes" in row}
-
-
-def is_quiet(sent):
-    return sent["no-communication"] < 0.025 * GRADIENTS_NBYTES and all(
-        sent[method] < 1.15 * GRADIENTS_NBYTES for method in SENDING
-    )
-
-
 def test_bytes_are_at_least_those_of_the_gradients(trained):
     """At least: other tests send over this loopback device meanwhile."""
     sent = {row["method"]: row["nbytes"] for row in trained[0][0] if "nbytes" in row}

@@ -64,7 +64,6 @@ def finished(tmp_path_factory):
         (("--device", "abacus"), "--device: found 'abacus'; wanted one of cpu, cuda"),
         (("--engine", "carrier-pigeon"), "--engine: found 'carrier-pigeon'; wanted one of gloo, mpi"),
         (("--engine", "mpi", "--stock"), "--engine mpi with stock DDP, which sends through torch.distributed"),
-        (("--workers", "-1"), "-1 workers, 100 steps, batch 0: wanted at least 1 of each"),
         (("--rate", "fast"), "fast"),
         (("--network", "nowhere.json"), "nowhere.json: file: found 'No such file"),
         (("--resume", "nowhere"), "nowhere: no checkpoint there; wanted a folder that `penstock train --save` wrote"),
@@ -79,6 +78,14 @@ def test_bad_options_are_refused_before_any_worker_starts(options, message, monk
     assert isinstance(result.exception, PenstockError)
     assert message in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_less_than_one_worker_is_refused_on_the_command_line_and_in_a_job():
+    assert "Invalid value for '--workers': Input should be greater than or equal to 1" in only_line(
+        train("--workers", -1)
+    )
+    with pytest.raises(PenstockError, match="-1 workers, 100 steps, batch 0: wanted at least 1 of each"):
+        make_job({"task": TINY, "workers": -1})
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,18 @@ def test_values_that_are_not_known_are_dashes():
     assert seen.losses == []
 
 
-def test_plain_lines_come_at_most_every_two_seconds(capsys):
+def test_plain_lines_come_at_most_every_two_seconds(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("penstock.train.view.monotonic", lambda: now[0])
     view = PlainView("a title")
-    for event in (READY, STEPS, STEPS, Event("saved", 4, {"path": "there"}), Event("done", 10, {})):
+    view(READY)
+    for now[0] in (100.0, 101.9, 102.1, 103.9):
+        view(STEPS)
+    for event in (Event("saved", 4, {"path": "there"}), Event("done", 10, {})):
         view(event)
     shown = capsys.readouterr().err.splitlines()
     assert shown[:2] == ["a title", "ready: plan a by exact: 3 messages"]
-    assert [line.split()[0] for line in shown[2:]] == ["step", "saved", "step"]
+    assert [line.split()[0] for line in shown[2:]] == ["step", "step", "saved", "step"]
 
 
 def test_the_panel_holds_everything(monkeypatch):

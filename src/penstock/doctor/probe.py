@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-PROBE_SECONDS = 60.0
+PROBE_SECONDS = 120.0
 Probe = Callable[[str], tuple[bool, str]]  # code -> did it run, and what it printed or complained
 
 
