@@ -1,10 +1,9 @@
 """Messages that share their cores with computation: while gradients are computed they take `slowdown` times as long.
 
 A message has a clock of its own, on which it takes as long as where nothing computes. With T the end of the backward
-pass and s the slowdown, that clock shows T - (T - t) / s at a moment t before T, and t from then on: it only rises,
-and it is the same for all messages. So what ends first on one clock ends first on the other, and an iteration, which
-never ends before T, takes as long on both. To plan with the slowdown is then to plan without, for gradients that are
-ready when the messages' clock says so: the optimum of one is the optimum of the other.
+pass and s the slowdown, that clock shows T - (T - t) / s at a moment t before T, and t from then on. It is the same for
+all messages, so an iteration with a slowdown is one without on this clock, translated back. An iteration never ends
+before T, from where the clocks agree: its length needs no translation.
 
     s = 2; gradients ready at 2 and 4 (T = 4), each a message of 2 s
 
