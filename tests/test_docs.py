@@ -1,5 +1,6 @@
 """Every `penstock` command in the docs that needs no other machine runs as written."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from penstock.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 GENERATED = ("papers.md", "command-line.md")  # docs_site/hooks.py makes them
@@ -38,3 +42,54 @@ def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http://", "https://")) and Path(target).name not in GENERATED:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMED_ONLY = ("Missing ", "Option ")  # a verb or an option that is only named, without what it needs
+
+
+def written(page: Path) -> list[str]:
+    """Return the `penstock` commands of a page: in blocks, also behind a launcher, and between backticks."""
+    text = page.read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    shell = [line for language, block in blocks if language in ("", "bash") for line in block.splitlines()]
+    lines = [*shell, *re.findall(r"`([^`\n]+)`", prose)]
+    found = (re.search(r"(?:^|-m |-- |run .*)(penstock [a-z].*?)(?: +#.*)?$", line) for line in lines)
+    return [match[1] for match in found if match]
+
+
+def parsed(words: list[str]) -> None:
+    """Let typer read a command as far as it can without running it; raise where it takes no such words."""
+    command, name = typer.main.get_command(app), "penstock"
+    while commands := getattr(command, "commands", None):
+        if not words:
+            return
+        if words[0] == "NAME":
+            return
+        assert words[0] in commands, f"no verb {words[0]!r} in {name}"
+        name, command, words = f"{name} {words[0]}", commands[words[0]], words[1:]
+    command.make_context(name, list(words))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_on_a_page_is_one_that_the_command_line_takes(page):
+    for text in written(page):
+        try:
+            parsed(shlex.split(text.replace(" ...", ""))[1:])
+        except typer.Exit:
+            continue  # --help
+        except typer.BadParameter.__bases__[0] as error:
+            complaint = error.format_message()
+            if not complaint.startswith(NAMED_ONLY):
+                pytest.fail(f"{text!r}: {complaint}")
+
+
+def test_pages_have_commands_to_look_at():
+    assert sum(len(written(page)) for page in PAGES) > 100
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_on_a_page_is_python(page):
+    for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        ast.parse(code)
