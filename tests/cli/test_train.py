@@ -85,7 +85,7 @@ def test_less_than_one_worker_is_refused_on_the_command_line_and_in_a_job():
         train("--workers", -1)
     )
     with pytest.raises(PenstockError, match="-1 workers, 100 steps, batch 0: wanted at least 1 of each"):
-        make_job({"task": TINY, "workers": -1})
+        make_job({"task": TINY, "workers": -1}).check()
 
 
 @pytest.mark.parametrize(
