@@ -36,7 +36,7 @@ def processes_with(marker):
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if marker in (entry / "cmdline").read_text():
+            if marker.encode() in (entry / "cmdline").read_bytes():
                 found.add(int(entry.name))
     return found - {os.getpid()}
 
