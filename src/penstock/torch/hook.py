@@ -64,8 +64,8 @@ def comm_hook(
     Every rank must call this at the same time, as it makes a process group. `codec` compresses every bucket, with
     error feedback; it and what follows mean what they do in `DistributedDataParallel`, `engine` too. The first of
     the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with `module` the state names
-    parameters as it does, otherwise by the order in which torch brings them. Say `find_unused_parameters` where the
-    wrapper does.
+    parameters as it does, otherwise by the order in which torch brings them. Say `find_unused_parameters` and
+    `process_group` where the wrapper does. timeout_seconds: of one message.
     """
     if codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")

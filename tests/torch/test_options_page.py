@@ -1,0 +1,39 @@
+"""The page about the wrapper has every option of the wrapper and of the hook, with its default."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the wrapper needs torch")
+
+from penstock.torch import DistributedDataParallel, comm_hook
+
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+DOCUMENTED = dict(re.findall(r"^\| `(\w+)=([^`]*)` \| [^|]+ \| [^|]+ \|$", PAGE, flags=re.MULTILINE))
+
+
+def options_of(function):
+    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    known = [one for one in parameters if one.kind not in skipped and one.default is not one.empty]
+    return {one.name: repr(one.default).replace("'", '"') for one in known}
+
+
+def test_the_page_has_every_option_with_its_default_and_no_other():
+    assert options_of(DistributedDataParallel.__init__) | options_of(comm_hook) == DOCUMENTED
+
+
+def test_the_hook_has_the_wrappers_defaults():
+    wrapper = options_of(DistributedDataParallel.__init__)
+    assert all(wrapper.get(name, default) == default for name, default in options_of(comm_hook).items())
+
+
+@pytest.mark.parametrize("documented", [DistributedDataParallel, comm_hook])
+def test_docstrings_name_every_option_that_is_new_in_them(documented):
+    text = inspect.getdoc(documented)
+    new = options_of(documented if documented is comm_hook else documented.__init__)
+    shared = options_of(DistributedDataParallel.__init__) if documented is comm_hook else {}
+    missing = [name for name in new if name not in shared and not re.search(rf"\b{name}\b", text)]
+    assert missing == []
