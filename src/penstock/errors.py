@@ -57,7 +57,7 @@ class TransportError(PenstockError):
     """A message did not arrive: a peer died, hangs, or never called."""
 
     def __init__(self, strategy: str, rank: int, step: str, peer: int | None, cause: str) -> None:
-        self.strategy, self.rank, self.step, self.peer = strategy, rank, step, peer
+        self.strategy, self.rank, self.step, self.peer, self.cause = strategy, rank, step, peer, cause
         who = "the other ranks" if peer is None else f"rank {peer}"
         super().__init__(f"{strategy}: rank {rank}, step {step}: no message exchanged with {who}: {cause}")
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.errors import TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
+from penstock.runtime.whereabouts import Note, began_with, diagnosis
 from runtime.threads import outcomes
 
 
@@ -63,3 +64,49 @@ def test_no_note_is_left_while_all_goes_well() -> None:
 
     assert outcomes(2, rank, fabric) == [None, None]
     assert fabric.notes == {}
+
+
+def test_who_waited_for_a_survivor_is_told_with_whom_it_began() -> None:
+    """In a ring of four with rank 1 dead, rank 3 waits for rank 2, which waited for rank 1."""
+    notes = {0: Note(1, "ring", 1), 1: None, 2: Note(1, "ring", 1)}
+    assert began_with(3, 2, notes) == [1]
+    assert diagnosis(3, Note(1, "ring", 2), notes, "closed") == (
+        "closed; rank 1 left no word: it died, hangs, or has ended"
+    )
+
+
+def test_in_the_engines_own_collective_all_who_left_no_note_are_named() -> None:
+    notes = {0: Note(1, "native"), 1: None, 2: None}
+    assert "rank 1 and rank 2 left no word" in diagnosis(3, Note(1, "native"), notes, "closed")
+
+
+def test_a_rank_one_call_ahead_is_no_mistake_where_another_died() -> None:
+    notes = {0: Note(1, "ring", 2), 2: None}
+    assert diagnosis(1, Note(2, "ring", 2), notes, "closed").startswith("closed; rank 2 left no word")
+
+
+def test_a_different_program_under_the_same_number_is_a_mistake_whoever_is_silent() -> None:
+    notes = {0: Note(2, "tree", 2), 2: None}
+    assert diagnosis(1, Note(2, "ring", 2), notes, "closed").startswith("rank 0 is in call 2, tree; this rank is in")
+
+
+def test_a_rank_that_still_compares_programs_is_in_the_same_call() -> None:
+    notes = {0: Note(2, "ring of 10", 2), 2: Note(2, "ring of 10 (program 0a0a0a0a)", 1)}
+    assert diagnosis(1, Note(2, "ring of 10 (program 0a0a0a0a)", 0), notes, "closed") == "closed"
+
+
+def test_a_dead_rank_is_named_by_all_others_through_survivors_that_hang_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.whereabouts.LONGEST_SECONDS", 0.5)
+    fabric, together = Fabric(5), threading.Barrier(5)
+
+    def rank(transport: MemoryTransport) -> None:
+        communicator = Communicator(transport, timeout_seconds=60)
+        communicator.all_reduce(np.ones(10))
+        together.wait(60)
+        if transport.rank == 1:
+            fabric.kill(1)
+            return
+        communicator.all_reduce(np.ones(10))
+
+    for which, error in enumerate(outcomes(5, rank, fabric)):
+        assert which == 1 or "rank 1 left no word: it died, hangs, or has ended" in str(error)

@@ -1,7 +1,10 @@
 """What each process of a gloo test does; in a module of its own so that `spawn` can import it."""
 
+import os
+import signal
 import threading
-import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -72,8 +75,8 @@ def make_different_known_calls(rank: int) -> str:
 
 def survive_the_death_of(
     rank: int, victim: int, actions: int, strategy: str, numel: int, timeout_seconds: float, codec: str = ""
-) -> tuple[float, str, list[str]]:
-    """Run all-reduces while `victim` kills itself before its `actions`-th message; return when and how we failed."""
+) -> tuple[str, list[str]]:
+    """Run all-reduces while `victim` kills itself before its `actions`-th message; return how we failed."""
     tensor = torch.ones(numel)
     compression: dict[str, Any] = {"codec": wire_codec(codec), "residual": torch.zeros(numel)} if codec else {}
     options = {"strategy": strategy, "block_numel": max(1, numel // 10), **compression}
@@ -82,33 +85,61 @@ def survive_the_death_of(
     if rank == victim:
         transport = Suicidal(transport, actions)
     communicator = Communicator(transport, timeout_seconds)
+    read_notes_for_half_a_second(timeout_seconds)
     dist.barrier()
-    try:
-        for _ in range(1000):
-            started = time.monotonic()
-            communicator.all_reduce(tensor, **options)
-    except TransportError as error:
-        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-        return time.monotonic() - started, str(error), names
-    return 0.0, "no error", []
+    message = failure_of(lambda: [communicator.all_reduce(tensor, **options) for _ in range(1000)])
+    return message, [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
 
 
-def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float) -> tuple[float, str]:
-    """Run one all-reduce that `absent` takes part in, then one it sleeps through."""
+def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float, stops: bool = False) -> str:
+    """Run one all-reduce that `absent` takes part in, then one it is away from, or stopped for, until all have failed.
+
+    Half of the timeout is for notes: on a busy machine ranks notice at different moments.
+    """
     communicator = Communicator(C10dTransport(), timeout_seconds=120)
     tensor = torch.ones(1000)
     communicator.all_reduce(tensor)
-    communicator.timeout_seconds = timeout_seconds
+    communicator.timeout_seconds, whereabouts.SHARE, whereabouts.LONGEST_SECONDS = timeout_seconds, 0.5, 60.0
+    others = [other for other in range(dist.get_world_size()) if other != absent]
+    store, mine = C10dTransport().store, os.getpid()
+    store.set(f"pid {rank}", str(mine))
     dist.barrier()
-    started = time.monotonic()
     if rank == absent:
-        time.sleep(3 * timeout_seconds)
-        return 0.0, "slept"
+        if stops:
+            os.kill(mine, signal.SIGSTOP)
+        store.wait([f"failed {other}" for other in others], timedelta(seconds=50))
+        return "was away"
+    message = failure_of(lambda: communicator.all_reduce(tensor))
+    store.set(f"failed {rank}", "")
+    if stops and rank == others[0]:
+        store.wait([f"failed {other}" for other in others], timedelta(seconds=50))
+        os.kill(int(store.get(f"pid {absent}")), signal.SIGCONT)
+    return message
+
+
+def survive_the_error_of(rank: int, victim: int, strategy: str, timeout_seconds: float) -> str:
+    """Run all-reduces until `victim` raises something of its own and ends."""
+    communicator = Communicator(C10dTransport(), timeout_seconds)
+    tensor = torch.ones(1000)
+    communicator.all_reduce(tensor, strategy=strategy)
+    read_notes_for_half_a_second(timeout_seconds)
+    dist.barrier()
+    if rank == victim:
+        raise ValueError("a mistake of this rank alone")
+    return failure_of(lambda: [communicator.all_reduce(tensor, strategy=strategy) for _ in range(1000)])
+
+
+def read_notes_for_half_a_second(timeout_seconds: float) -> None:
+    """Whoever hangs up has left its note before, so it need not be waited for."""
+    whereabouts.SHARE = 0.5 / timeout_seconds
+
+
+def failure_of(call: Callable[[], object]) -> str:
     try:
-        communicator.all_reduce(tensor)
+        call()
     except TransportError as error:
-        return time.monotonic() - started, str(error)
-    return 0.0, "no error"
+        return str(error)
+    return "no error"
 
 
 def reduce_on_the_device(rank: int, numel: int) -> np.ndarray:

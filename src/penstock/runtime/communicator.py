@@ -164,12 +164,23 @@ class Communicator:
             copy_back(data, target)
 
     def _carry_out(self, prepared: Prepared, host: Any, staged: Any, residual: Any, scale: float) -> None:
-        """Run a program; where messages do not come, find out whether the ranks are in different calls."""
-        seconds = self.timeout_seconds - asking_seconds(self.timeout_seconds)
+        """Run a program; where messages do not come, find out with whom it began."""
         try:
-            prepared.run(host, self._calls, seconds, self.recorder, staged, residual, scale)
+            prepared.run(host, self._calls, self._patience_seconds, self.recorder, staged, residual, scale)
         except TransportError as error:
             mine = describe(self._calls, prepared.program, prepared.dtype, prepared.digest)
+            raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
+
+    @property
+    def _patience_seconds(self) -> float:
+        return self.timeout_seconds - asking_seconds(self.timeout_seconds)
+
+    def _agree(self, prepared: Prepared, codec: Codec | None) -> int:
+        """Compare programs; where a rank stays away, find out with whom it began."""
+        try:
+            return agree(self.transport, _claim(prepared, codec), self._patience_seconds)
+        except TransportError as error:
+            mine = describe(self._calls + 1, prepared.program, prepared.dtype)
             raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
 
     def _stage(self, target: Any) -> Any:
@@ -207,7 +218,7 @@ class Communicator:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
             raise
-        cores = agree(self.transport, _claim(prepared, codec), self.timeout_seconds)
+        cores = self._agree(prepared, codec)
         if self._shared_cores is None:  # the first agreement says where everybody is
             self._shared_cores = cores
             if cores:

@@ -51,6 +51,9 @@ class _Verdict:
     shared_cores: int = 0
 
 
+_Found = tuple[_Verdict, Exception | None]  # and what went wrong here
+
+
 def agree(transport: Transport, claim: Claim, timeout_seconds: float) -> int:
     """Return when all ranks claim the same; raise `MismatchError`, or `TransportError` where a rank is missing.
 
@@ -59,9 +62,9 @@ def agree(transport: Transport, claim: Claim, timeout_seconds: float) -> int:
     if transport.world_size == 1:
         return 0
     decide = _decide if transport.rank == 0 else _ask
-    verdict = decide(transport, claim, timeout_seconds)
+    verdict, failure = decide(transport, claim, timeout_seconds)
     if verdict.missing is not None:
-        raise TransportError(claim.strategy, transport.rank, _COMPARING, verdict.missing, verdict.cause)
+        raise TransportError(claim.strategy, transport.rank, _COMPARING, verdict.missing, verdict.cause) from failure
     if verdict.mismatch:
         raise MismatchError(verdict.mismatch)
     return verdict.shared_cores
@@ -86,18 +89,18 @@ def shared_cores(claims: Sequence[Claim]) -> int:
     return min(claim.cores for claim in claims) if len({claim.host for claim in claims}) == 1 else 0
 
 
-def _decide(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict:
+def _decide(transport: Transport, claim: Claim, timeout_seconds: float) -> _Found:
     peers = range(1, transport.world_size)
     buffers = [np.zeros(_NBYTES, np.uint8) for _ in peers]
-    verdict = _collect(transport, claim, buffers, timeout_seconds * _PATIENCE)
+    verdict, failure = _collect(transport, claim, buffers, timeout_seconds * _PATIENCE)
     answer = _packed(asdict(verdict))
     with contextlib.suppress(TimeoutError, ConnectionError):  # whoever cannot be told finds out by itself
         for work in [transport.isend(answer, peer, CHECK_TAG) for peer in peers if peer != verdict.missing]:
             work.wait(timeout_seconds * (1 - _PATIENCE))
-    return verdict
+    return verdict, failure
 
 
-def _collect(transport: Transport, claim: Claim, buffers: list[Bytes], seconds: float) -> _Verdict:
+def _collect(transport: Transport, claim: Claim, buffers: list[Bytes], seconds: float) -> _Found:
     deadline = monotonic() + seconds
     peer = 1
     try:
@@ -107,10 +110,10 @@ def _collect(transport: Transport, claim: Claim, buffers: list[Bytes], seconds: 
     except (TimeoutError, ConnectionError) as error:
         return _missing(peer, error)
     claims = [claim, *(Claim(**_unpacked(buffer)) for buffer in buffers)]
-    return _Verdict(difference(claims), shared_cores=shared_cores(claims))
+    return _Verdict(difference(claims), shared_cores=shared_cores(claims)), None
 
 
-def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict:
+def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Found:
     answer = np.zeros(_NBYTES, np.uint8)
     try:
         sending = transport.isend(_packed(asdict(claim)), 0, CHECK_TAG)
@@ -119,13 +122,13 @@ def _ask(transport: Transport, claim: Claim, timeout_seconds: float) -> _Verdict
         receiving.wait(timeout_seconds)
     except (TimeoutError, ConnectionError) as error:
         return _missing(0, error)
-    return _Verdict(**_unpacked(answer))
+    return _Verdict(**_unpacked(answer)), None
 
 
-def _missing(peer: int, error: Exception) -> _Verdict:
+def _missing(peer: int, error: Exception) -> _Found:
     """Blame the peer whose message did not come, or the rank that died, where the engine knows it."""
     who = error.ranks[0] if isinstance(error, DeathError) else peer
-    return _Verdict(missing=who, cause=f"it did not join this call: {error}")
+    return _Verdict(missing=who, cause=f"it did not join this call: {error}"), error
 
 
 def _packed(document: dict[str, object]) -> Bytes:

@@ -1,19 +1,46 @@
-"""After a message did not come: ask the other ranks which call they are in, and say so where it is another one.
+"""After a message did not come: ask the other ranks where they are, and say with whom it began.
 
-Calls that were compared once carry no more than a tag, so ranks that make different ones exchange nothing and run
-into the timeout. Then every rank leaves a note saying where it is, and reads the others'. Nothing is written or read
-while all goes well.
+Whoever cannot go on leaves a note (which call it is in, for whom it waited), hangs up, so that all others fail now and
+not one after the other, and reads their notes. Then two things can be told that no rank knows by itself:
+
+- Ranks are in different calls. Calls that were compared once carry no more than a tag, so ranks that make different
+  ones exchange nothing and run into the timeout.
+- A rank left no note: it died, or hangs. Who waited for a survivor that gave up finds it by asking on: with four ranks
+  in a ring and rank 1 dead, rank 3 waited for rank 2, which waited for rank 1.
+
+Nothing is written or read while all goes well.
 """
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from time import monotonic
 
 from penstock.errors import TransportError
 from penstock.program import Program
 from penstock.runtime.transport import DeathError, Notes, Transport
 
-LONGEST_SECONDS = 2.0  # for reading notes after a message was waited for in vain
-BROKEN_SECONDS = 0.5  # for reading them after a connection broke: the others fail at the same moment, or are gone
+LONGEST_SECONDS = 2.0  # for reading notes
 SHARE = 0.1  # of the timeout, for reading notes
+SILENT = "left no word: it died, hangs, or has ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Where a rank was when its messages stopped."""
+
+    call: int  # its number
+    what: str  # the call in words; the program's fingerprint is at the end, once ranks have compared it
+    peer: int | None = None  # whose message did not come; None in the engine's own collective
+
+    def __str__(self) -> str:
+        """Return which call it is, for people."""
+        return f"call {self.call}, {self.what}"
+
+    def agrees_with(self, other: "Note") -> bool:
+        """Say whether both may be the same call; one of the ranks may still be comparing programs."""
+        alike = self.what.startswith(other.what) or other.what.startswith(self.what)
+        return alike and self.call == other.call
 
 
 def asking_seconds(timeout_seconds: float) -> float:
@@ -21,22 +48,69 @@ def asking_seconds(timeout_seconds: float) -> float:
     return min(LONGEST_SECONDS, SHARE * timeout_seconds)
 
 
-def describe(call: int, program: Program, dtype: str, digest: str) -> str:
-    """Return a note: which call this is, for people, and the program's fingerprint."""
+def describe(call: int, program: Program, dtype: str, digest: str = "") -> Note:
+    """Return a note: which call this is, for people, and the program's fingerprint, where ranks have compared it."""
     what = f"{program.collective.value} by {program.strategy} of {program.numel} {dtype}"
-    return f"call {call}, {what} (program {digest[:8]})"
+    return Note(call, f"{what} (program {digest[:8]})" if digest else what)
 
 
-def explained(error: TransportError, transport: Transport, mine: str, timeout_seconds: float) -> TransportError:
-    """Return the error, with both calls named where another rank is in a different one."""
+def explained(error: TransportError, transport: Transport, where: Note, timeout_seconds: float) -> TransportError:
+    """Return the error with what the other ranks' notes say about it."""
     if not isinstance(transport, Notes) or isinstance(error.__cause__, DeathError):
         return error
-    broken = isinstance(error.__cause__, ConnectionError)
-    deadline = monotonic() + min(asking_seconds(timeout_seconds), BROKEN_SECONDS if broken else LONGEST_SECONDS)
-    transport.leave_note(mine)
-    for peer in sorted({*range(transport.world_size)} - {transport.rank}, key=lambda one: one != error.peer):
-        theirs = transport.read_note(peer, max(0.0, deadline - monotonic()))
-        if theirs not in (None, mine):
-            cause = f"rank {peer} is in {theirs}; this rank is in {mine}; all ranks must make the same calls in order"
-            return TransportError(error.strategy, error.rank, error.step, error.peer, cause)
-    return error
+    mine = Note(where.call, where.what, error.peer)
+    transport.leave_note(json.dumps(asdict(mine)))
+    transport.hang_up()
+    try:
+        notes = _read_notes(transport, error.peer, asking_seconds(timeout_seconds))
+    except ConnectionError as gone:
+        return _because(error, f"{error.cause}; {gone}")
+    return _because(error, diagnosis(transport.rank, mine, notes, error.cause))
+
+
+def diagnosis(rank: int, mine: Note, notes: Mapping[int, Note | None], cause: str) -> str:
+    """Return what was found: ranks in different calls, or a rank that left no note, or only the cause.
+
+    A different program under the same number is a mistake for certain. Under different numbers ranks may also be
+    because some had less to do in a call that another rank's death broke off.
+    """
+    different = [peer for peer, note in notes.items() if note is not None and not note.agrees_with(mine)]
+    mistaken = [peer for peer in different if _of(notes, peer).call == mine.call]
+    silent = began_with(rank, mine.peer, notes)
+    for peer in mistaken or ([] if silent else different):
+        theirs = _of(notes, peer)
+        return f"rank {peer} is in {theirs}; this rank is in {mine}; all ranks must make the same calls in order"
+    return f"{cause}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT}" if silent else cause
+
+
+def began_with(rank: int, peer: int | None, notes: Mapping[int, Note | None]) -> list[int]:
+    """Return the rank without a note that the chain of who waited for whom ends at, or else all without one."""
+    seen = {rank}
+    while peer is not None and peer not in seen:
+        note = notes[peer]
+        if note is None:
+            return [peer]
+        seen.add(peer)
+        peer = note.peer
+    return [other for other, note in notes.items() if note is None]
+
+
+def _read_notes(transport: Notes, first: int | None, seconds: float) -> dict[int, Note | None]:
+    """Return the notes of all other ranks, None where there is none in time."""
+    deadline = monotonic() + seconds
+    found: dict[int, Note | None] = {}
+    others = {*range(transport.world_size)} - {transport.rank}  # type: ignore[attr-defined]  # it is a transport too
+    for peer in sorted(others, key=lambda one: (one != first, one)):
+        text = transport.read_note(peer, max(0.0, deadline - monotonic()))
+        found[peer] = None if text is None else Note(**json.loads(text))
+    return found
+
+
+def _of(notes: Mapping[int, Note | None], peer: int) -> Note:
+    note = notes[peer]
+    assert note is not None
+    return note
+
+
+def _because(error: TransportError, cause: str) -> TransportError:
+    return TransportError(error.strategy, error.rank, error.step, error.peer, cause)

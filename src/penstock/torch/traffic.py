@@ -54,3 +54,8 @@ class CountingTransport:
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left."""
         return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
+
+    def hang_up(self) -> None:
+        """Let the other ranks fail now, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.hang_up()

@@ -83,4 +83,10 @@ class Notes(Protocol):
         """Leave a line for the other ranks; raises nothing, as whoever calls it is in trouble already."""
 
     def read_note(self, peer: int, seconds: float) -> str | None:
-        """Return the line that `peer` left, or None where there is none within `seconds`."""
+        """Return the line that `peer` left, or None where there is none within `seconds`.
+
+        Raises `ConnectionError` where notes can no longer be read.
+        """
+
+    def hang_up(self) -> None:
+        """Let messages with this rank fail on all others, where the engine can, so that they read notes now."""

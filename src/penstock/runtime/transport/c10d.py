@@ -6,9 +6,12 @@ closes all its connections, so that the other ranks fail at once and the group i
 """
 
 import contextlib
+import re
+import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +19,14 @@ import torch.distributed as dist
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import Array, Bytes
+from penstock.runtime.transport import NOTE_TAG, Array, Bytes
 
+Answer = TypeVar("Answer")
 _NOTE = "penstock/note/"
+_LOOK_SECONDS = 0.01  # between looks for a note
+_ANSWER_SECONDS = 1.0  # of a store that is there
+_HANG_UP_SECONDS = 1e-3
+_NOISE = re.compile(r"^\[[^]]*:\d+\] |\. This is typically caused by.*$")  # where in gloo, and advice we give ourselves
 
 
 class C10dTransport:
@@ -51,16 +59,32 @@ class C10dTransport:
 
     def leave_note(self, text: str) -> None:
         """Leave a line in the group's store."""
-        with contextlib.suppress(RuntimeError):  # the store may have gone with the rank that kept it
-            self.store.set(f"{_NOTE}{self._rank}", text)
+        with contextlib.suppress(ConnectionError):  # the store may have gone with the rank that kept it
+            _bounded(lambda: self.store.set(f"{_NOTE}{self._rank}", text), _ANSWER_SECONDS)
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left in the group's store."""
-        try:
-            self.store.wait([f"{_NOTE}{peer}"], timedelta(seconds=max(seconds, 1e-3)))  # 0 would wait for ever
-            return str(self.store.get(f"{_NOTE}{peer}"), "utf-8")
-        except RuntimeError:
-            return None
+        key, deadline = f"{_NOTE}{peer}", monotonic() + seconds
+
+        def look() -> str | None:
+            while not self.store.check([key]):
+                if monotonic() > deadline:
+                    return None
+                sleep(_LOOK_SECONDS)
+            return str(self.store.get(key), "utf-8")
+
+        return _bounded(look, seconds + _ANSWER_SECONDS)
+
+    def hang_up(self) -> None:
+        """Let gloo close all connections, as it does when a wait runs out of time: for a message that nobody sends."""
+        room = np.zeros(1, np.uint8)
+        for peer in {*range(self._world_size)} - {self._rank}:
+            try:
+                self.irecv(room, peer, NOTE_TAG).wait(_HANG_UP_SECONDS)
+            except TimeoutError:
+                return
+            except ConnectionError:  # to this one there is no connection any more
+                continue
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective."""
@@ -70,6 +94,26 @@ class C10dTransport:
         if tensor.numel():
             for work in _NATIVE[collective](tensor, self._group, root):
                 work.wait(seconds)
+
+
+def _bounded(ask: Callable[[], Answer], seconds: float) -> Answer:
+    """Return what the store answers; raise `ConnectionError` where it is gone, or says nothing for so long.
+
+    torch waits for a store for ever, and the rank that keeps it may hang. Then the thread that asks is given up.
+    """
+    answers: list[Answer] = []
+    thread = threading.Thread(target=_collect, args=(ask, answers), name="penstock-note", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        what = "does not answer" if thread.is_alive() else "is gone too"
+        raise ConnectionError(f"the store in which the ranks met {what}: rank 0 keeps it, unless torchrun does")
+    return answers[0]
+
+
+def _collect(ask: Callable[[], Answer], answers: list[Answer]) -> None:
+    with contextlib.suppress(RuntimeError):
+        answers.append(ask())
 
 
 def _store(group: dist.ProcessGroup | None) -> Any:
@@ -110,7 +154,7 @@ class _Work:
 
 def _named(error: RuntimeError) -> Exception:
     """Return what a torch error means; torch has one class for all of them."""
-    text = str(error).splitlines()[0]
+    text = _NOISE.sub("", str(error).splitlines()[0])
     return TimeoutError(text) if "timed out" in text.lower() else ConnectionError(text)
 
 

@@ -65,6 +65,11 @@ class DelayedTransport:
         """Return the line that `peer` left."""
         return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
 
+    def hang_up(self) -> None:
+        """Let the other ranks fail now, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.hang_up()
+
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective, later by as many delays as messages must follow one another at least.
 

@@ -121,6 +121,10 @@ class MemoryTransport:
             self._fabric.changed.wait_for(lambda: peer in self._fabric.notes, seconds)
             return self._fabric.notes.get(peer)
 
+    def hang_up(self) -> None:
+        """Let every message with this rank fail."""
+        self._fabric.kill(self._rank)
+
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Give everybody a copy of everybody's values, then let each make its own result of them."""
         fabric, others = self._fabric, set(range(self.world_size)) - {self._rank}

@@ -120,6 +120,9 @@ class MpiTransport:
             return None
         return line.tobytes().decode(errors="replace").strip()
 
+    def hang_up(self) -> None:
+        """Do nothing: only under ULFM could the others be told, and there they were, when it was known who died."""
+
 
 def _ranks_of_this_host(comm: Any) -> frozenset[int]:
     near = comm.Split_type(MPI.COMM_TYPE_SHARED)
