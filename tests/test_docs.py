@@ -45,6 +45,7 @@ def test_links_between_pages_lead_somewhere(page):
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FILES = [path for folder in ("src", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.*")]
 NAMED_ONLY = ("Missing ", "Option ")  # a verb or an option that is only named, without what it needs
 
 
@@ -93,3 +94,11 @@ def test_pages_have_commands_to_look_at():
 def test_the_python_on_a_page_is_python(page):
     for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
         ast.parse(code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page):
+    """A path is one from the root, from the package or from the tests; a bare name is that of some file."""
+    for name in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|cll|lark|js))`", page.read_text()):
+        if not name.startswith(("mymodels", "train.py", "FILE", "benchmarks/NAME")):
+            assert any(str(path).endswith(f"/{name}") for path in FILES), f"{page.name} names {name}"

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.report.benchmark_tables import markdown_rows
+from penstock.report.link_quotes import links_table, messages_table
+
 Record = Mapping[str, Any]
 Row = Mapping[str, Any]
 
@@ -32,18 +35,12 @@ class Quote:
     write: Callable[..., str]  # takes the records
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table whose first column is text and whose others are numbers."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rule, *rows))
-
-
 def train_table(record: Record) -> str:
     """Return seconds per iteration and bytes of each method."""
     rows = {row["method"]: row for row in record["rows"]}
     rows["best"] = min((rows[name] for name in TUNED), key=lambda row: float(row["iteration_seconds"]))
     cells = [_method(title, rows[name]) for name, title in METHODS.items()]
-    return table(("method", "iteration", "against stock DDP", "MB sent"), cells)
+    return markdown_rows(("method", "iteration", "against stock DDP", "MB sent"), cells)
 
 
 def _method(title: str, row: Row) -> tuple[str, ...]:
@@ -112,7 +109,7 @@ def casync_table(*records: Record) -> str:
         first = found["stock"]
         title = {"vgg16": "VGG-16, parameter servers", "bert_base": "BERT-base, ring"}[first["what"]]
         rows.append((f"{title}, {first['hosts']} hosts", *_falling([found[how]["measured_seconds"] for how in STEPS])))
-    return table(("", "stock DDP", *STEPS[1:]), rows)
+    return markdown_rows(("", "stock DDP", *STEPS[1:]), rows)
 
 
 def _falling(seconds: Sequence[float]) -> list[str]:
@@ -130,7 +127,7 @@ def sparse_table(record: Record) -> str:
     cells = [
         (f"`{name}`", f"{1e3 * rows[name]['seconds']:,.0f}", f"{ring / rows[name]['seconds']:.1f}") for name in SPARSE
     ]
-    return table(("", "ms", "times as fast as the dense ring"), cells)
+    return markdown_rows(("", "ms", "times as fast as the dense ring"), cells)
 
 
 def sparse_text(*records: Record) -> str:
@@ -153,7 +150,7 @@ def coordinator_table(record: Record) -> str:
     found = {(row["hosts"], row["how"]): row["measured_seconds"] for row in record["rows"]}
     hosts = sorted({count for count, _ in found})
     rows = [(how, *(f"{1e3 * found[count, how]:.0f}" for count in hosts)) for how in ("at will", "steady", "online")]
-    return table(("ms", *(f"{count} hosts" for count in hosts)), rows)
+    return markdown_rows(("ms", *(f"{count} hosts" for count in hosts)), rows)
 
 
 def _of(record: Record, method: str) -> Row:
@@ -172,4 +169,6 @@ QUOTES: Mapping[str, Quote] = {
     "sparse": Quote(("sparse-16-hosts.json",), sparse_table),
     "sparse-text": Quote(tuple(f"sparse-{hosts}-hosts.json" for hosts in (4, 8, 16)), sparse_text),
     "coordinator": Quote(("coordinator.json",), coordinator_table),
+    "links": Quote(("links.json",), links_table),
+    "messages": Quote(("links.json",), messages_table),
 }

@@ -55,6 +55,12 @@ def markdown_table(
     return (f"In every row: {shared}.\n\n" if shared else "") + "\n".join(lines) + "\n"
 
 
+def markdown_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose first column is text and whose others are numbers."""
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    return "\n".join(_line(cells) for cells in (columns, rule, *rows))
+
+
 def _note(row: Row, rows: Sequence[Row], rivalry: Rivalry | None) -> str:
     error = row.get("error")
     if isinstance(error, str):
