@@ -28,7 +28,8 @@ _FIELDS = (
 class Route:
     """How a bucket travels, in words: the collective, the codec or none, and the partitions.
 
-    Its text is what command lines and measured lines use: `ring`, `ring+onebit`, `ring+terngrad(bitwidth=2)/4`.
+    Its text is what command lines and measured lines use: `ring`, `ring+onebit`, `ring+terngrad(bitwidth=2)/4`. The
+    strategy may have options of its own: `hierarchical(ranks_per_node=4)+onebit`.
     """
 
     strategy: str
@@ -51,7 +52,7 @@ def parse_route(text: str) -> Route:
     >>> parse_route("ring+terngrad(bitwidth=2)/4")
     Route(strategy='ring', codec='terngrad(bitwidth=2)', partitions=4)
     """
-    match = re.fullmatch(r"\s*([^+/\s]+)(?:\+(.+?))?(?:/([1-9][0-9]*))?\s*", text)
+    match = re.fullmatch(r"\s*([^+/\s()]+(?:\([^()]*\))?)(?:\+(.+?))?(?:/([1-9][0-9]*))?\s*", text)
     if not match:
         raise PlanError(f"route {text!r}; wanted STRATEGY, STRATEGY+CODEC or STRATEGY+CODEC/PARTITIONS: ring+onebit/4")
     return Route(match[1].replace("-", "_"), match[2], int(match[3] or 1))

@@ -167,7 +167,7 @@ def test_a_scale_is_refused_where_nothing_can_take_it() -> None:
     communicator = Communicator(Fabric(1).transport(0), TIMEOUT_SECONDS)
     with pytest.raises(StrategyError, match="a scale without a codec; pass the codec"):
         communicator.all_reduce(np.ones(4, np.float32), scale=0.5)
-    with pytest.raises(StrategyError, match="a scale for elements of float16; wanted float32"):
+    with pytest.raises(StrategyError, match="ring: a scale for elements of float16; wanted float32"):
         communicator.all_reduce(np.ones(4, np.float16), codec=wire("onebit"), scale=0.5)
 
 

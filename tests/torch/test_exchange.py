@@ -1,6 +1,7 @@
 """What an exchange keeps of a gradient depends on its codec."""
 
 import numpy as np
+import pytest
 import torch
 
 from penstock.codecs.momentum import Momentum
@@ -8,6 +9,7 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.memory import Fabric
+from penstock.strategies.options import parse_strategy
 from penstock.torch.compression import make_compression
 from penstock.torch.drift import Drift
 from penstock.torch.exchange import Exchange, Parcel
@@ -17,6 +19,7 @@ from penstock.torch.planning import decide
 from penstock.torch.traffic import CountingTransport
 from penstock.torch.watched import watched_codec
 from penstock.trace import Tensor, Trace
+from runtime.threads import run_ranks
 
 
 def exchanged(codec: str, iterations: int = 3) -> Memory:
@@ -135,3 +138,41 @@ def test_a_residual_that_is_not_finite_is_noticed_by_whoever_receives_it() -> No
         receiver = watched_codec(codec, seed=1)
         receiver.decode(payload, out)
         assert receiver.saw_nonfinite()
+
+
+def on_ranks(world_size: int, debts: dict[int, float], route: Route, steps: int) -> list[tuple[torch.Tensor, Memory]]:
+    """Exchange dyadic gradients on several ranks, some of which owe something to begin with; return sum and memory."""
+
+    def rank(transport):
+        counting, memory = CountingTransport(transport), Memory(make_compression(route.codec))
+        exchange = Exchange(Communicator(counting, timeout_seconds=10), counting, memory, leaves_out=False)
+        if transport.rank in debts:
+            memory.residuals.load({"weight": np.full(NUMEL, debts[transport.rank], np.float32)})
+        applied = torch.zeros(NUMEL)
+        for _ in range(steps):
+            values = GRADIENT.clone()
+            exchange.average(Parcel(values, ("weight",), (NUMEL,), route, is_first=True))
+            applied += values
+        return applied, memory
+
+    return run_ranks(world_size, rank)
+
+
+def test_some_ranks_only_may_owe_something_to_a_codec_that_keeps_nothing() -> None:
+    """As after a restart with more ranks: those that are new owe nothing."""
+    ranks = on_ranks(2, {0: 4.0}, Route("ring", "qsgd"), steps=3)
+    torch.testing.assert_close(ranks[0][0], ranks[1][0], rtol=0, atol=0)
+    assert all(memory.residuals.values() == {} for _, memory in ranks)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["hierarchical", "hierarchical(ranks_per_node=4)", "hierarchical(ranks_per_node=3, outer=all_gather)"]
+)
+def test_a_rank_that_encodes_nothing_sends_what_it_owes_to_the_one_that_does(strategy: str) -> None:
+    world_size, steps = 4, 3
+    ranks = on_ranks(world_size, dict.fromkeys(range(world_size), 8.0), Route(strategy, EXACT), steps)
+    kept = [memory.residuals.values().get("weight", np.zeros(NUMEL)) for _, memory in ranks]
+    leads = [rank % parse_strategy(strategy)[1].get("ranks_per_node", 2) == 0 for rank in range(world_size)]
+    assert [bool(each.any()) for each in kept] == leads
+    for applied, _ in ranks:
+        np.testing.assert_array_equal(applied.numpy() + sum(kept), steps * GRADIENT.numpy() + world_size * 8)

@@ -47,7 +47,16 @@ def test_a_plan_that_cannot_be_followed_is_refused(plan, message):
         check_plan(plan, GRADIENTS, False, 2)
 
 
-@pytest.mark.parametrize("route", [Route("gtopk", "sparse(density=0.1)"), Route("all_gather", "tbq"), Route("ring")])
+@pytest.mark.parametrize(
+    "route",
+    [
+        Route("gtopk", "sparse(density=0.1)"),
+        Route("all_gather", "tbq"),
+        Route("ring"),
+        Route("hierarchical(ranks_per_node=4, outer=gtopk)", "sparse(density=0.1)"),
+        Route("parameter_server(servers=1)", "tbq"),
+    ],
+)
 def test_routes_that_training_takes_are_allowed(route):
     check_route(route)
 

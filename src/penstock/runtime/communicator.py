@@ -28,6 +28,7 @@ from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
 from penstock.strategies.batches import Batches
 from penstock.strategies.compressed import build_compressed
+from penstock.strategies.options import parse_strategy
 
 KEPT_PROGRAMS = 256
 Made = tuple[Program, Batches | None]  # a program, and what it counts where that is not elements
@@ -72,8 +73,11 @@ class Communicator:
         With a `codec` everything travels encoded. `residual`, flat, float32 and aligned with `data`, is added to what
         this rank encodes and keeps what was not sent. `parts` are the element boundaries of the tensors in `data`,
         from 0 to its end: each is encoded by itself, in `partitions` pieces where that option is given. `data`, then of
-        float32, is multiplied by `scale` first, which costs less here than before: it is read anyway.
+        float32, is multiplied by `scale` first, which costs less here than before: it is read anyway. Options may also
+        be written behind the strategy's name: `hierarchical(ranks_per_node=4)`.
         """
+        strategy, named = parse_strategy(strategy)
+        options = named | options
         if codec is None:
             if residual is not None or scale != 1.0:
                 what = "a scale" if residual is None else "a residual"
@@ -124,14 +128,12 @@ class Communicator:
 
         def make(target: Flat) -> Made:
             ends = (0, target.numel) if bounds is None else bounds
-            if scale != 1.0 and target.dtype != "float32":
-                raise StrategyError(f"a scale for elements of {target.dtype}; wanted float32")
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
             chosen = Options(**{"block_numel": coded_block(codec), **options})
             return build_compressed(strategy, self.transport.world_size, ends, chosen)
 
-        key = (strategy, bounds, id(codec), scale, *sorted(options.items()))
+        key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
         self._run(key, make, data, codec, residual, scale, self._form(data, codec, residual))
 
     def _run(

@@ -120,6 +120,8 @@ class Prepared:
                 f"{self.program.strategy}: {target.numel} elements of {target.dtype}; "
                 f"prepared for {self.numel} of {self.dtype}"
             )
+        if scale != 1.0 and self.dtype != "float32":
+            raise StrategyError(f"{self.program.strategy}: a scale for elements of {self.dtype}; wanted float32")
         residual, deferred = self._kept(residual)
         kept = None if residual is None else self._flat(residual)
         if kept is not None and (kept.numel != self.numel or kept.dtype != "float32"):

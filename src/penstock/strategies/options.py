@@ -1,12 +1,44 @@
 """What a caller may choose about a strategy beyond the world size and the number of elements."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import StrategyError
 
 LARGEST_BLOCK = 64 * 1024  # elements; more fills the pipe slowly
 CHUNK_BLOCK = 128 * 1024  # elements; a ring has no pipe to fill, and larger blocks need fewer turns of a busy processor
 SMALLEST_BLOCK = 4 * 1024  # elements; less costs more in startups than overlap saves
+
+
+NAMED: Mapping[str, tuple[str, ...]] = {  # what may be written behind a strategy's name; nothing for any other
+    "parameter_server": ("servers",),
+    "hierarchical": ("ranks_per_node", "inner", "outer", "servers"),
+}
+_TEXTS = ("inner", "outer")  # all others are numbers
+
+
+def parse_strategy(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a strategy's name and the options written behind it.
+
+    >>> parse_strategy("hierarchical(ranks_per_node=4, outer=gtopk)")
+    ('hierarchical', {'ranks_per_node': 4, 'outer': 'gtopk'})
+    """
+    match = re.fullmatch(r"\s*([^()]+?)\s*(?:\(([^()]*)\))?\s*", text)
+    if not match:
+        raise StrategyError(f"strategy {text!r}; wanted a name such as ring, or parameter_server(servers=2)")
+    options: dict[str, Any] = {}
+    allowed = NAMED.get(match[1].replace("-", "_"), ())
+    for part in filter(None, (piece.strip() for piece in (match[2] or "").split(","))):
+        option, _, value = (piece.strip() for piece in part.partition("="))
+        if option not in allowed:
+            raise StrategyError(f"strategy {text!r}: no option {option!r}; wanted {', '.join(allowed) or 'none'}")
+        if option not in _TEXTS and not value.isdecimal():
+            raise StrategyError(f"strategy {text!r}: {option} is {value!r}; wanted a number such as 2")
+        options[option] = value.replace("-", "_") if option in _TEXTS else int(value)
+    Options(**options)
+    return match[1], options
 
 
 @dataclass(frozen=True, slots=True)

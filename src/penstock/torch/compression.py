@@ -17,6 +17,7 @@ from penstock.codecs.spec import parse_spec, write_spec
 from penstock.codecs.warmup import Schedule, Stages, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
+from penstock.strategies.options import parse_strategy
 
 AUTO = "auto"
 NATIVE = "native"
@@ -72,7 +73,14 @@ class Compression:
         return {name: repr(value) for name, value in (named | of_momentum).items()}
 
     def check_strategy(self, strategy: str) -> None:
-        """Refuse a strategy that cannot carry the codec."""
+        """Refuse a strategy that cannot carry the codec; one in two levels carries it between its nodes."""
+        if (outer := parse_strategy(strategy)[1].get("outer")) is not None:
+            if self.codec == AUTO and outer in COMPRESSED_ONLY:
+                raise CodecError(
+                    f"codec 'auto' with strategy {strategy!r}, which carries nothing dense to compare with"
+                )
+            self.check_strategy(outer)
+            return
         if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
             if self.strategies == ANY:
                 raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")

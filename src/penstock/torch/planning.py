@@ -14,6 +14,7 @@ from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.simulator.auto import decide_codec
 from penstock.simulator.iteration import predict
 from penstock.strategies import names
+from penstock.strategies.options import parse_strategy
 from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
 from penstock.trace import Tensor, Trace
 
@@ -45,8 +46,10 @@ def check_options(planner: str, strategy: str) -> None:
 def check_strategy(strategy: str, *others: str) -> None:
     """Refuse an unknown all-reduce; `others` are named as wanted too."""
     known = (*others, *names("all_reduce"), *COMPRESSED_ONLY, *SPARSE_STRATEGIES)
-    if strategy not in known:
-        raise PlanError(f"no all-reduce strategy called {strategy!r}; wanted one of {', '.join(known)}")
+    name, options = parse_strategy(strategy) if isinstance(strategy, str) else (strategy, {})
+    for each in (name, *filter(None, (options.get("inner"), options.get("outer")))):
+        if each not in known:
+            raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
 
 
 def candidates(strategy: str, compression: Compression, engine: str = "gloo") -> tuple[Route, ...]:

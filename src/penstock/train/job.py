@@ -8,6 +8,7 @@ from penstock.errors import TrainError
 from penstock.fields import Fields
 from penstock.planners import find_planner
 from penstock.strategies import names
+from penstock.strategies.options import parse_strategy
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
@@ -92,7 +93,9 @@ class Job:
             return
         find_planner(self.planner)
         known = (AUTO, *names("all_reduce"))
-        if self.strategy not in known and not self.codec:  # sparse codecs have strategies of their own
+        if (
+            parse_strategy(self.strategy)[0] not in known and not self.codec
+        ):  # sparse codecs have strategies of their own
             raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}")
         if self.density and not 0 < self.density <= 1:
             raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")
