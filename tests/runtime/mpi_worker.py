@@ -67,8 +67,9 @@ def mismatch() -> None:
 
 def absence() -> None:
     """A rank that sleeps through a call is noticed within the timeout, and named by whoever waits for it."""
-    communicator = Communicator(MpiTransport(), timeout_seconds=1)
+    communicator = Communicator(MpiTransport(), timeout_seconds=120)
     communicator.all_reduce(np.ones(10))
+    communicator.timeout_seconds = 1
     if WORLD.rank != 1:
         with pytest.raises(TransportError) as caught:
             communicator.all_reduce(np.ones(10))
@@ -83,9 +84,11 @@ def native_lacks() -> None:
 
 def disagreement() -> None:
     """Two kinds of call that were compared before, each made by some ranks: all are told which."""
-    communicator = Communicator(MpiTransport(), timeout_seconds=20)  # so that notes are waited for for 2 seconds
+    communicator = Communicator(MpiTransport(), timeout_seconds=120)
     for numel in (10, 20):
         communicator.all_reduce(np.ones(numel))
+    communicator.timeout_seconds = 20  # so that notes are waited for for 2 seconds
+    WORLD.Barrier()
     mine, theirs = (10, 20) if WORLD.rank == 1 else (20, 10)
     with pytest.raises(
         TransportError, match=f"is in call 3, all_reduce by ring of {theirs} float64 .*this rank"
@@ -114,7 +117,7 @@ def reduce_often(communicator: Communicator, strategy: str) -> None:
 
 def death() -> None:
     """A rank is killed between two calls."""
-    communicator = Communicator(MpiTransport(), timeout_seconds=60)
+    communicator = Communicator(MpiTransport(), timeout_seconds=1000)
     communicator.all_reduce(np.ones(10))
     if WORLD.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

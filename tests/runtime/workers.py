@@ -107,12 +107,12 @@ def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float, stops
     if rank == absent:
         if stops:
             os.kill(mine, signal.SIGSTOP)
-        store.wait([f"failed {other}" for other in others], timedelta(seconds=50))
+        store.wait([f"failed {other}" for other in others], timedelta(seconds=200))
         return "was away"
     message = failure_of(lambda: communicator.all_reduce(tensor))
     store.set(f"failed {rank}", "")
     if stops and rank == others[0]:
-        store.wait([f"failed {other}" for other in others], timedelta(seconds=50))
+        store.wait([f"failed {other}" for other in others], timedelta(seconds=200))
         os.kill(int(store.get(f"pid {absent}")), signal.SIGCONT)
     return message
 

@@ -24,7 +24,7 @@ from penstock.runtime.transport import NOTE_TAG, Array, Bytes
 Answer = TypeVar("Answer")
 _NOTE = "penstock/note/"
 _LOOK_SECONDS = 0.01  # between looks for a note
-_ANSWER_SECONDS = 1.0  # of a store that is there
+_ANSWER_SECONDS = 5.0  # of a store that is there, on a machine that is busy
 _HANG_UP_SECONDS = 1e-3
 _NOISE = re.compile(r"^\[[^]]*:\d+\] |\. This is typically caused by.*$")  # where in gloo, and advice we give ourselves
 
