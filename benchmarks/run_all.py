@@ -32,7 +32,7 @@ RUNS: tuple[Run, ...] = (
     ("rates", "rates", "--nbytes 4000000"),
     ("coordinator", "coordinator", "--hosts 4,8 --iterations 3"),
     ("links", "links", ""),
-    ("memory", "memory", "--models vgg16_cifar:8 --repetitions 2"),
+    ("memory", "memory", "--models vgg16_cifar:8 --repetitions 4"),
     ("joint", "joint", ""),
     ("profile", "profile_cpu", ""),
     ("codecs", "codecs_cpu", "--rounds 7"),

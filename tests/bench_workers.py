@@ -3,8 +3,7 @@
 import torch.distributed as dist
 
 from penstock.bench import replay_worker
-from penstock.bench.memory_worker import MemoryJob
-from penstock.bench.memory_worker import measure_job as measure_memory
+from penstock.bench.memory_worker import MemoryJob, measure_memory
 from penstock.bench.replay_worker import ReplayJob, measure_job
 from penstock.bench.train_worker import TrainJob, train
 from penstock.network import LinearCost, Network
@@ -51,7 +50,6 @@ def delayed_replay_on_loopback(_rank, trace, latency_seconds):
 
 
 def memory_on_loopback(_rank, method):
-    finished = []
-    rows = list(measure_memory(C10dTransport(), MemoryJob("resnet20", 2, method, 2, 4), finished.append))
+    row = measure_memory(MemoryJob("resnet20", 2, method, 2, 4))
     dist.barrier()
-    return rows, finished
+    return row

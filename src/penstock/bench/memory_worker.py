@@ -1,18 +1,26 @@
-"""One rank of `penstock bench memory`: trains one model by one method in a fresh process and reports its peak."""
+"""One rank of `penstock bench memory`: trains one model by one method in a fresh process and reports its peak.
 
-from collections.abc import Callable, Iterator
+A rank imports what a training script with that wrapper would: torch and a model, and penstock's wrapper only where it
+trains with it. What reports the result is imported when the peak has been read.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from penstock.bench.serve import serve
-from penstock.bench.train_methods import find_method
-from penstock.runtime.reduce import merge_kernel
-from penstock.runtime.transport import Transport
+from penstock.errors import PenstockError
 from penstock.zoo import find_task
+
+LEARNING_RATE = 1e-3
+Wrap = Callable[[nn.Module], nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +34,56 @@ class MemoryJob:
     iterations: int  # of them all: profiled, the first with new buckets, and a few more
 
 
-def measure_job(_: Transport, job: MemoryJob, done: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yield the peak of the rank that needs most; every rank must call this with the same job.
+def _stock(_: int) -> Wrap:
+    from torch.nn.parallel import DistributedDataParallel
 
-    What the process holds before the model is made (interpreter, torch, penstock, compiled kernels) is not part of it:
-    all methods import the same, so that it says nothing about them.
+    return partial(DistributedDataParallel, gradient_as_bucket_view=True)
+
+
+def _planned(profile: int, **options: Any) -> Wrap:
+    from penstock.torch import DistributedDataParallel
+
+    return partial(DistributedDataParallel, profile_iterations=profile, **options)
+
+
+WRAPPERS: Mapping[str, Callable[[int], Wrap]] = {  # import what they wrap with when they are called
+    "ddp-views": _stock,
+    "penstock-exact": _planned,
+    "penstock-exact-native": partial(_planned, strategy="native"),
+    "penstock-ring": partial(_planned, strategy="ring"),
+    "penstock-onebit": partial(_planned, codec="onebit"),
+}
+
+
+def find_wrapper(method: str) -> Callable[[int], Wrap]:
+    """Return what imports the wrapper of a method, given the iterations to profile."""
+    if method not in WRAPPERS:
+        raise PenstockError(f"no method called {method!r}; wanted one of {', '.join(WRAPPERS)}")
+    return WRAPPERS[method]
+
+
+def measure_memory(job: MemoryJob) -> dict[str, int]:
+    """Return the peak of the rank that needs most; every rank must call this with the same job.
+
+    `imports_nbytes` is what its process held before the model was made: the interpreter, torch (with what it imports
+    for any optimizer) and the wrapper.
     """
     torch.set_num_threads(1)
-    merge_kernel("float32")
-    task, method = find_task(job.model), find_method(job.method)
+    task, wrap = find_task(job.model), find_wrapper(job.method)(job.profile)
+    torch.optim.SGD([torch.zeros(1)], LEARNING_RATE)
     before = resident_nbytes("VmRSS")
     torch.manual_seed(1)
-    trained = method.begin(task.build(), job.profile)
+    model = wrap(task.build())
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
     inputs, targets = task.make_batch(job.batch, torch.device("cpu"))
-    for _step in range(job.iterations):
-        task.loss(trained.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        trained.update()
+    for _ in range(job.iterations):
+        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
     found = [(0, 0)] * dist.get_world_size()
-    dist.all_gather_object(found, (resident_nbytes("VmHWM") - before, before))
+    dist.all_gather_object(found, (resident_nbytes("VmHWM"), before))
     peak, imports = max(found)
-    done(job.method)
-    yield {"peak_nbytes": peak, "imports_nbytes": imports}
+    return {"peak_nbytes": peak, "imports_nbytes": imports}
 
 
 def resident_nbytes(field: str) -> int:
@@ -58,5 +95,18 @@ def resident_nbytes(field: str) -> int:
     raise AssertionError(f"no {field} in /proc/self/status")
 
 
+def main() -> None:
+    """Measure the job given as JSON on the command line, and let rank 0 report."""
+    job = MemoryJob(**json.loads(sys.argv[1]))
+    dist.init_process_group("gloo")
+    row = measure_memory(job)
+    from penstock.bench.jobs import report
+
+    report(dist.get_rank(), {"done": job.method})
+    report(dist.get_rank(), row)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    serve(lambda document: MemoryJob(**document), measure_job)
+    main()

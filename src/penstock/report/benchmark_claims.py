@@ -23,7 +23,11 @@ def _line(claim: Mapping[str, Any]) -> str:
 
     >>> _line({"text": "ring, speed over gloo's", "value": 0.873, "wanted": 0.97, "at_most": False})
     "- **ring, speed over gloo's: 0.873**, wanted at least 0.97: missed by 10%"
+    >>> _line({"text": "memory", "value": 1.0132, "wanted": 1.01, "at_most": True})  # close ones with more digits
+    '- **memory: 1.013**, wanted at most 1.01: missed by 0.3%'
     """
     value, wanted = claim["value"], claim["wanted"]
     side = "at most" if claim["at_most"] else "at least"
-    return f"- **{claim['text']}: {value:.3g}**, wanted {side} {wanted:g}: missed by {abs(value / wanted - 1):.0%}"
+    missed = abs(value / wanted - 1)
+    found, part = (f"{value:.3g}", f"{missed:.0%}") if missed >= 0.01 else (f"{value:.4g}", f"{missed:.1%}")
+    return f"- **{claim['text']}: {found}**, wanted {side} {wanted:g}: missed by {part}"

@@ -74,10 +74,11 @@ SECTIONS: dict[str, Section] = {
     ),
     "memory": Section(
         "Memory",
-        "The most memory that a rank held (the kernel's VmHWM), less what its process held before the model was made "
-        "(`imports`: the interpreter, torch, penstock and its compiled kernels, the same for all). Fresh processes for "
-        "every run, which covers all phases: profiling, measuring the network, planning, the switch of buckets, and "
-        "iterations after it. `ddp-views` is torch's wrapper with `gradient_as_bucket_view=True`.",
+        "The most memory that a rank's process held (the kernel's VmHWM), the interpreter and all libraries included. "
+        "Fresh processes for every run: `ddp-views`, torch's wrapper with `gradient_as_bucket_view=True`, runs without "
+        "our wrapper imported. A run covers all phases: profiling, measuring the network, planning, the switch of "
+        "buckets, and iterations after it. `ratio range` is over pairs of runs that followed one another. `ratio less "
+        "imports` leaves out what a process held before the model was made (`imports`: ours and torch's alike).",
     ),
     "replay": Section(
         "Planners on a real network",
