@@ -18,7 +18,7 @@ METHODS = {
     "one message, native": {"planner": "single", "strategy": "native"},
     "onebit": {"planner": "single", "strategy": "ring", "codec": "onebit"},
     "terngrad, which draws": {"planner": "wfbp", "strategy": "parameter_server", "codec": "terngrad"},
-    "gtopk": {"planner": "single", "codec": "gtopk", "density": 0.1},
+    "gtopk": {"planner": "single", "codec": "gtopk", "density": 0.1, "warmup": "0.5,0.25", "warmup_every": 3},
 }
 
 

@@ -18,6 +18,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="of weights and data; default 1", min=0)] = None,
     codec: Annotated[str, typer.Option(help="compresses gradients: onebit, terngrad, ...; default none")] = "",
     density: Annotated[float, typer.Option(help="of a sparse codec: the part that is sent", min=0.0)] = 0.0,
+    warmup: Annotated[str, typer.Option(help="densities before that: paper, dgc or 0.25,0.05")] = "",
+    warmup_every: Annotated[int, typer.Option(help="iterations for each of them; default 1", min=0)] = 0,
+    dense_below: Annotated[int, typer.Option(help="tensors of fewer elements travel dense", min=0)] = 0,
     planner: Annotated[str, typer.Option(help="exact, wfbp, ..., or stock: torch's own DDP; default exact")] = "",
     strategy: Annotated[str, typer.Option(help="all-reduce of every bucket; default auto: the planner's choice")] = "",
     network: Annotated[str, typer.Option(metavar="FILE", help="from `penstock measure`; default: measured")] = "",
@@ -49,7 +52,8 @@ def train(
     check_pairs(planner, stock, compare, steps, epochs, save or resume, save_every)
     given = {
         "task": task, "workers": workers, "steps": steps, "batch": batch, "seed": seed, "codec": codec,
-        "density": density, "planner": "stock" if stock else planner, "strategy": strategy, "network": network,
+        "density": density, "warmup": warmup, "warmup_every": warmup_every, "dense_below": dense_below,
+        "planner": "stock" if stock else planner, "strategy": strategy, "network": network,
         "engine": engine, "device": device, "evaluate_every": evaluate_every, "save": save, "save_every": save_every,
         "resume": resume, "name": name,
     }  # fmt: skip

@@ -81,7 +81,8 @@ def _check_codec(job: Job) -> None:
         from penstock.torch.planning import check_options
 
         check_options(job.planner, job.strategy)
-        make_compression(job.codec, job.density or None).check_strategy(job.strategy)
+        warmup = job.warmup_spec, job.warmup_every or 1
+        make_compression(job.codec, job.density or None, *warmup, job.dense_below).check_strategy(job.strategy)
 
 
 def _check_mpi() -> None:
@@ -117,4 +118,17 @@ def with_epochs(job: Job, epochs: float) -> Job:
 
 def stock_of(job: Job) -> Job:
     """Return the same training with torch's own wrapper."""
-    return replace(job, planner=STOCK, strategy="auto", codec="", density=0.0, engine=GLOO, save="", resume="", name="")
+    return replace(
+        job,
+        planner=STOCK,
+        strategy="auto",
+        codec="",
+        density=0.0,
+        warmup="",
+        warmup_every=0,
+        dense_below=0,
+        engine=GLOO,
+        save="",
+        resume="",
+        name="",
+    )

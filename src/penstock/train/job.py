@@ -17,7 +17,10 @@ GLOO, MPI = "gloo", "mpi"
 ENGINES = (GLOO, MPI)
 TASK_NAMES = ("chars", "digits")
 # What a checkpoint was made with and a resumed run must keep, or its bits would not be those of an unbroken one.
-KEPT = ("task", "batch", "seed", "codec", "density", "planner", "strategy", "engine")
+KEPT = (
+    "task", "batch", "seed", "codec", "density", "warmup", "warmup_every", "dense_below",
+    "planner", "strategy", "engine",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,9 @@ class Job:
     seed: int = 1
     codec: str = ""  # "": gradients travel as they are
     density: float = 0.0  # of sparse codecs; 0: theirs
+    warmup: str = ""  # of sparse codecs: densities before that, by name or one after the other
+    warmup_every: int = 0  # iterations for each of them; 0: 1
+    dense_below: int = 0  # tensors of fewer elements travel dense
     planner: str = "exact"
     strategy: str = AUTO
     network: str = ""  # a file from `penstock measure`; "": measured
@@ -53,6 +59,14 @@ class Job:
     def codec_spec(self) -> str | None:
         """The codec as the wrapper takes it: `topk(density=0.01)`."""
         return (f"{self.codec}(density={self.density:g})" if self.density else self.codec) or None
+
+    @property
+    def warmup_spec(self) -> str | list[float] | None:
+        """The warm-up as the wrapper takes it."""
+        try:
+            return [float(part) for part in self.warmup.split(",")] if "." in self.warmup else self.warmup or None
+        except ValueError:
+            raise TrainError(f"--warmup: found {self.warmup!r}; wanted paper, dgc or densities: 0.25,0.05") from None
 
     @property
     def method(self) -> str:
@@ -101,6 +115,9 @@ class Job:
             raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")
         if self.density and not self.codec:
             raise TrainError("--density without --codec: dense gradients are sent whole; name a codec")
+        if (self.warmup or self.dense_below) and not self.codec:
+            option = "--warmup" if self.warmup else "--dense-below"
+            raise TrainError(f"{option} without --codec: dense gradients are sent whole; name a codec")
 
 
 def job_from_fields(fields: Fields) -> Job:
