@@ -41,6 +41,7 @@ from penstock.torch.planning import (
 from penstock.torch.profile import Profiler
 from penstock.torch.slowdown import Sending
 from penstock.torch.text_picture import text_picture
+from penstock.torch.together import together
 from penstock.trace import Trace
 
 WARMUP = 1  # profiled iterations that do not count: memory and connections are new
@@ -284,7 +285,8 @@ class Conductor:
 
     def _rank_0_says(self, answer: bool) -> bool:
         box = [answer]
-        dist.broadcast_object_list(box, group=self._group, group_src=0)
+        with together("asking rank 0 whether to plan again", self._group):
+            dist.broadcast_object_list(box, group=self._group, group_src=0)
         return box[0]
 
     # Holding

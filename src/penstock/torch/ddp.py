@@ -27,6 +27,7 @@ from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor, Settings
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
+from penstock.torch.together import together
 from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace
 
@@ -107,7 +108,8 @@ class DistributedDataParallel(TorchDDP):
         memory = Memory(compression, on_nonfinite, grad_scaler)
         options |= dict(zip(_TORCH_ARGUMENTS, arguments, strict=False))
         options.setdefault("gradient_as_bucket_view", True)
-        super().__init__(module, **options)
+        with together("making torch's wrapper", options.get("process_group")):
+            super().__init__(module, **options)
         self._conductor = Conductor(self, settings, options, memory)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

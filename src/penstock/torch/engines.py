@@ -18,6 +18,7 @@ from penstock.errors import MismatchError, PlanError
 from penstock.plan import Route
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.torch.together import together
 
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
@@ -47,7 +48,8 @@ def release(transport: Transport) -> None:
 def mpi_transport(group: dist.ProcessGroup) -> Transport:
     """Return MPI with the ranks of a process group; raise the same on every rank where the two do not agree."""
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, _place(), group=group)
+    with together("comparing ranks of MPI", group):
+        dist.all_gather_object(found, _place(), group=group)
     if complaint := next(filter(None, (_complaint(rank, len(found), one) for rank, one in enumerate(found))), None):
         raise MismatchError(complaint)
     from penstock.runtime.transport.mpi import MpiTransport

@@ -18,6 +18,7 @@ from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.torch.compression import ANY, SPARSE_STRATEGIES, Compression, check_known
 from penstock.torch.planning import check_strategy
+from penstock.torch.together import together
 from penstock.trace import Trace
 
 
@@ -40,7 +41,8 @@ class Given:
         world_size = dist.get_world_size(group)
         held: list[tuple[str, str, Mapping[str, str]]] = [("", "", {})] * world_size
         complaint = self._complaint(gradients, may_lack, compression, world_size)
-        dist.all_gather_object(held, (complaint, self._kinds, self.options), group=group)
+        with together("comparing what the wrapper is given", group):
+            dist.all_gather_object(held, (complaint, self._kinds, self.options), group=group)
         for rank, (complaint, _, _) in enumerate(held):
             if complaint:
                 everybody = all(other == complaint for other, _, _ in held)

@@ -27,6 +27,7 @@ from penstock.torch.exchange import Exchange, Parcel
 from penstock.torch.measured import Sent
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import check_strategy
+from penstock.torch.together import who_is_gone
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
 
 Future = torch.futures.Future[torch.Tensor]
@@ -207,8 +208,18 @@ class BucketSender:
         self._engine_traffic += Traffic(nbytes, nbytes)
         values.div_(self.world_size)
         work = dist.all_reduce(values, group=self._group, async_op=True)
-        averaged: Future = work.get_future().then(lambda done: done.value()[0])
+        averaged: Future = work.get_future().then(lambda done: self._averaged(done, values))
         return averaged
+
+    def _averaged(self, done: Future, values: torch.Tensor) -> torch.Tensor:
+        """Return what the engine made of a bucket; what went wrong is kept for the end of the backward pass."""
+        try:
+            return done.value()[0]
+        except RuntimeError as error:
+            if not self._raises_at_end:
+                raise
+            self.failure = self.failure or error
+            return values
 
     def _average(self, parcel: Parcel, future: Future, ready: torch.cuda.Event | None) -> None:
         """Average one bucket; runs on the communication thread, and after a failure only passes that on.
@@ -233,6 +244,7 @@ class BucketSender:
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
+            self.failure = who_is_gone(self.failure, "averaging a bucket", self._group)
             raise self.failure
 
     @contextmanager

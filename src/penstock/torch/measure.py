@@ -21,6 +21,7 @@ from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.device_measure import measure_all_reduce, measure_device_network, measure_route
 from penstock.torch.engines import mpi_transport, own_transport, release
+from penstock.torch.together import together
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 __all__ = ["Cluster", "cluster_of", "measure", "measurement_path", "with_lines"]
@@ -51,7 +52,8 @@ def engine_of(group: dist.ProcessGroup, device: torch.device) -> str:
 def cluster_of(group: dist.ProcessGroup, device: torch.device, engine: str | None = None) -> Cluster:
     """Return the cluster of a process group; every rank must call this at the same time."""
     hosts: list[str] = [""] * dist.get_world_size(group)
-    dist.all_gather_object(hosts, platform.node(), group=group)
+    with together("gathering the names of hosts", group):
+        dist.all_gather_object(hosts, platform.node(), group=group)
     return Cluster(tuple(hosts), engine or engine_of(group, device), device.type, len(hosts))
 
 
@@ -197,5 +199,6 @@ def _load(path: Path, routes: Sequence[Route]) -> Network | None:
 
 def _shared(network: Network | None, group: dist.ProcessGroup) -> Network | None:
     box = [network]
-    dist.broadcast_object_list(box, group=group, group_src=0)
+    with together("sharing what was measured", group):
+        dist.broadcast_object_list(box, group=group, group_src=0)
     return box[0]

@@ -16,6 +16,7 @@ from penstock.simulator.iteration import predict
 from penstock.strategies import names
 from penstock.strategies.options import parse_strategy
 from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
+from penstock.torch.together import together
 from penstock.trace import Tensor, Trace
 
 CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
@@ -150,7 +151,8 @@ def agree(make: Callable[[], Decision] | None, group: dist.ProcessGroup) -> Deci
             box = [make()]
         except PenstockError as error:
             box = [f"{type(error).__name__}: {error}"]
-    dist.broadcast_object_list(box, group=group, group_src=0)
+    with together("sharing the plan", group):
+        dist.broadcast_object_list(box, group=group, group_src=0)
     decision = box[0]
     if not isinstance(decision, Decision):
         raise PlanError(f"rank 0 could not plan: {decision}")

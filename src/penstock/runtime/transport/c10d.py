@@ -143,16 +143,16 @@ class _Work:
         try:
             self._work = start(*arguments, **options)
         except RuntimeError as error:
-            raise _named(error) from error
+            raise named(error) from error
 
     def wait(self, seconds: float) -> None:
         try:
             self._work.wait(timedelta(seconds=seconds))
         except RuntimeError as error:
-            raise _named(error) from error
+            raise named(error) from error
 
 
-def _named(error: RuntimeError) -> Exception:
+def named(error: RuntimeError) -> Exception:
     """Return what a torch error means; torch has one class for all of them."""
     text = _NOISE.sub("", str(error).splitlines()[0])
     return TimeoutError(text) if "timed out" in text.lower() else ConnectionError(text)
