@@ -12,4 +12,6 @@ def test_a_rank_that_dies_while_torch_communicates_is_named(phase):
     assert ended[1].exit_code == -9
     for rank in (0, 2):
         assert ended[rank].value.startswith(f"torch.distributed: rank {rank}, step ")
-        assert ended[rank].value.endswith("; rank 1 left no word: it died, hangs, or has ended")
+        said = ended[rank].value.split("; ")[-1]  # on a very busy machine another rank's note may come too late
+        assert "rank 1" in said
+        assert said.endswith("left no word: it died, hangs, or has ended")
