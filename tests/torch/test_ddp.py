@@ -160,7 +160,10 @@ def test_a_wrapper_that_is_dropped_leaves_no_thread_and_no_hook():
         ({"momentum": 1.0}, "momentum 1.0; wanted 0 or more and less than 1"),
         ({"on_nonfinite": "ignore"}, "on_nonfinite is 'ignore'; wanted one of raise, skip"),
         ({"replan_drift": -1.0}, "replan_drift is -1.0; wanted 0"),
-        ({"profile_iterations": 1}, "profile_iterations is 1; wanted at least 2"),
+        ({"profile_iterations": 1}, "profile_iterations is 1; wanted a whole number, at least 2"),
+        ({"profile_iterations": "5"}, "profile_iterations is '5'; wanted a whole number"),
+        ({"replan_drift": None}, "replan_drift is None; wanted 0"),
+        ({"plan": 5}, "plan is 5; wanted a Plan, the path of a file, or None"),
     ],
 )
 def test_bad_options_are_refused_before_anything_runs(options, message):

@@ -74,10 +74,14 @@ class Settings:
         """Refuse bad options before any iteration."""
         check_options(self.planner, self.strategy)
         check_engine(self.engine)
-        if self.profile_iterations <= WARMUP:
-            raise PlanError(f"profile_iterations is {self.profile_iterations}; wanted at least {WARMUP + 1}")
-        if not 0 <= self.replan_drift < float("inf"):
-            raise PlanError(f"replan_drift is {self.replan_drift}; wanted 0 (off) or a part such as 0.3")
+        iterations, drift = self.profile_iterations, self.replan_drift
+        if not isinstance(iterations, int) or iterations <= WARMUP:
+            raise PlanError(f"profile_iterations is {iterations!r}; wanted a whole number, at least {WARMUP + 1}")
+        if not isinstance(drift, int | float) or not 0 <= drift < float("inf"):
+            raise PlanError(f"replan_drift is {drift!r}; wanted 0 (off) or a part such as 0.3")
+        for name, kind in (("network", Network), ("trace", Trace), ("plan", Plan)):
+            if not isinstance(given := getattr(self, name), kind | None):
+                raise PlanError(f"{name} is {given!r}; wanted a {kind.__name__}, the path of a file, or None")
 
 
 class Conductor:
