@@ -360,12 +360,13 @@ def _train_scheduled(wrapper: Any, rank: int, optimizers: Sequence[torch.optim.O
     return {"halfway": halfway, "state": _arrays(wrapper.module)}
 
 
-def pass_backward_twice(rank: int, algorithm: str) -> dict[str, Any]:
-    """Run two backward passes before a step, without saying so."""
+def pass_backward_twice(rank: int, algorithm: str, says_so: bool) -> dict[str, Any]:
+    """Run two backward passes before a step, and say so too late or not at all."""
     bsp = BulkSynchronous(plain(), _adam, algorithm)
     _loss(bsp, rank, 0, {}).backward()
     try:
-        _loss(bsp, rank, 1, {}).backward()
+        with bsp.no_sync() if says_so else nullcontext():
+            _loss(bsp, rank, 1, {}).backward()
     except PlanError as error:
         return {"message": str(error)}
     return {"message": ""}

@@ -12,16 +12,9 @@ from penstock.cost.clusters import CLUSTERS
 from penstock.curves import CodecCurves, Curve
 from penstock.network import save_network
 from penstock.plan import load_plan
+from toy_trace import toy_trace
 
-TRACE = {
-    "format": "penstock-trace/1",
-    "model": "toy",
-    "device": "paper",
-    "batch": 1,
-    "dtype": "float32",
-    "forward_seconds": 0.02,
-    "tensors": [{"name": f"t{i}", "numel": 10_000, "backward_seconds": 0.001} for i in range(20)],
-}
+TRACE = toy_trace(20, 10_000, 0.001, forward_seconds=0.02)
 PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact", "selective", "joint"]
 ONEBIT = CodecCurves(1 / 32, Curve(1e-10, 1e-5), Curve(1e-10, 1e-5))
 

@@ -8,16 +8,9 @@ import sys
 import pytest
 
 from penstock.network import load_network
+from toy_trace import toy_trace
 
-TRACE = {
-    "format": "penstock-trace/1",
-    "model": "toy",
-    "device": "paper",
-    "batch": 1,
-    "dtype": "float32",
-    "forward_seconds": 0.005,
-    "tensors": [{"name": f"t{i}", "numel": 1000, "backward_seconds": 0.0005} for i in range(10)],
-}
+TRACE = toy_trace(10, 1000, 0.0005, forward_seconds=0.005)
 
 
 def run(*command, **environment):

@@ -6,16 +6,9 @@ import sys
 import pytest
 
 from penstock.cli.main import main
+from toy_trace import toy_trace
 
-TRACE = {
-    "format": "penstock-trace/1",
-    "model": "toy",
-    "device": "paper",
-    "batch": 1,
-    "dtype": "float32",
-    "forward_seconds": 0.02,
-    "tensors": [{"name": "t0", "numel": 10_000, "backward_seconds": 0.001}],
-}
+TRACE = toy_trace(1, 10_000, 0.001, forward_seconds=0.02)
 NETWORK = "--network gtop-k-1gbe"
 OPTIONS = {  # typer's own checks
     f"plan trace.json {NETWORK} --workers 0": "'--workers': Input should be greater than or equal to 1 (found '0')",

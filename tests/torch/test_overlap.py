@@ -54,9 +54,9 @@ def test_schedules_and_passes_that_add_up_are_those_of_torch(otherwise, algorith
         np.testing.assert_array_equal(value, otherwise[1][algorithm][when][name])
 
 
-@pytest.mark.parametrize("algorithm", ["layers", "split"])
-def test_a_second_backward_pass_that_would_be_lost_is_refused(algorithm):
-    (found,) = spawn(1, training.pass_backward_twice, algorithm)
+@pytest.mark.parametrize(("algorithm", "says_so"), [("layers", False), ("split", False), ("split", True)])
+def test_a_second_backward_pass_that_would_be_lost_is_refused(algorithm, says_so):
+    (found,) = spawn(1, training.pass_backward_twice, algorithm, says_so)
     assert "a second backward pass before step(), when its gradients are on their way; run all but" in found["message"]
 
 

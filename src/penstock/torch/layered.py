@@ -73,9 +73,9 @@ class Layered(Algorithm):
         self.sender.close()
 
     def _on_gradient(self, layer: Layer, _: torch.nn.Parameter) -> None:
+        self._check_order(layer)
         if not self.sends:
             return
-        self._check_order(layer)
         self.ready[layer] += 1
         for candidate in reversed(self.layers):
             if candidate in self.sent:
