@@ -249,6 +249,8 @@ def test_options_that_would_change_the_bits_are_refused_on_resume(finished):
         PenstockError, match="--seed: found 9, but the checkpoint was made with 1; leave the option out"
     ):
         make_job({"resume": folder, "seed": 9, "steps": 4})
+    with pytest.raises(PenstockError, match="--warmup-every: found 5, but the checkpoint was made with 0"):
+        make_job({"resume": folder, "warmup_every": 5, "steps": 4})
     with pytest.raises(PenstockError, match="at step 2 of 2 already; ask for more with --steps"):
         make_job({"resume": folder})
     assert make_job({"resume": folder, "steps": 4}).task == TINY

@@ -34,8 +34,9 @@ def make_job(given: Mapping[str, Any]) -> Job:
     before = asdict(saved.job)
     for name in KEPT:
         if name in given and given[name] != before[name]:
+            option = "--" + name.replace("_", "-")
             raise TrainError(
-                f"--{name}: found {given[name]!r}, but the checkpoint was made with {before[name]!r}; "
+                f"{option}: found {given[name]!r}, but the checkpoint was made with {before[name]!r}; "
                 "leave the option out to go on"
             )
     job = Job(**before | {"save": given["resume"], "resume": ""} | dict(given) | {"resume": str(saved.path)})

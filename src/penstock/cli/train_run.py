@@ -57,7 +57,7 @@ def _start(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | Non
 def _join(job: "Job", shown: Shown) -> RunRecord | None:
     """Be one of the workers that a launcher started; only rank 0 shows anything."""
     from penstock.train.events import tell_nobody
-    from penstock.train.stopping import Wish
+    from penstock.train.stopping import STOPPED, Wish
     from penstock.train.worker import process_group, work
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -71,7 +71,7 @@ def _join(job: "Job", shown: Shown) -> RunRecord | None:
         teller.close()
         return teller.end(job, finished)
     if not finished:
-        raise typer.Exit(130)
+        raise typer.Exit(STOPPED)
     return None
 
 
@@ -117,11 +117,13 @@ class Teller:
 
     def end(self, job: "Job", finished: bool) -> RunRecord | None:
         """Return the record of a job that ran to its end; otherwise say where it can go on, and exit."""
+        from penstock.train.stopping import STOPPED
+
         if finished:
             return self._record
         go_on = f"; go on with `penstock train --resume {job.save}`" if self._saved else "; nothing was saved"
         print(f"penstock: stopped{go_on}", file=sys.stderr)
-        raise typer.Exit(130)
+        raise typer.Exit(STOPPED)
 
 
 def print_runs(records: Sequence[RunRecord], json: bool) -> None:

@@ -134,8 +134,7 @@ def _encode(unit: Unit, tree: syntax.Tree) -> tuple[Encode, Layout]:
     if ev.packed is None:
         raise tree.source.error(function.end, "encode never calls concat", f"end it with {compressed} = concat(...)")
     fields, sources = ev.packed
-    takes_latest = sum(not isinstance(item.type, str) for item in function.arguments) == 3
-    return Encode(select_ranks(ev.writer.statements, sources), sources, takes_latest), Layout(fields)
+    return Encode(select_ranks(ev.writer.statements, sources), sources), Layout(fields)
 
 
 def _decode(unit: Unit, tree: syntax.Tree, encode: Encode, layout: Layout) -> Decode:

@@ -218,13 +218,6 @@ class Layout:
 
     fields: tuple[Field, ...]
 
-    def count_field(self, length: Length) -> int | None:
-        """Return the number of the field that holds a counted length; None for the gradient's own."""
-        for number, field in enumerate(self.fields):
-            if field.counts and field.counts == length.of:
-                return number
-        return None
-
 
 @dataclass(frozen=True, slots=True)
 class Encode:
@@ -232,7 +225,6 @@ class Encode:
 
     statements: tuple[Statement, ...]
     fields: tuple[Expr | str, ...]
-    reads_latest: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,6 @@ def compare_numbers(what: str, published: float, ours: float, how: str, toleranc
     return Claim(what, f"{published:g}", f"{ours:.4g}", how, verdict)
 
 
-def not_built(what: str, published: str) -> Claim:
-    """Return the claim for a number whose subject does not exist here yet."""
-    return Claim(what, published, "not built yet", "", "not built yet")
-
-
 def compare_exactly(what: str, published: object, ours: object, how: str, why: str = "") -> Claim:
     """Return the claim for something that is equal or not."""
     verdict = "matches" if published == ours else f"differs: {why}"

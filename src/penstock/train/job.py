@@ -131,14 +131,3 @@ def _read(fields: Fields, name: str, default: Any) -> Any:
     if isinstance(default, str):
         return fields.optional_text(name) or "" if not default else fields.text(name, default)
     return fields.integer(name, 0, default) if isinstance(default, int) else fields.amount(name, default)
-
-
-def same_method(job: Job, saved: Job) -> Job:
-    """Return `job` as a continuation of `saved`; refuse where what must stay has changed."""
-    for name in KEPT:
-        if getattr(job, name) != getattr(saved, name):
-            raise TrainError(
-                f"--{name}: found {getattr(job, name)!r}, but the checkpoint was made with {getattr(saved, name)!r}; "
-                "leave the option out to go on"
-            )
-    return replace(job, name=job.name or saved.name)
