@@ -26,7 +26,7 @@ METHODS = (
     "onebit terngrad dgc:0.01"
 )
 _SHARES = ("rising", "warmup")  # of the recipe: steps, or, below 1, a share of all steps
-_CHANGES = ("steps", "learning_rate", "clip", *_SHARES)
+_CHANGES = ("steps", "clip", *_SHARES)
 
 
 def main() -> int:
@@ -39,14 +39,18 @@ def main() -> int:
     changed = {name: getattr(options, name) for name in _CHANGES if getattr(options, name) is not None}
     methods = [parse_method(_with(text, options.all)) for text in options.methods.split()]
     seeds, workers = (tuple(int(text) for text in each.split(",")) for each in (options.seeds, options.workers))
+    rates = _rates(options.learning_rate or str(task.recipe.learning_rate), len(workers))
 
     def fleets(steps: int) -> list[Fleet]:
         recipe = _in_steps(replace(task.recipe, **changed), steps)
-        return [Fleet(task, recipe, methods, seeds, each, device) for each in workers]
+        return [
+            Fleet(task, replace(recipe, learning_rate=rate), methods, seeds, each, device)
+            for each, rate in zip(workers, rates, strict=True)
+        ]
 
     steps = options.steps or task.recipe.steps
     if options.budget:
-        each = seconds_per_step(fleets(100))
+        each = seconds_per_step(fleets(200))
         steps = min(steps, int(options.budget / each))
         print(f"{task.name}: {1000 * each:.2f} ms a step, so {steps} steps", flush=True)
 
@@ -64,6 +68,12 @@ def main() -> int:
 
 def _with(method: str, options: str) -> str:
     return method if method.startswith("dense") else method + options
+
+
+def _rates(text: str, fleets: int) -> list[float]:
+    """Return a learning rate for each number of workers; one stands for all."""
+    rates = [float(each) for each in text.split(",")]
+    return rates * fleets if len(rates) == 1 else rates
 
 
 def _in_steps(recipe: Recipe, steps: int) -> Recipe:
@@ -90,7 +100,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--global-batch", type=int, default=0)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--learning-rate", help="one, or one for each number of workers: 4,8")
     parser.add_argument("--rising", type=float)
     parser.add_argument("--warmup", type=float)
     parser.add_argument("--clip", type=float)

@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional
 
 from bench.convergence.problems import line_task
+from penstock.bench.convergence import study
 from penstock.bench.convergence.method import Method, parse_method
-from penstock.bench.convergence.study import train
+from penstock.bench.convergence.study import seconds_per_step, train
 from penstock.bench.convergence.summary import against_dense
 from penstock.bench.convergence.training import Fleet
 
@@ -48,9 +49,9 @@ def test_fleets_side_by_side_end_as_they_do_alone():
 
 def test_a_study_that_is_out_of_time_keeps_what_it_has():
     said = []
-    rows = train([fleet_of("dense", steps=6000)], judged=600, seconds=0.5, say=said.append)
+    rows = train([fleet_of("dense", steps=6000)], judged=6000, seconds=0.5, say=said.append)
     assert 0 < rows[0]["steps"] < rows[0]["planned_steps"] == 6000
-    assert "2 workers: step 10 of 6000: " in said[0]
+    assert "2 workers: step 1 of 6000: " in said[0]
 
 
 def test_dense_with_two_workers_is_plain_momentum_sgd_on_both_batches():
@@ -122,3 +123,14 @@ def test_rows_are_kept_whenever_a_fleet_was_judged():
     rows = train([fleet_of("dense", steps=6)], 3, 1000, lambda text: None, kept.append)
     assert [each[0]["steps"] for each in kept] == [2, 4, 6]
     assert kept[-1] == rows
+
+
+def test_an_average_step_has_its_share_of_every_stage(monkeypatch):
+    monkeypatch.setattr(study, "_seconds_of_stage", lambda fleets, streams, stage, steps: (1, 2, 3, 4, 10)[stage])
+    assert seconds_per_step([fleet_of("dense", steps=60)]) == pytest.approx((2 * (1 + 2 + 3 + 4) + 52 * 10) / 60)
+
+
+def test_the_steps_of_a_stage_are_timed_and_taken():
+    fleet = fleet_of("dense gtopk:0.5", steps=60)
+    assert study._seconds_of_stage([fleet], [None], 4, steps=2) > 0
+    assert int(fleet.now) == study._EAGER_STEPS + 4 + 2

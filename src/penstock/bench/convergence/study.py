@@ -112,22 +112,35 @@ def _progress(course: Course) -> str:
 
 
 def seconds_per_step(fleets: Sequence[Fleet], steps: int = 20) -> float:
-    """Return how long a step of all fleets takes after the warm-up; the fleets are spoilt by it."""
-    steppers = [(Stepper(fleet), Course(fleet, 1).stream) for fleet in fleets]
+    """Return how long a step of all fleets takes on average, stages of the warm-up counted as long as they are.
+
+    The fleets are spoilt by it.
+    """
+    streams = [Course(fleet, 1).stream for fleet in fleets]
+    recipe, stages = fleets[0].recipe, len(fleets[0].stage_starts()) - 1
+    taken = [_seconds_of_stage(fleets, streams, stage, steps) for stage in range(stages + 1)]
+    share = min(recipe.warmup / recipe.steps, 1 / stages)
+    return share * sum(taken[:-1]) + (1 - share * stages) * taken[-1]
+
+
+def _seconds_of_stage(
+    fleets: Sequence[Fleet], streams: Sequence[torch.cuda.Stream | None], stage: int, steps: int
+) -> float:  # fmt: skip
+    steppers = [Stepper(fleet) for fleet in fleets]
     for fleet in fleets:
-        fleet.enter_stage(len(fleet.stage_starts()))
+        fleet.enter_stage(stage)
 
     def take(number: int) -> float:
         begun = time.monotonic()
         for _ in range(number):
-            for stepper, stream in steppers:
+            for stepper, stream in zip(steppers, streams, strict=True):
                 with torch.cuda.stream(stream) if stream else nullcontext():
                     stepper()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.monotonic() - begun
 
-    take(_EAGER_STEPS + 10)
+    take(_EAGER_STEPS + 4)
     return take(steps) / steps
 
 

@@ -8,6 +8,7 @@ on all weights.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -15,6 +16,7 @@ from torch.nn import functional
 from penstock.bench.convergence.layout import Layout
 from penstock.bench.convergence.method import WARMUP, Method, large_elements, make_exchange
 from penstock.bench.convergence.networks import Statistics
+from penstock.bench.convergence.sides import Sides
 from penstock.bench.convergence.tasks import Recipe, Task
 from penstock.bench.convergence.triton_segments import Segments
 
@@ -45,6 +47,7 @@ class Fleet:
         shape = (len(self.members), workers, self.weights.shape[1])
         self.residuals, self.velocity = torch.zeros(shape, device=device), torch.zeros_like(self.weights)
         self.corrected = {m: torch.zeros_like(self.residuals[at]) for m, at in self.groups.items() if m.corrected}
+        self.sides = Sides.of(len(methods), device)
         self.compressed = {method: large_elements(method, self.tensors) for method in self.corrected}
         self.running: Statistics = {}
         self._draw(list(seeds), len(methods))
@@ -87,8 +90,14 @@ class Fleet:
         self.velocity.mul_(self.recipe.momentum)
         if self.recipe.weight_decay:
             self.velocity.add_(self.weights, alpha=self.recipe.weight_decay)
-        for method, at in self.groups.items():
-            self._exchange(method, at, gradients[at], None if factors is None else factors[at], rate[at, None])
+        self.sides.run(
+            [
+                partial(
+                    self._exchange, method, at, gradients[at], None if factors is None else factors[at], rate[at, None]
+                )
+                for method, at in self.groups.items()
+            ]
+        )
         self.weights.sub_(rate[:, None] * self.velocity)
         self.now += 1
 

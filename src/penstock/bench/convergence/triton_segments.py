@@ -220,7 +220,9 @@ class Take:
         """Return the largest, zeros elsewhere; `values` keep the others, and zeros in their place."""
         assert values.is_contiguous()
         rows, elements, segments = values.numel() // values.shape[-1], values.shape[-1], len(self.k)
-        bound = self.bounds.setdefault(values.shape, self.k.new_zeros(rows * segments))
+        if values.shape not in self.bounds:
+            self.bounds[values.shape] = self.k.new_zeros(rows * segments)
+        bound = self.bounds[values.shape]
         k, table = self.k.repeat(rows), (self.segments.owner, self.segments.begin, self.segments.end)
         found, number = torch.zeros_like(k, dtype=torch.int64), torch.zeros_like(k)
         counts = self.k.new_zeros((rows * segments, 256))
