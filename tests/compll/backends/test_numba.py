@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as arrays
 
 from compll.backends.programs import PROGRAMS
 from penstock.compll import frontend
-from penstock.compll.backends.numba import NumbaKernels, _take_from_cache
+from penstock.compll.backends.numba import NumbaKernels
+from penstock.compll.backends.numba_compile import _take_from_cache
 from penstock.compll.backends.numba_source import generate
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.functions import FUNCTIONS
@@ -219,7 +220,7 @@ SECOND_PROCESS = """
 import sys, numpy as np
 from pathlib import Path
 from penstock.compll import frontend
-from penstock.compll.backends.numba import NumbaKernels, _take_from_cache
+from penstock.compll.backends.numba import NumbaKernels
 program = frontend.compile_file(Path(frontend.__file__).parent / "algorithms" / "signsgd.cll")
 kernels = NumbaKernels(program, cache_dir=Path(sys.argv[1]))
 assert kernels.encode(np.ones(9, np.float32), {}).tolist() == [7, 255, 1]

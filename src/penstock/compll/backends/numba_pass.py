@@ -37,9 +37,9 @@ from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Pack, Pass, Scat
 from penstock.compll.types import FLOAT, Scalar
 
 if TYPE_CHECKING:
-    from penstock.compll.backends.numba_source import KernelWriter
+    from penstock.compll.backends.numba_kernel import KernelWriter
 
-BLOCK = 1024  # elements
+BLOCK = 1024  # elements worked on at a time: their temporaries stay in the first-level cache
 
 
 @dataclass(slots=True)
