@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.compll.backends.numba_expr import Body, Names, bare
+from penstock.compll.backends.numba_places import Places, find_places
 from penstock.compll.backends.numba_reduce import (
     block_start,
     final_lines,
@@ -19,22 +20,8 @@ from penstock.compll.backends.numba_reduce import (
     start_value,
     step_lines,
 )
-from penstock.compll.ir import (
-    GRADIENT,
-    RESIDUAL,
-    Expr,
-    Filter,
-    GroupReduce,
-    Length,
-    Map,
-    Read,
-    Reduce,
-    element_of,
-    expressions,
-    walk,
-)
+from penstock.compll.ir import GRADIENT, RESIDUAL, Filter, GroupReduce, Map, Read, Reduce, element_of
 from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Pack, Pass, Scatter
-from penstock.compll.types import FLOAT, Scalar
 
 if TYPE_CHECKING:
     from penstock.compll.backends.numba_kernel import KernelWriter
@@ -48,10 +35,11 @@ class PassWriter:
 
     kernel: "KernelWriter"
     step: Pass
-    stored: dict[str, str] = field(default_factory=dict)  # vector computed by the first loop -> array it is left in
+    places: Places = field(init=False)
     loaded: dict[str, str] = field(default_factory=dict)  # vector in memory -> array of this block
-    group: int = 0  # n of the reads below
-    per_group: dict[int, str] = field(default_factory=dict)  # id of `v[i / n]` -> the vector v, spread over the block
+
+    def __post_init__(self) -> None:
+        self.places = find_places(self.step, self.kernel.schedule, self.names, self.kernel.adds)
 
     @property
     def names(self) -> Names:
@@ -60,12 +48,10 @@ class PassWriter:
 
     def write(self) -> None:
         """Write the loop over blocks."""
-        self._place()
         self._declare()
         total = self.kernel.length(self.step.length)
         groups = [output.group for output in self.step.outputs if isinstance(output, GroupReduce)]
-        self._find_per_group()
-        unit = math.lcm(8, *groups, *([self.group] if self.group else []))
+        unit = math.lcm(8, *groups, *([self.places.group] if self.places.group else []))
         block = unit * max(1, BLOCK // unit)
         self._temporaries(block)
         self.kernel.line(f"for start in range(0, {total}, {block}):")
@@ -87,35 +73,10 @@ class PassWriter:
         self.kernel.depth -= 1
         self._finish()
 
-    # What is where
-
-    def _place(self) -> None:
-        """Decide which vectors the first loop stores, and where."""
-        for output in self.step.outputs:
-            match output:
-                case Keep():
-                    self.stored[output.vector] = (
-                        f"{self.names.of(output.to) if output.to not in INPUTS else output.to}_b"
-                    )
-                case Emit() if not self.kernel.adds:
-                    self.stored.setdefault(output.vector, "out_b")
-        for output in self.step.outputs:
-            if isinstance(output, Pack) and self._needs_copy(output):
-                self.stored.setdefault(output.vector, f"{self.names.of(output.vector)}_b")
-        replaced = any(isinstance(output, Keep) and output.to == RESIDUAL for output in self.step.outputs)
-        later = any(isinstance(output, Filter) for output in self.step.outputs)
-        if replaced and later and any(item.name == TOTAL for item in self.step.maps):
-            self.stored.setdefault(TOTAL, "total_b")  # filters come after the residual is overwritten
-
-    def _needs_copy(self, output: Pack) -> bool:
-        """Whether a vector is not already in memory as it is to be sent."""
-        computed = any(item.name == output.vector for item in self.step.maps)
-        return computed or output.element.bits < 8
-
     def _declare(self) -> None:
         """Write accumulators and the memory of vectors that outlive the pass."""
         line = self.kernel.line
-        if self._checked():
+        if self.places.checked():
             line("worst = int32(0)")
         for output in self.step.outputs:
             match output:
@@ -135,82 +96,23 @@ class PassWriter:
     def _temporaries(self, block: int) -> None:
         """Write the arrays of one block."""
         line = self.kernel.line
-        for name, array in self.stored.items():
-            if not self._in_memory(array):
-                line(f"{array} = np.empty({block}, np.{self._element(name).storage})")
+        for name, array in self.places.stored.items():
+            if not self.places.in_memory(array):
+                line(f"{array} = np.empty({block}, np.{self.places.element(name).storage})")
         for name in self.step.inputs:
             vector = self.kernel.schedule.vectors.get(name)
-            if isinstance(vector, Read) and self._unpacks(name):
+            if isinstance(vector, Read) and self.places.unpacks(name):
                 line(f"{self.names.of(name)}_r = np.empty({block}, np.{vector.element.storage})")
         for output in self.step.outputs:
             if isinstance(output, Filter):
                 line(f"{self.names.of(output.name)}_keep = np.zeros({block}, np.uint8)")
             elif isinstance(output, GroupReduce):
                 line(f"{self.names.of(output.name)}_v = np.empty({block}, np.{output.expr.type.storage})")
-        for name in dict.fromkeys(self.per_group.values()):
-            line(f"{self.names.of(name)}_x = np.empty({block}, np.{self._element(name).storage})")
-        for stream, kind in self._streams():
+        for name in self.places.spread():
+            line(f"{self.names.of(name)}_x = np.empty({block}, np.{self.places.element(name).storage})")
+        for stream, kind in self.places.streams():
             name, dtype = ("uniform", "float32") if kind.is_float else ("words", "uint32")
             line(f"{name}_{stream} = np.empty({block}, np.{dtype})")
-
-    def _in_memory(self, array: str) -> bool:
-        kept = [output.to for output in self.step.outputs if isinstance(output, Keep)]
-        return array in ("out_b", f"{RESIDUAL}_b") or array in {f"{self.names.of(name)}_b" for name in kept}
-
-    def _element(self, name: str) -> Scalar:
-        vector = self.kernel.schedule.vectors.get(name)
-        return FLOAT if vector is None else element_of(vector)
-
-    def _unpacks(self, name: str) -> bool:
-        """Whether a field of the payload needs unpacking; bytes are read where they are."""
-        vector = self.kernel.schedule.vectors[name]
-        return isinstance(vector, Read) and vector.element.bits != 8 and not self._is_kept(name)
-
-    def _is_kept(self, name: str) -> bool:
-        """Whether an earlier pass left a vector in memory."""
-        return name in self.kernel.schedule.kept() and name not in self.stored
-
-    def _streams(self) -> list[tuple[int, Scalar]]:
-        """Return the random streams this pass draws from."""
-        found = {node.value: node.type for expr in self._exprs() for node in walk(expr) if node.op == "random"}
-        return sorted(found.items())
-
-    def _checked(self) -> list[str]:
-        """Return the vectors whose elements must be finite: the gradient, and floats that are sent or received."""
-        found = [self.step.check] if self.step.check else []
-        found += [output.vector for output in self.step.outputs if isinstance(output, Pack) and output.element == FLOAT]
-        for name in self.step.inputs:
-            vector = self.kernel.schedule.vectors.get(name)
-            if isinstance(vector, Read) and vector.element == FLOAT and not self._is_kept(name):
-                found.append(name)
-        return list(dict.fromkeys(found))
-
-    def _exprs(self) -> list[Expr]:
-        """Return every expression the pass evaluates."""
-        exprs = [item.expr for item in self.step.maps]
-        for output in self.step.outputs:
-            if isinstance(output, Reduce | GroupReduce | Filter):
-                exprs += expressions(output)
-        return exprs
-
-    def _find_per_group(self) -> None:
-        """Find reads of `v[i / n]` where v has one element for each n: it is spread over the block first."""
-        indices = {item.name for item in self.step.maps if item.expr.op == "index"}
-        for expr in self._exprs():
-            for node in walk(expr):
-                group = self._group_of(node, indices)
-                if group and self.group in (0, group):
-                    self.group = group
-                    self.per_group[id(node)] = node.value
-
-    def _group_of(self, node: Expr, indices: set[str]) -> int:
-        if node.op != "at" or node.args[0].op != "div" or node.args[0].args[1].op != "const":
-            return 0
-        index, divisor = node.args[0].args
-        is_index = index.op == "index" or (index.op == "element" and index.value in indices)
-        length = self.step.length
-        wanted = Length(length.of, length.group * divisor.value)
-        return divisor.value if is_index and self.kernel.schedule.length(node.value) == wanted else 0
 
     # One block
 
@@ -221,22 +123,22 @@ class PassWriter:
             vector = self.kernel.schedule.vectors.get(name)
             if name == TOTAL:
                 array = RESIDUAL  # an earlier pass left it there
-            if isinstance(vector, Read) and self._unpacks(name):
+            if isinstance(vector, Read) and self.places.unpacks(name):
                 self._unpack(vector, names.of_bytes(name), f"{array}_r")
                 self.loaded[name] = f"{array}_r"
             else:
-                array = names.of_bytes(name) if isinstance(vector, Read) and not self._is_kept(name) else array
-                block = f"{array}_b" if name not in self.stored else f"{array}_m"
+                array = names.of_bytes(name) if isinstance(vector, Read) and not self.places.is_kept(name) else array
+                block = f"{array}_b" if name not in self.places.stored else f"{array}_m"
                 line(f"{block} = {array}[start : start + size]")
                 self.loaded[name] = block
-        for array in dict.fromkeys(self.stored.values()):
-            if self._in_memory(array) and array not in self.loaded.values():
+        for array in dict.fromkeys(self.places.stored.values()):
+            if self.places.in_memory(array) and array not in self.loaded.values():
                 line(f"{array} = {array.removesuffix('_b')}[start : start + size]")
         if self.kernel.adds and any(isinstance(output, Emit) for output in self.step.outputs):
             line("out_b = out[start : start + size]")
-        for name in dict.fromkeys(self.per_group.values()):
-            line(f"spread({names.of(name)}, {self.group}, start, size, {names.of(name)}_x)")
-        for stream, kind in self._streams():
+        for name in self.places.spread():
+            line(f"spread({names.of(name)}, {self.places.group}, start, size, {names.of(name)}_x)")
+        for stream, kind in self.places.streams():
             name = "uniform" if kind.is_float else "words"
             line(f"fill_{name}({name}_{stream}, size, seed_low, seed_high, {stream}, start)")
 
@@ -253,20 +155,22 @@ class PassWriter:
         maps: dict[str, Map] = {item.name: item for item in self.step.maps}
 
         def element(name: str) -> str | None:
-            if name in self.stored and not first:
-                return f"{self.stored[name]}[i]"
+            if name in self.places.stored and not first:
+                return f"{self.places.stored[name]}[i]"
             if name == GRADIENT and self.kernel.scales and name in self.loaded:
                 return f"(factor * {self.loaded[name]}[i])"
             return f"{self.loaded[name]}[i]" if name in self.loaded else None
 
         kernel = self.kernel
-        constant = {node: f"{self.names.of(name)}_x[i]" for node, name in self.per_group.items()} if first else {}
+        constant = (
+            {node: f"{self.names.of(name)}_x[i]" for node, name in self.places.per_group.items()} if first else {}
+        )
         return Body(self.names, element, maps, kernel.fields, kernel.size, constant=constant)
 
     def _compute(self) -> None:
         """Write the loop that does everything at once: vectors that leave it, reductions, the finite test."""
         body, after = self._body(first=True), []
-        for name, array in self.stored.items():
+        for name, array in self.places.stored.items():
             body.lines.append(f"{array}[i] = {bare(body.vector(name))}")
         for output in self.step.outputs:
             match output:
@@ -281,10 +185,10 @@ class PassWriter:
                     self.kernel.line(f"{name}_b = {block_start(output)}")
                     body.lines += step_lines(output, f"{name}_b", bare(body.value(output.expr)))
                     after += join_lines(output, name)
-        if self._checked():
+        if self.places.checked():
             self.kernel.line("worst_b = int32(0)")
             after.append("worst = worst_b if worst_b > worst else worst")
-        for name in self._checked():
+        for name in self.places.checked():
             body.lines.append(f"magnitude = int32(float_bits({body.vector(name)}) & MAGNITUDE)")
             body.lines.append("worst_b = magnitude if magnitude > worst_b else worst_b")
         if body.lines:
@@ -296,7 +200,7 @@ class PassWriter:
         for output in self.step.outputs:
             if not isinstance(output, Pack):
                 continue
-            array = self.stored.get(output.vector) or self.loaded[output.vector]
+            array = self.places.stored.get(output.vector) or self.loaded[output.vector]
             offset, element = self.kernel.offset(output.field), output.element
             if element.bits < 8:
                 place = f"{offset} + start // {element.per_byte}"
@@ -359,7 +263,7 @@ class PassWriter:
 
     def _finish(self) -> None:
         line = self.kernel.line
-        if self._checked():
+        if self.places.checked():
             self.kernel.block("if worst >= INFINITY_BITS:", ["return NONFINITE"])
         for output in self.step.outputs:
             if isinstance(output, Reduce):
