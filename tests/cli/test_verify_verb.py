@@ -71,6 +71,12 @@ def test_every_choice_reaches_the_strategy():
     nodes = json.loads(run("hierarchical", "--workers", "8", "--ranks-per-node", "4", "--outer", "recursive-doubling",
                            "--inner", "linear-pipeline", "--numel", "8", "--json"))  # fmt: skip
     assert {(link["source"], link["target"]) for link in nodes["links"]} >= {(0, 4), (4, 0)}
+    uneven = json.loads(run("hierarchical", "--workers", "5", "--nodes", "0,2,3/1,4", "--numel", "8", "--json"))
+    between = {(0, 1), (1, 0)}
+    within = {(0, 2), (2, 0), (0, 3), (3, 0), (2, 3), (3, 2), (1, 4), (4, 1)}
+    links = {(link["source"], link["target"]) for link in uneven["links"]}
+    assert uneven["proved"]
+    assert between < links <= between | within
 
 
 def test_the_instructions_are_printed_on_request():
@@ -115,6 +121,8 @@ def test_a_broken_program_exits_with_one_and_says_why(tmp_path):
         (["ring", "--operation", "all-to-all"], "no operation 'all-to-all'; known: all_reduce"),
         ([], "no strategy named; say which, as in `penstock verify ring`, or ask with --list"),
         (["spanning-tree", "--operation", "reduce", "--root", "9"], "spanning_tree: root 9; wanted 0"),
+        (["hierarchical", "--nodes", "0,1/two"], "--nodes 0,1/two: wanted ranks, and a / between nodes, as in 0,2,3/1"),
+        (["hierarchical", "--nodes", "0,1/1,2,3"], "wanted each of the ranks 0 to 3 once, and no empty node"),
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, message):

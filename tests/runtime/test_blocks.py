@@ -8,7 +8,7 @@ import pytest
 from penstock.network import Network
 from penstock.program import Collective
 from penstock.runtime import Communicator, handshake
-from penstock.runtime.blocks import CROWDED_NBYTES, this_host, with_block
+from penstock.runtime.blocks import CROWDED_NBYTES, with_block
 from penstock.runtime.handshake import Claim, shared_cores
 from penstock.runtime.transport.memory import MemoryTransport
 from penstock.runtime.views import Flat
@@ -45,10 +45,6 @@ def test_ranks_share_cores_only_if_all_are_on_one_host() -> None:
     assert shared_cores([here, Claim(host="a", cores=6)]) == 6
     assert shared_cores([here, here, Claim(host="b", cores=8)]) == 0
     assert handshake.difference([here, Claim(host="b", cores=2)]) == ""
-
-
-def test_this_process_and_its_threads_are_on_one_host() -> None:
-    assert this_host() == Claim().host != ""
 
 
 @pytest.mark.parametrize(("cores", "messages"), [(2, 6), (64, 2 * 3 * 8)])

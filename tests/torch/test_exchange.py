@@ -9,7 +9,6 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.memory import Fabric
-from penstock.strategies.options import parse_strategy
 from penstock.torch.compression import make_compression
 from penstock.torch.drift import Drift
 from penstock.torch.exchange import Exchange, Parcel
@@ -145,7 +144,8 @@ def on_ranks(world_size: int, debts: dict[int, float], route: Route, steps: int)
 
     def rank(transport):
         counting, memory = CountingTransport(transport), Memory(make_compression(route.codec))
-        exchange = Exchange(Communicator(counting, timeout_seconds=10), counting, memory, leaves_out=False)
+        communicator = Communicator(counting, timeout_seconds=10, host=lambda: HOSTS[transport.rank])
+        exchange = Exchange(communicator, counting, memory, leaves_out=False)
         if transport.rank in debts:
             memory.residuals.load({"weight": np.full(NUMEL, debts[transport.rank], np.float32)})
         applied = torch.zeros(NUMEL)
@@ -165,14 +165,21 @@ def test_some_ranks_only_may_owe_something_to_a_codec_that_keeps_nothing() -> No
     assert all(memory.residuals.values() == {} for _, memory in ranks)
 
 
+HOSTS = "abba"  # of ranks, where nobody says how many there are in a node
+
+
 @pytest.mark.parametrize(
-    "strategy", ["hierarchical", "hierarchical(ranks_per_node=4)", "hierarchical(ranks_per_node=3, outer=all_gather)"]
+    ("strategy", "leads"),
+    [
+        ("hierarchical", [True, True, False, False]),
+        ("hierarchical(ranks_per_node=4)", [True, False, False, False]),
+        ("hierarchical(ranks_per_node=3, outer=all_gather)", [True, False, False, True]),
+    ],
 )
-def test_a_rank_that_encodes_nothing_sends_what_it_owes_to_the_one_that_does(strategy: str) -> None:
+def test_a_rank_that_encodes_nothing_sends_what_it_owes_to_the_one_that_does(strategy: str, leads: list[bool]) -> None:
     world_size, steps = 4, 3
     ranks = on_ranks(world_size, dict.fromkeys(range(world_size), 8.0), Route(strategy, EXACT), steps)
     kept = [memory.residuals.values().get("weight", np.zeros(NUMEL)) for _, memory in ranks]
-    leads = [rank % parse_strategy(strategy)[1].get("ranks_per_node", 2) == 0 for rank in range(world_size)]
     assert [bool(each.any()) for each in kept] == leads
     for applied, _ in ranks:
         np.testing.assert_array_equal(applied.numpy() + sum(kept), steps * GRADIENT.numpy() + world_size * 8)

@@ -29,6 +29,7 @@ def verify(
     partitions: Annotated[int, typer.Option(help="of a parameter server; 0: one per aggregator", min=0)] = 0,
     servers: Annotated[int, typer.Option(help="dedicated aggregators; 0: every rank is one", min=0)] = 0,
     ranks_per_node: Annotated[int, typer.Option(help="hierarchical: size of a node", min=1)] = 2,
+    nodes: Annotated[str, typer.Option(help="hierarchical: ranks of each node instead: 0,2,3/1,4")] = "",
     inner: Annotated[str, typer.Option(help="hierarchical: strategy inside a node")] = "spanning_tree",
     outer: Annotated[str, typer.Option(help="hierarchical: strategy between nodes")] = "ring",
     codec: Annotated[str, typer.Option(help="compress all messages of an all-reduce, with onebit or another")] = "",
@@ -48,7 +49,14 @@ def verify(
         _list(json)
         return
     options = Options(
-        block_numel or None, root, partitions or None, servers or None, ranks_per_node, _plain(inner), _plain(outer)
+        block_numel or None,
+        root,
+        partitions or None,
+        servers or None,
+        ranks_per_node,
+        _plain(inner),
+        _plain(outer),
+        _nodes(nodes),
     )
     subject = _subject(name, operation, workers, numel, options, bool(codec))
     proof = prove(subject)
@@ -67,6 +75,16 @@ def verify(
         _print(subject, proof, summary, show_program=program)
     if not proof.proved:
         raise typer.Exit(1)
+
+
+def _nodes(text: str) -> tuple[tuple[int, ...], ...] | None:
+    """Read `0,2,3/1,4`: two nodes, of ranks 0, 2, 3 and of 1, 4; nothing where nothing is said."""
+    if not text:
+        return None
+    nodes = [node.split(",") for node in text.split("/")]
+    if not all(rank.strip().isdecimal() for node in nodes for rank in node):
+        raise StrategyError(f"--nodes {text}: wanted ranks, and a / between nodes, as in 0,2,3/1,4")
+    return tuple(tuple(map(int, node)) for node in nodes)
 
 
 def _plain(name: str) -> str:

@@ -9,8 +9,6 @@ of processor time in blocks of 256 KB, 23 ms in blocks of 4 MB).
 """
 
 import os
-import platform
-from pathlib import Path
 from typing import Any
 
 from penstock.cost.collectives import best_block_nbytes
@@ -24,15 +22,6 @@ from penstock.strategies.options import SMALLEST_BLOCK
 CROWDED_NBYTES = 4 << 20  # of a block where ranks outnumber half the cores of their one host
 
 CODED_NBYTES = 256 << 10  # of a compressed message; with 64 KB a ring of 15M elements used 1.6x the processor time
-
-
-def this_host() -> str:
-    """Return what ranks that share a host's loopback have in common: the kernel and the network namespace."""
-    try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{kernel}/{os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:  # not Linux
-        return platform.node()
 
 
 def processors() -> int:

@@ -21,6 +21,8 @@ from penstock.runtime.blocks import coded_block, with_block
 from penstock.runtime.codec import Codec
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
+from penstock.runtime.hosts import Nodes, this_host
+from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import OnDevice, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
@@ -28,6 +30,8 @@ from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
 from penstock.strategies.batches import Batches
 from penstock.strategies.compressed import build_compressed
+from penstock.strategies.hierarchical import NAME as HIERARCHICAL
+from penstock.strategies.hierarchical import leaders
 from penstock.strategies.options import parse_strategy
 
 KEPT_PROGRAMS = 256
@@ -47,8 +51,11 @@ class Communicator:
         timeout_seconds: float = TIMEOUT_SECONDS,  # how long one message may keep a rank waiting
         window: int = WINDOW,  # messages in flight, each way
         network: Network | None = None,  # measured; gives pipelines the block size that is best on it
+        host: Callable[[], str] = this_host,  # what ranks of one host have in common
     ) -> None:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
+        self._host = host
+        self._nodes: Nodes | None = None  # the ranks of each host, once somebody wanted to know
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
@@ -74,10 +81,11 @@ class Communicator:
         this rank encodes and keeps what was not sent. `parts` are the element boundaries of the tensors in `data`,
         from 0 to its end: each is encoded by itself, in `partitions` pieces where that option is given. `data`, then of
         float32, is multiplied by `scale` first, which costs less here than before: it is read anyway. Options may also
-        be written behind the strategy's name: `hierarchical(ranks_per_node=4)`.
+        be written behind the strategy's name: `hierarchical(ranks_per_node=4)`; without a number, the ranks of a host
+        are a node.
         """
         strategy, named = parse_strategy(strategy)
-        options = named | options
+        options = self._with_nodes(strategy, named | options)
         if codec is None:
             if residual is not None or scale != 1.0:
                 what = "a scale" if residual is None else "a residual"
@@ -105,6 +113,34 @@ class Communicator:
     def run(self, program: Program, data: Any, codec: Codec | None = None, residual: Any = None) -> None:
         """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
         self._run((id(program), id(codec)), lambda _target: (program, None), data, codec, residual)
+
+    def nodes(self) -> Nodes:
+        """Return the ranks of each host; the first time, all ranks must ask, or use `hierarchical`, together."""
+        if self._nodes is None:
+            self._refuse_after_failure()
+            try:
+                self._nodes = find_nodes(self.transport, self._host(), self.timeout_seconds, self._calls + 1)
+            except TransportError as error:
+                self._failure = str(error), None
+                raise
+        return self._nodes
+
+    def encodes(self, strategy: str) -> bool:
+        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, whoever leads its node."""
+        name, options = parse_strategy(strategy)
+        if name.replace("-", "_") != HIERARCHICAL:
+            return True
+        return self.transport.rank in leaders(self.transport.world_size, Options(**self._with_nodes(name, options)))
+
+    def _with_nodes(self, strategy: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a strategy in two levels with the nodes that were found, where nobody said."""
+        if strategy.replace("-", "_") != HIERARCHICAL or "nodes" in options or "ranks_per_node" in options:
+            return options
+        return {**options, "nodes": self.nodes()}
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
 
     def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
         def make(target: Flat) -> Made:
@@ -146,8 +182,7 @@ class Communicator:
         scale: float = 1.0,
         form: Any = None,  # the codec's on the device that `data` is on: they stay there
     ) -> None:
-        if self._failure is not None:
-            raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
+        self._refuse_after_failure()
         target = data if is_contiguous(data) else contiguous_copy(data)
         direct = isinstance(self.transport, OnDevice)
         staged = None if direct or form is not None else self._stage(target)
@@ -180,7 +215,7 @@ class Communicator:
     def _agree(self, prepared: Prepared, codec: Codec | None) -> int:
         """Compare programs; where a rank stays away, find out with whom it began."""
         try:
-            return agree(self.transport, _claim(prepared, codec), self._patience_seconds)
+            return agree(self.transport, _claim(prepared, codec, self._host()), self._patience_seconds)
         except TransportError as error:
             mine = describe(self._calls + 1, prepared.program, prepared.dtype)
             raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
@@ -245,7 +280,7 @@ class Communicator:
         return on_device
 
 
-def _claim(prepared: Prepared, codec: Codec | None) -> Claim:
+def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
     program = prepared.program
     return Claim(
         collective=program.collective.value,
@@ -256,4 +291,5 @@ def _claim(prepared: Prepared, codec: Codec | None) -> Claim:
         root=program.root,
         codec=codec.name if codec else "",
         digest=prepared.digest,
+        host=host,
     )

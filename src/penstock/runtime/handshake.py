@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MismatchError, TransportError
-from penstock.runtime.blocks import processors, this_host
+from penstock.runtime.blocks import processors
+from penstock.runtime.hosts import this_host
 from penstock.runtime.transport import CHECK_TAG, Bytes, DeathError, Transport
 
 _NBYTES = 1024  # of a claim and of a verdict

@@ -71,10 +71,6 @@ def _hierarchical(world_size: int, numel: int, options: Options, empty: Collecti
     return hierarchical.all_reduce(world_size, numel, options, make)
 
 
-def _nodes(world_size: int, options: Options) -> int:
-    return -(-world_size // options.ranks_per_node)
-
-
 def _one(_world_size: int, _options: Options) -> int:
     return 1
 
@@ -94,5 +90,7 @@ CHUNKS: Mapping[str, Callable[[int, Options], int]] = {  # how many equal parts 
     "spanning_tree": _one,
     "all_gather": _one,
     "recursive_doubling": _one,
-    "hierarchical": lambda world_size, options: CHUNKS[options.outer](_nodes(world_size, options), options),
+    "hierarchical": lambda world_size, options: CHUNKS[options.outer](
+        len(hierarchical.leaders(world_size, options)), options
+    ),
 }

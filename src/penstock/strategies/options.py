@@ -49,9 +49,10 @@ class Options:
     root: int = 0  # of a broadcast or reduce
     partitions: int | None = None  # parameter server: pieces of the tensor; None for one per aggregator
     servers: int | None = None  # parameter server: this many ranks at the end aggregate; None for every rank
-    ranks_per_node: int = 2  # hierarchical
+    ranks_per_node: int = 2  # hierarchical: so many consecutive ranks are a node
     inner: str = "spanning_tree"  # hierarchical: reduce and broadcast inside a node
     outer: str = "ring"  # hierarchical: all-reduce between the first ranks of the nodes
+    nodes: tuple[tuple[int, ...], ...] | None = None  # hierarchical: the ranks of each node, instead of ranks_per_node
 
     def __post_init__(self) -> None:
         for name in ("block_numel", "partitions", "servers", "ranks_per_node"):

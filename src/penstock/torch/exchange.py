@@ -11,8 +11,6 @@ from penstock.codecs.momentum import sent_from
 from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
-from penstock.strategies.hierarchical import NAME as HIERARCHICAL
-from penstock.strategies.options import Options, parse_strategy
 from penstock.torch.memory import Memory
 from penstock.torch.residuals import HOST, Room, copied
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
@@ -142,7 +140,7 @@ class Exchange:
         velocity = self._gain_momentum(values, parcel, absent)
         small = self._take_out_small(values, parcel.sizes, scale)
         residual = None
-        if codec.takes_feedback and encodes(parcel.route, self._transport.rank):
+        if codec.takes_feedback and self._communicator.encodes(parcel.route.strategy):  # else it goes to who does
             residual = self.memory.residuals.deferred(parcel.names, parcel.sizes, device)
         elif self.memory.residuals.owes(parcel.names):
             values.mul_(scale)
@@ -247,15 +245,6 @@ class Exchange:
         if len(self._codecs) > KEPT_CODECS:
             del self._codecs[next(iter(self._codecs))]
         return codec
-
-
-def encodes(route: Route, rank: int) -> bool:
-    """Say whether a rank encodes anything: in two levels only the first of each node does, the others send to it.
-
-    One that does not would keep for ever what it owes from an earlier run: it sends that along, dense.
-    """
-    name, options = parse_strategy(route.strategy)
-    return name != HIERARCHICAL or rank % Options(**options).ranks_per_node == 0
 
 
 def _norm(values: torch.Tensor) -> torch.Tensor:
