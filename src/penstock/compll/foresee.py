@@ -39,7 +39,7 @@ def _size_is_foreseen(vector: str, statements: Mapping[str, Statement]) -> bool:
 
 def foresee(expr: Expr, numel: int, arguments: Mapping[str, Any], statements: Mapping[str, Statement]) -> Any:
     """Return a scalar that `is_foreseen`; raise `CodecError` for another."""
-    from penstock.compll.backends.reference import Machine, evaluate_static
+    from penstock.compll.backends.reference_machine import Machine, evaluate_static
     from penstock.compll.functions import FUNCTIONS
     from penstock.compll.operators import OPERATORS
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.compll.backends.reference import evaluate_static
+from penstock.compll.backends.reference_machine import evaluate_static
 from penstock.compll.foresee import foresee
 from penstock.compll.ir import GRADIENT, Apply, Expr, Filter, Length, Program
 from penstock.compll.layout import max_nbytes
