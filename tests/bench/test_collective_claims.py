@@ -1,4 +1,4 @@
-"""Claims are computed from rows as the issue words them."""
+"""Claims are computed from rows: each a ratio beside what it should be."""
 
 from penstock.bench.claim import Claim
 from penstock.bench.collective_claims import claims

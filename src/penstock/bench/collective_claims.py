@@ -1,4 +1,4 @@
-"""What the issue asks of our collectives, as questions to the rows of `penstock bench collectives`.
+"""What our collectives should show, as questions to the rows of `penstock bench collectives`.
 
 Each claim is a ratio, the value it should have, and whether it has it. Rows that a claim needs and that were not
 measured leave it out.

@@ -1,4 +1,4 @@
-"""What the issue asks of sparse all-reduces, as questions to the rows of `penstock bench sparse`."""
+"""What sparse all-reduces should show, as questions to the rows of `penstock bench sparse`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
