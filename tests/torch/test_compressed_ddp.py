@@ -11,8 +11,8 @@ import torch_training
 from penstock.errors import CodecError, FormatError
 from penstock.torch import DistributedDataParallel
 from spawn import spawn
+from torch_conserved import EXACT, STEPS, check_conserved, gradients
 
-EXACT = "topk(density=0.25)"  # sends values as they are: on dyadic gradients every sum is exact
 CASES = {
     "ring": {"codec": EXACT, "strategy": "ring"},
     "parameter server": {"codec": EXACT, "strategy": "parameter_server"},
@@ -32,22 +32,6 @@ ROUNDED = {  # codecs whose values are rounded, so that sums are right to float3
     "terngrad": {"codec": "terngrad(bitwidth=2)"},
     "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
 }
-STEPS = 8
-
-
-def gradients(world_size, steps=STEPS):
-    """What all ranks' gradients add up to, as plain data parallelism applies it."""
-    each = (training.echo_inputs(rank, step).numpy() for rank in range(world_size) for step in range(steps))
-    return sum(each) / np.float32(world_size)
-
-
-def check_conserved(ranks, wanted, tolerance=0.0):
-    """All ranks applied the same, and what they did not apply they owe."""
-    for rank in ranks[1:]:
-        np.testing.assert_array_equal(rank["applied"], ranks[0]["applied"])
-    total = ranks[0]["applied"] + sum(rank["owed"] for rank in ranks)
-    np.testing.assert_allclose(total, wanted, rtol=0, atol=tolerance)
-    assert any(rank["owed"].any() for rank in ranks)  # otherwise nothing was compressed
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ def test_other_hosts_engines_devices_and_numbers_have_other_files(tmp_path):
         replace(HERE, engine="nccl"),
         replace(HERE, device="cuda"),
         replace(HERE, hosts=("a", "b", "b"), workers=3),
+        replace(HERE, nodes=((0, 1),)),
     ]
     assert len({measurement_path(tmp_path, cluster) for cluster in clusters}) == len(clusters)
 

@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("torch")
+from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
@@ -46,6 +47,33 @@ def test_the_measured_codec_of_one_worker_is_cut_into_buckets_that_hide_it():
 )
 def test_candidates(strategy, codec, wanted):
     assert list(candidates(strategy, make_compression(codec))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "local"),
+    [
+        ({"codec": "onebit"}, ["hierarchical(outer=ring)+onebit"]),
+        ({"codec": "auto"}, ["hierarchical(outer=ring)+onebit"]),
+        ({"codec": "gtopk", "density": 0.1}, ["hierarchical(outer=gtopk_doubling)+sparse(density=0.1)"]),
+        ({"codec": "gtopk_published", "density": 0.1}, []),  # as published, with nothing added
+        ({"codec": "gtopk", "density": 0.1, "momentum": Momentum(0.9)}, []),  # ranks that encode nothing cannot mask
+        ({"codec": None}, []),
+    ],
+)
+def test_where_ranks_share_hosts_local_aggregation_is_a_candidate(options, local):
+    compression = make_compression(**options)
+    apart, sharing = (candidates("auto", compression, shares_hosts=each) for each in (False, True))
+    assert sharing[: len(apart)] == apart
+    assert [str(route) for route in sharing[len(apart) :]] == local
+    assert candidates("ring", make_compression("onebit"), shares_hosts=True) == (Route("ring", "onebit"),)
+
+
+@pytest.mark.parametrize(("seconds", "strategy"), [(1e-3, "hierarchical(outer=ring)"), (9e-3, "ring")])
+def test_local_aggregation_is_chosen_where_its_measured_line_is_faster(seconds, strategy):
+    routes = candidates("auto", make_compression("onebit"), shares_hosts=True)
+    lines = {str(route): LinearCost(seconds if "hier" in route.strategy else 8e-3, 1e-12) for route in routes}
+    plan = decide(TRACE, Network(4, 1e-4, 1e-9, 1e-10, lines), "exact", routes).plan
+    assert {bucket.strategy for bucket in plan.buckets} == {strategy}
 
 
 def test_dense_routes_beside_nccl_are_its_own():

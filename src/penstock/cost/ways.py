@@ -88,11 +88,27 @@ def ways_for(
     only what was measured is considered: beside a measurement a closed form looks better than it is, since it knows
     nothing of busy processors.
     """
-    names = [strategy if strategy in network.all_reduce else strategy.replace("-", "_") for strategy in strategies]
+    names = _plain_names(network, strategies)
     dense = [way_for(network, name, workers) for name in names if name not in (*_COMPRESSED_ONLY, *SPARSE)]
+    return [*dense, *compressed_ways(network, strategies, codecs, partitions, workers)]
+
+
+def compressed_ways(
+    network: Network,
+    strategies: Sequence[str],
+    codecs: Sequence[str],
+    partitions: Sequence[int] = (1,),
+    workers: int | None = None,
+) -> list[Way]:
+    """Return every strategy with every codec, as `ways_for` does; nothing dense."""
+    names = _plain_names(network, strategies)
     routes = [Route(name, codec, k) for name in names for codec in codecs for k in partitions]
     measured = _measured_pairs(network) if workers in (None, network.workers) else set()
-    return [*dense, *(way_for(network, route, workers) for route in routes if _can_be_costed(network, route, measured))]
+    return [way_for(network, route, workers) for route in routes if _can_be_costed(network, route, measured)]
+
+
+def _plain_names(network: Network, strategies: Sequence[str]) -> list[str]:
+    return [strategy if strategy in network.all_reduce else strategy.replace("-", "_") for strategy in strategies]
 
 
 def comparable(ways: Sequence[Way]) -> list[Way]:

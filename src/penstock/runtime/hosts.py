@@ -18,9 +18,14 @@ def this_host() -> str:
     """
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{kernel}/{os.stat('/proc/self/ns/net').st_ino}"
+        return f"{kernel}/{network_namespace()}"
     except OSError:  # not Linux
         return platform.node()
+
+
+def network_namespace() -> int:
+    """Return the number of this process's network namespace, which no other has until the machine is started again."""
+    return os.stat("/proc/self/ns/net").st_ino
 
 
 def group_by_host(hosts: Sequence[Hashable]) -> Nodes:

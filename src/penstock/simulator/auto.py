@@ -7,7 +7,7 @@ to promise more than a tie: less than `LEAST_GAIN` and it is left off.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.cost.ways import Way, comparable, way_for, ways_for
+from penstock.cost.ways import Way, comparable, compressed_ways, way_for
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS
@@ -52,7 +52,7 @@ def decide_codec(
     """
     wanted = list(network.codecs) if codecs is None else list(codecs)
     known = [codec for codec in wanted if codec in network.codecs]
-    packed = _compressed_ways(network, compressed_strategies, known, partitions, workers)
+    packed = compressed_ways(network, compressed_strategies, known, partitions, workers)
     every = comparable([*(way_for(network, strategy, workers) for strategy in strategies), *packed])
     dense_ways = [way for way in every if way.codec is None]
     p = network.workers if workers is None else workers
@@ -62,12 +62,6 @@ def decide_codec(
     pays = gain >= least_gain and any(bucket.codec for bucket in best.buckets)
     reason = _why_on(best, dense) if pays else _why_off(best, dense, wanted, known, p, least_gain)
     return CodecDecision(best if pays else dense, dense, tuple(every), reason)
-
-
-def _compressed_ways(
-    network: Network, strategies: Sequence[str], codecs: Sequence[str], partitions: Sequence[int], workers: int | None
-) -> list[Way]:
-    return [way for way in ways_for(network, strategies, codecs, partitions, workers) if way.codec is not None]
 
 
 def _why_on(best: Plan, dense: Plan) -> str:

@@ -17,6 +17,7 @@ from penstock.codecs.spec import parse_spec, write_spec
 from penstock.codecs.warmup import Schedule, Stages, warmup
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
+from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 from penstock.strategies.options import parse_strategy
 
 AUTO = "auto"
@@ -97,6 +98,17 @@ class Compression:
             raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
+
+    @property
+    def local_strategy(self) -> str | None:
+        """Local aggregation with this codec between hosts; None where nobody should choose it for a user.
+
+        With momentum each rank keeps a velocity, and only those that encode know what was sent and to be forgotten; the
+        published exchange is there to be compared with.
+        """
+        if self.codec is None or self.momentum.factor or parse_spec(self.codec)[0] == "published":
+            return None
+        return f"{HIERARCHICAL}(outer={self.strategies[0]})"
 
     def check_planner(self, planner: str) -> None:
         """Refuse a planner whose buckets do not hold what entries are to be selected from."""

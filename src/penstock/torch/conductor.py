@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from penstock.errors import FitError, PlanError
 from penstock.network import Network
 from penstock.plan import Plan, Route
+from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP, can_hold_plans, gradient_nbytes, release_buckets, trained
@@ -28,6 +29,7 @@ from penstock.torch.holder import Holder
 from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
 from penstock.torch.memory import Memory
+from penstock.torch.nodes import nodes_of
 from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import (
     Decision,
@@ -93,6 +95,7 @@ class Conductor:
         self.holder = Holder(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
         self._wrapper = wrapper
         self._decision: Decision | None = None
+        self._nodes: Nodes = ()  # the ranks of each host, once a plan may compress between them
         self._profiler: Profiler | None = None
         self._drift = Drift(settings.replan_drift)
         self._sending = Sending()  # of profiled iterations, on rank 0
@@ -224,6 +227,7 @@ class Conductor:
         self._note_sending()
         if self._profiler is not None:
             self._profiler.detach()
+        self._find_nodes()
         release_buckets(self._wrapper)  # measuring needs memory for its messages
         try:
             network = self._completed(network) if network else self._measure()
@@ -261,8 +265,20 @@ class Conductor:
             trace = in_registration_order(trace, {name: each.numel() for name, each in trained(self._wrapper)})
         slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
         if self.memory.compression.codec == AUTO:
-            return decide_whether(trace, network, self._routes(), slowdown)
-        return decide(trace, network, self.settings.planner, self._routes(), slowdown)
+            return self._noted(decide_whether(trace, network, self._routes(), slowdown))
+        return self._noted(decide(trace, network, self.settings.planner, self._routes(), slowdown))
+
+    def _noted(self, decision: Decision) -> Decision:
+        """Say where ranks were found, if that made a difference to what was measured."""
+        if not share_hosts(self._nodes):
+            return decision
+        found = f"{describe_nodes(self._nodes)}: summing inside hosts first was measured too, as hierarchical"
+        return replace(decision, notes=(*decision.notes, found))
+
+    def _find_nodes(self) -> None:
+        """Ask which ranks share a host, where a plan may compress between hosts only."""
+        if self.settings.strategy == AUTO and self.memory.compression.local_strategy and not self._nodes:
+            self._nodes = nodes_of(self._group)
 
     def _trace(self) -> Trace:
         known = self.settings.trace or (self._decision.trace if self._decision else None)
@@ -273,7 +289,7 @@ class Conductor:
 
     def _routes(self) -> tuple[Route, ...]:
         engine = self.settings.engine or engine_of(self._group, self._device)
-        return candidates(self.settings.strategy, self.memory.compression, engine)
+        return candidates(self.settings.strategy, self.memory.compression, engine, share_hosts(self._nodes))
 
     # What came of it
 

@@ -16,11 +16,13 @@ import torch.distributed as dist
 
 from penstock.network import Network, load_network, save_network
 from penstock.plan import Route
+from penstock.runtime.hosts import Nodes
 from penstock.runtime.measure import LARGEST, NATIVE, measure_lines, measure_network
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.device_measure import measure_all_reduce, measure_device_network, measure_route
 from penstock.torch.engines import mpi_transport, own_transport, release
+from penstock.torch.nodes import nodes_of
 from penstock.torch.together import together
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
@@ -31,15 +33,16 @@ __all__ = ["Cluster", "cluster_of", "measure", "measurement_path", "with_lines"]
 class Cluster:
     """What a measurement holds for."""
 
-    hosts: tuple[str, ...]  # of the ranks, in order
+    hosts: tuple[str, ...]  # names of the ranks' hosts, in order
     engine: str  # gloo, nccl, ...
     device: str  # cpu or cuda
     workers: int
+    nodes: Nodes = ()  # the ranks of each host: emulated hosts and containers may have the same name
 
     @property
     def digest(self) -> str:
         """A short name for files."""
-        text = json.dumps([self.hosts, self.engine, self.device, self.workers])
+        text = json.dumps([self.hosts, self.engine, self.device, self.workers, self.nodes])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -54,7 +57,7 @@ def cluster_of(group: dist.ProcessGroup, device: torch.device, engine: str | Non
     hosts: list[str] = [""] * dist.get_world_size(group)
     with together("gathering the names of hosts", group):
         dist.all_gather_object(hosts, platform.node(), group=group)
-    return Cluster(tuple(hosts), engine or engine_of(group, device), device.type, len(hosts))
+    return Cluster(tuple(hosts), engine or engine_of(group, device), device.type, len(hosts), nodes_of(group))
 
 
 def measurement_path(folder: str | Path, cluster: Cluster) -> Path:

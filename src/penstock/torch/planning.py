@@ -53,9 +53,16 @@ def check_strategy(strategy: str, *others: str) -> None:
             raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
 
 
-def candidates(strategy: str, compression: Compression, engine: str = "gloo") -> tuple[Route, ...]:
-    """Return the routes to measure and plan with; dense ones of ours use host memory, so NCCL's own beats them."""
+def candidates(
+    strategy: str, compression: Compression, engine: str = "gloo", shares_hosts: bool = False
+) -> tuple[Route, ...]:
+    """Return the routes to measure and plan with; dense ones of ours use host memory, so NCCL's own beats them.
+
+    Where ranks share hosts, compressing between hosts only is one of them.
+    """
     packed = compression.strategies if strategy == AUTO else (strategy,)
+    if strategy == AUTO and shares_hosts and compression.local_strategy:
+        packed = (*packed, compression.local_strategy)
     dense = (
         packed if strategy not in (AUTO, *COMPRESSED_ONLY) else CANDIDATES if engine in ("gloo", "mpi") else (NATIVE,)
     )
