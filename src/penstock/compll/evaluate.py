@@ -1,17 +1,19 @@
-"""Elaboration: expressions and statements of the source become IR; functions are inlined, `if` becomes `select`."""
+"""Elaboration: expressions of the source become IR; functions are inlined. `statements.py` does the same for bodies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from penstock.compll import arithmetic, syntax, vectors
+from penstock.compll import arithmetic, syntax
+from penstock.compll.apply import apply
 from penstock.compll.extract import extract
 from penstock.compll.functions import Function
-from penstock.compll.inline import choose, condition_of, inline, retype, stored
-from penstock.compll.ir import Expr, Field, Layout, Let, is_static
+from penstock.compll.inline import choose, inline
+from penstock.compll.ir import Expr, Field, Layout
 from penstock.compll.operators import Operator
-from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, Value, VectorRef, Writer, size_of
+from penstock.compll.scope import ParamsRef, Scope, Value, VectorRef, Writer, size_of
 from penstock.compll.types import FLOAT, INT32, SCALARS, Scalar, Type, Vector
+from penstock.compll.vectors import OPERATIONS
 from penstock.errors import CompileError
 
 
@@ -154,7 +156,7 @@ class Evaluator:
             if index.element.is_float:
                 raise self.error(node.index, "an index is an integer, and this is float*", "index with int32*")
             at = Expr("at", vector.element, (arithmetic.widen(index.at_i()),), vector.name, vector.low, vector.high)
-            return vectors.write_map(self.writer, hint or "gather", index.length, at)
+            return self.writer.map(hint or "gather", index.length, at)
         assert isinstance(index, Expr)
         if index.type.is_float:
             raise self.error(node.index, "an index is an integer, and this is a float", "cast it: (int32) x")
@@ -171,10 +173,10 @@ class Evaluator:
     def _call(self, node: syntax.Call, scope: Scope, want: Type | None, hint: str) -> Value:
         if node.function == "extract":
             return extract(self, node, scope, want, hint)
-        if node.function in vectors.OPERATIONS:
-            return vectors.OPERATIONS[node.function](self, node, scope, hint)
+        if node.function in OPERATIONS:
+            return OPERATIONS[node.function](self, node, scope, hint)
         if node.function in self.unit.operators:
-            return vectors.apply(self, node, scope, hint, self.unit.operators[node.function])
+            return apply(self, node, scope, hint, self.unit.operators[node.function])
         self.arity(node.function, node)  # raises for a function nobody knows, before its arguments are looked at
         arguments = [self.scalar(argument, scope) for argument in node.arguments]
         return self.call(node, node.function, arguments)
@@ -185,7 +187,7 @@ class Evaluator:
             return len(self.unit.functions[name].arguments)
         if name in self.unit.builtins:
             return self.unit.builtins[name].arity
-        known = [*self.unit.functions, *self.unit.builtins, *self.unit.operators, *vectors.OPERATIONS, "extract"]
+        known = [*self.unit.functions, *self.unit.builtins, *self.unit.operators, *OPERATIONS, "extract"]
         raise self.unknown(node, name, known, "function")
 
     def call(self, node: syntax.Node, name: str, arguments: Sequence[Expr]) -> Expr:
@@ -208,72 +210,6 @@ class Evaluator:
         if function.bounds and not result.is_float:
             low, high = function.bounds(*((argument.low, argument.high) for argument in brought))
         return Expr("call", result, brought, function.name, low, high)
-
-    # The body of encode and decode
-
-    def body(self, statements: Sequence[syntax.Statement], scope: Scope) -> None:
-        """Elaborate the statements of encode or decode."""
-        for statement in statements:
-            match statement:
-                case syntax.Return():
-                    raise self.error(statement, "encode and decode return nothing", "assign their result")
-                case syntax.Branch():
-                    self._branch(statement, scope)
-                case syntax.Declare() | syntax.Assign():
-                    self._assign(statement, scope)
-
-    def _branch(self, statement: syntax.Branch, scope: Scope) -> None:
-        condition = condition_of(self, statement, scope)
-        outer = self.globals
-        before, packed = len(self.writer.statements), self.packed
-        branches = []
-        for body in (statement.yes, statement.no):
-            self.globals, inner = outer.copy(), scope.copy()
-            self.body(body, inner)
-            branches.append(self.globals.flat() | inner.flat())
-        self.globals = outer
-        if packed is not self.packed or any(not isinstance(made, Let) for made in self.writer.statements[before:]):
-            raise self.error(statement, "operators on vectors run always", "move them out of the if, or use ?:")
-        for name, slot in (outer.flat() | scope.flat()).items():
-            a, b = branches[0][name].value, branches[1][name].value
-            if a is not b and isinstance(a, Expr) and isinstance(b, Expr):
-                slot.value = self._let(name, retype(choose(condition, a, b), a.type))
-            elif a is not b:
-                raise self.error(statement, f"{name!r} is assigned in one branch only", "give it a value before the if")
-
-    def _assign(self, statement: syntax.Declare | syntax.Assign, scope: Scope) -> None:
-        if isinstance(statement, syntax.Declare):
-            scope.slots[statement.name] = Slot(self.type(statement.type), None)
-        slot = scope.find(statement.name) or self.globals.find(statement.name)
-        if slot is None:
-            raise self.unknown(statement, statement.name, [*scope.names(), *self.globals.names()], "name")
-        if statement.value is None:
-            return
-        value = self.value(statement.value, scope, slot.type, statement.name)
-        slot.value = self._fitting(statement, statement.value, slot, value)
-
-    def _fitting(
-        self, statement: syntax.Declare | syntax.Assign, node: syntax.Expression, slot: Slot, value: Value
-    ) -> Value:
-        if isinstance(slot.type, Scalar) and isinstance(value, Expr):
-            return self._let(statement.name, stored(self, node, value, slot.type))
-        if isinstance(slot.type, Vector) and isinstance(value, VectorRef):
-            if slot.type.element == value.element:
-                return value
-            problem = f"{statement.name!r} is {slot.type.name} and the value is {value.type.name}"
-            raise self.error(node, problem, f"declare it {value.type.name}, or map a function that returns the other")
-        if isinstance(slot.value, Compressed) and isinstance(value, Compressed):
-            return value
-        wanted = slot.type.name if slot.type else "what concat returns"
-        found = value.type.name if isinstance(value, Expr | VectorRef) else "not a value"
-        raise self.error(node, f"{statement.name!r} is {wanted} and the value is {found}", "assign a value of its type")
-
-    def _let(self, name: str, expr: Expr) -> Expr:
-        if expr.op in ("name", "field") or is_static(expr):
-            return arithmetic.named(expr, name)
-        self.writer.statements.append(Let(self.writer.fresh(name), expr))
-        made = self.writer.statements[-1]
-        return Expr("name", expr.type, value=made.name, low=expr.low, high=expr.high)
 
 
 def _not(condition: Expr) -> Expr:

@@ -13,6 +13,7 @@ from penstock.compll.parameters import parameter_expr, specialise
 from penstock.compll.parser import parse
 from penstock.compll.rank import select_ranks
 from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, VectorRef
+from penstock.compll.statements import elaborate
 from penstock.compll.types import FLOAT, UINT8, Scalar, Vector
 
 Parameters = Mapping[str, int | float]
@@ -130,7 +131,7 @@ def _encode(unit: Unit, tree: syntax.Tree) -> tuple[Encode, Layout]:
     inputs = [VectorRef(GRADIENT, FLOAT, NUMEL), VectorRef(LATEST, FLOAT, NUMEL)]
     ev.writer.used = {GRADIENT, LATEST, "residual", "out", "payload", "seed", "numel", "factor"}
     scope, compressed = _arguments(ev, function, inputs)
-    ev.body(function.body, scope)
+    elaborate(ev, function.body, scope)
     if ev.packed is None:
         raise tree.source.error(function.end, "encode never calls concat", f"end it with {compressed} = concat(...)")
     fields, sources = ev.packed
@@ -149,7 +150,7 @@ def _decode(unit: Unit, tree: syntax.Tree, encode: Encode, layout: Layout) -> De
     ev.writer.aliases = {GRADIENT: "decoded"}
     empty = VectorRef(GRADIENT, FLOAT, NUMEL)
     scope, _ = _arguments(ev, function, [empty])
-    ev.body(function.body, scope)
+    elaborate(ev, function.body, scope)
     gradient = next(name for name, slot in scope.slots.items() if slot.type == Vector(FLOAT))
     result = scope.slots[gradient].value
     assert isinstance(result, VectorRef)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from penstock.compll.arithmetic import binary, integer
-from penstock.compll.ir import Expr, Length, Statement
-from penstock.compll.types import INT32, MAX_NUMEL, Scalar, Type, Vector
+from penstock.compll.arithmetic import binary, convert, integer
+from penstock.compll.ir import Expr, Length, Map, Statement
+from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Scalar, Type, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +52,21 @@ class Slot:
 
 @dataclass(slots=True)
 class Scope:
-    """Variables by name; an inner scope sees the outer one."""
+    """Variables by name."""
 
     slots: dict[str, Slot] = field(default_factory=dict)
-    outer: "Scope | None" = None
 
     def find(self, name: str) -> Slot | None:
-        """Return a variable, innermost first."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.slots:
-                return scope.slots[name]
-            scope = scope.outer
-        return None
+        """Return a variable; None where there is none of that name."""
+        return self.slots.get(name)
 
     def names(self) -> list[str]:
         """Every name in sight."""
-        return list(self.slots) + (self.outer.names() if self.outer else [])
+        return list(self.slots)
 
     def copy(self) -> "Scope":
         """Return a scope whose variables can be assigned without touching this one's."""
-        slots = {name: Slot(slot.type, slot.value) for name, slot in self.slots.items()}
-        return Scope(slots, self.outer.copy() if self.outer else None)
-
-    def flat(self) -> dict[str, Slot]:
-        """Every variable in sight by name."""
-        return (self.outer.flat() if self.outer else {}) | self.slots
+        return Scope({name: Slot(slot.type, slot.value) for name, slot in self.slots.items()})
 
 
 @dataclass(slots=True)
@@ -98,6 +87,14 @@ class Writer:
         self.used.add(name)
         return name
 
+    def map(self, hint: str, length: Length, expr: Expr) -> VectorRef:
+        """Write a vector whose element i is `expr` and return it."""
+        if expr.type is BOOL:
+            expr = convert(expr, SCALARS["uint1"])
+        name = self.fresh(hint)
+        self.statements.append(Map(name, length, expr))
+        return VectorRef(name, expr.type, length, expr.low, expr.high)
+
     def stream(self) -> int:
         """Return the next stream of random numbers."""
         self.streams += 1
@@ -106,7 +103,6 @@ class Writer:
 
 def size_of(length: Length) -> Expr:
     """Return the number of elements of a length, as an expression."""
-
     whole = Expr("size", INT32, value=length.of, low=0, high=MAX_NUMEL)
     if length.group == 1:
         return whole

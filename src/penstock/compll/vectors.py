@@ -1,25 +1,17 @@
-"""Elaboration of the operators on vectors: how `map`, `reduce`, `filter`, `concat`, ... become statements of the IR."""
+"""Elaboration of the operators on vectors: how `map`, `reduce`, `filter`, ... become statements of the IR."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.compll import arithmetic, syntax
-from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Field, Filter, GroupReduce, Length, Map, Reduce, is_static
-from penstock.compll.operators import Operator
-from penstock.compll.scope import Compressed, Scope, Value, VectorRef, Writer, length_of
-from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Vector
+from penstock.compll.apply import same_length, write_apply
+from penstock.compll.concat import concat
+from penstock.compll.ir import Expr, Filter, GroupReduce, Length, Reduce
+from penstock.compll.scope import Scope, Value, VectorRef, length_of
+from penstock.compll.types import INT32, MAX_NUMEL
 
 if TYPE_CHECKING:
     from penstock.compll.evaluate import Evaluator
-
-
-def write_map(writer: Writer, hint: str, length: Length, expr: Expr) -> VectorRef:
-    """Write a vector whose element i is `expr` and return it."""
-    if expr.type is BOOL:
-        expr = arithmetic.convert(expr, SCALARS["uint1"])
-    name = writer.fresh(hint)
-    writer.statements.append(Map(name, length, expr))
-    return VectorRef(name, expr.type, length, expr.low, expr.high)
 
 
 def _operands(
@@ -38,7 +30,7 @@ def _operands(
     function = arguments[split]
     assert isinstance(function, syntax.Name)
     operands = [ev.vector(item, scope) for item in arguments[:split]]
-    _same_length(ev, arguments[:split], operands)
+    same_length(ev, arguments[:split], operands)
     return operands, function, arguments[split + 1 :]
 
 
@@ -48,20 +40,11 @@ def _is_function(ev: "Evaluator", node: syntax.Expression, scope: Scope) -> bool
     return node.name in ev.unit.functions or node.name in ev.unit.builtins or node.name == "sum"
 
 
-def _same_length(ev: "Evaluator", nodes: Sequence[syntax.Expression], operands: Sequence[VectorRef]) -> None:
-    for node, operand in zip(nodes, operands, strict=True):
-        if operand.length != operands[0].length:
-            lengths = f"{operands[0].length} and {operand.length}"
-            raise ev.error(
-                node, f"the vectors have different sizes: {lengths}", "use vectors made from one another by map"
-            )
-
-
 def lower_map(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
     """`map(v, ..., f)`: element i is f(v[i], ...)."""
     operands, function, _ = _operands(ev, node, scope)
     expr = ev.call(function, function.name, [operand.at_i() for operand in operands])
-    return write_map(ev.writer, hint or function.name, operands[0].length, expr)
+    return ev.writer.map(hint or function.name, operands[0].length, expr)
 
 
 def lower_filter(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
@@ -136,9 +119,9 @@ def lower_sort(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> V
     operands, function, _ = _operands(ev, node, scope)
     vector, descending = operands[0], int(function.name == "greater")
     if function.name in ("smaller", "greater"):
-        return _write_apply(ev, "sort", hint, (vector,), (arithmetic.integer(descending),), vector)
-    keys = write_map(ev.writer, "keys", vector.length, ev.call(function, function.name, [vector.at_i()]))
-    return _write_apply(ev, "sort_by", hint, (keys, vector), (arithmetic.integer(0),), vector)
+        return write_apply(ev, "sort", hint, (vector,), (arithmetic.integer(descending),), vector)
+    keys = ev.writer.map("keys", vector.length, ev.call(function, function.name, [vector.at_i()]))
+    return write_apply(ev, "sort_by", hint, (keys, vector), (arithmetic.integer(0),), vector)
 
 
 def lower_scan(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
@@ -151,10 +134,10 @@ def lower_scan(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> V
         )
     wide = vector
     if vector.element is not INT32:
-        wide = write_map(ev.writer, "wide", vector.length, arithmetic.widen(vector.at_i()))
+        wide = ev.writer.map("wide", vector.length, arithmetic.widen(vector.at_i()))
     low, high = _reduced_range(function.name, wide)
     operator = "running" if function.name == "greater" else "scan"
-    return _write_apply(ev, operator, hint, (wide,), (), VectorRef("", INT32, wide.length, low, high))
+    return write_apply(ev, operator, hint, (wide,), (), VectorRef("", INT32, wide.length, low, high))
 
 
 def lower_range(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
@@ -167,7 +150,7 @@ def lower_range(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> 
             node.arguments[0], "range needs a vector's size", "write range(v.size) or range((v.size + 4) / 5)"
         )
     index = Expr("index", INT32, low=0, high=MAX_NUMEL - 1)
-    return write_map(ev.writer, hint or "range", length, index)
+    return ev.writer.map(hint or "range", length, index)
 
 
 def lower_random(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
@@ -186,118 +169,6 @@ def lower_random(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
     return Expr("random", low.type, (low, high), stream, low.low, last)
 
 
-def apply(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str, operator: Operator) -> Value:
-    """Write a whole-vector operator of the table."""
-    wanted = operator.vectors + operator.scalars
-    if len(node.arguments) != wanted:
-        text = f"{operator.name} takes {wanted} argument{'s' * (wanted != 1)} and is given {len(node.arguments)}"
-        raise ev.error(node, text, f"hand over {operator.vectors} vectors, then {operator.scalars} scalars")
-    nodes = node.arguments[: operator.vectors]
-    operands = [ev.vector(item, scope) for item in nodes]
-    _same_length(ev, nodes, operands)
-    if operator.takes and operands[0].element != operator.takes:
-        problem = f"{operator.name} takes {operator.takes.name}* and is given {operands[0].type.name}"
-        raise ev.error(nodes[0], problem, f"map a function over it that returns {operator.takes.name}")
-    scalars = [ev.scalar(item, scope) for item in node.arguments[operator.vectors :]]
-    try:
-        brought = tuple(arithmetic.convert(scalar, operator.scalar) for scalar in scalars)
-    except arithmetic.OperandError as error:
-        raise ev.error(node, *error.args) from None
-    return _apply(ev, node, hint, operator, operands, brought)
-
-
-def _apply(
-    ev: "Evaluator",
-    node: syntax.Call,
-    hint: str,
-    operator: Operator,
-    operands: Sequence[VectorRef],
-    scalars: tuple[Expr, ...],
-) -> Value:
-    last = operands[-1]
-    element = operator.result or last.element
-    low, high = (element.low, element.high) if operator.result else (last.low, last.high)
-    if operator.result is INT32 and operator.length == "upto":
-        low, high = 0, MAX_NUMEL - 1  # indices
-    if operator.length == "scalar":
-        length = length_of(scalars[-1])
-        if length is None:
-            raise ev.error(node.arguments[-1], f"{operator.name} needs a vector's size", "write gradient.size")
-        shape = VectorRef("", element, length, min(0, low), max(0, high))
-        return _write_apply(ev, operator.name, hint, operands, scalars, shape)
-    stream = ev.writer.stream() if operator.draws else 0
-    is_counted = operator.length in ("upto", "one")
-    shape = VectorRef("", element, Length() if is_counted else operands[0].length, low, high)
-    most = arithmetic.integer(1) if operator.length == "one" else scalars[-1] if is_counted else None
-    bound = most if most is not None and is_static(most) else None
-    return _write_apply(ev, operator.name, hint, operands, scalars, shape, stream, bound, is_counted)
-
-
-def _write_apply(
-    ev: "Evaluator",
-    operator: str,
-    hint: str,
-    operands: Sequence[VectorRef],
-    scalars: tuple[Expr, ...],
-    shape: VectorRef,
-    stream: int = 0,
-    bound: Expr | None = None,
-    is_counted: bool = False,
-) -> VectorRef:
-    name = ev.writer.fresh(hint or operator)
-    length = Length(name) if is_counted else shape.length
-    names = tuple(operand.name for operand in operands)
-    ev.writer.statements.append(Apply(name, operator, shape.element, length, names, scalars, bound, stream))
-    return VectorRef(name, shape.element, length, shape.low, shape.high)
-
-
-def lower_concat(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
-    """`concat(a, ...)`: the compressed bytes: scalars and vectors one after another."""
-    if ev.layout is not None:
-        raise ev.error(node, "concat writes compressed bytes, which only encode does", "move it to encode")
-    if ev.packed is not None:
-        raise ev.error(node, "encode calls concat twice", "write all fields in one concat")
-    fields: list[Field] = []
-    sources: list[Expr | str] = []
-    for argument in node.arguments:
-        value = ev.value(argument, scope)
-        name = _field_name(argument, value)
-        if isinstance(value, VectorRef) and value.name in (GRADIENT, LATEST):  # sent as it is: a vector of its own
-            value = write_map(ev.writer, "values", value.length, value.at_i())
-        if isinstance(value, VectorRef):
-            _count_first(fields, sources, value.length)
-            fields.append(Field(name, Vector(value.element), value.length))
-            sources.append(value.name)
-        elif isinstance(value, Expr):
-            value = arithmetic.convert(value, SCALARS["uint1"]) if value.type is BOOL else value
-            fields.append(Field(name, value.type))
-            sources.append(value)
-        else:
-            raise ev.error(argument, "concat takes scalars and vectors", "hand over their members")
-    ev.packed = tuple(fields), tuple(sources)
-    return Compressed()
-
-
-def _count_first(fields: list[Field], sources: list[Expr | str], length: Length) -> None:
-    if length.of == "gradient" or any(field.counts == length.of for field in fields):
-        return
-    fields.append(Field(f"{length.of}.size", INT32, counts=length.of))
-    sources.append(Expr("size", INT32, value=length.of, low=0, high=MAX_NUMEL))
-
-
-def _field_name(node: syntax.Expression, value: Value) -> str:
-    match node:
-        case syntax.Name():
-            return node.name
-        case syntax.Member():
-            return node.member
-        case syntax.At():
-            return "values"
-    if isinstance(value, VectorRef):
-        return value.name
-    return str(value.value) if isinstance(value, Expr) and value.op == "name" else "value"
-
-
 OPERATIONS: dict[str, Callable[["Evaluator", syntax.Call, Scope, str], Value]] = {
     "map": lower_map,
     "filter": lower_filter,
@@ -306,5 +177,5 @@ OPERATIONS: dict[str, Callable[["Evaluator", syntax.Call, Scope, str], Value]] =
     "scan": lower_scan,
     "range": lower_range,
     "random": lower_random,
-    "concat": lower_concat,
+    "concat": concat,
 }
