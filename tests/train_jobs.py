@@ -1,7 +1,13 @@
 """What each process of a training test does: run a job in a group that exists, and hand back what it told."""
 
+import importlib
+import itertools
+import os
+import signal
+
 import torch.distributed as dist
 
+from penstock.errors import TransportError
 from penstock.train.job import Job
 from penstock.train.stopping import Wish
 from penstock.train.worker import work
@@ -23,3 +29,24 @@ def run(rank, options, wish_after=0):
 def run_several(rank, jobs):
     """Run jobs one after the other in the same group."""
     return [run(rank, options) for options in jobs]
+
+
+def survive(rank, options, victim, module, function, call):
+    """Run a job whose rank `victim` is killed when it calls a function for the so manieth time; return the error."""
+    if rank == victim:
+        _kill_at(importlib.import_module(module), function, call)
+    try:
+        return run(rank, options)
+    except TransportError as error:
+        return str(error)
+
+
+def _kill_at(module, function, call):
+    real, calls = getattr(module, function), itertools.count(1)
+
+    def fatal(*arguments, **named):
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **named)
+
+    setattr(module, function, fatal)

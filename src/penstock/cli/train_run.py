@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from penstock.train.view import View
 
 
+PATIENCE_SECONDS = 3.0  # for other ranks to find out which one was lost
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """Where a job's events go."""
@@ -65,7 +68,7 @@ def _join(job: "Job", shown: Shown) -> RunRecord | None:
     job = replace(job, workers=size, where="as launched")
     teller = Teller(f"{job.task}, {job.name or job.method}, {size} workers", shown) if rank == 0 else None
     wish = Wish().listen()
-    with process_group(job.device, local_size or size):
+    with process_group(job.device, local_size or size, PATIENCE_SECONDS):
         finished = work(job, teller or tell_nobody, wish, local_rank)
     if teller is not None:
         teller.close()

@@ -32,6 +32,7 @@ class Note:
     call: int  # its number
     what: str  # the call in words; the program's fingerprint is at the end, once ranks have compared it
     peer: int | None = None  # whose message did not come; None in the engine's own collective
+    group: str = ""  # which ranks' calls are counted; groups of the same ranks have numbers of their own
 
     def __str__(self) -> str:
         """Return which call it is, for people."""
@@ -58,7 +59,7 @@ def explained(error: TransportError, transport: Transport, where: Note, timeout_
     """Return the error with what the other ranks' notes say about it."""
     if not isinstance(transport, Notes) or isinstance(error.__cause__, DeathError):
         return error
-    mine = Note(where.call, where.what, error.peer)
+    mine = Note(where.call, where.what, error.peer, getattr(transport, "group_name", ""))
     transport.leave_note(json.dumps(asdict(mine)))
     transport.hang_up()
     try:
@@ -72,14 +73,17 @@ def diagnosis(rank: int, mine: Note, notes: Mapping[int, Note | None], cause: st
     """Return what was found: ranks in different calls, or a rank that left no note, or only the cause.
 
     A different program under the same number is a mistake for certain. Under different numbers ranks may also be
-    because some had less to do in a call that another rank's death broke off.
+    because some had less to do in a call that another rank's death broke off. A note of another group says only that
+    its rank lives.
     """
-    different = [peer for peer, note in notes.items() if note is not None and not note.agrees_with(mine)]
-    mistaken = [peer for peer in different if _of(notes, peer).call == mine.call]
+    comparable = {peer: note for peer, note in notes.items() if note is not None and note.group == mine.group}
+    different = [peer for peer, note in comparable.items() if not note.agrees_with(mine)]
+    mistaken = [peer for peer in different if comparable[peer].call == mine.call]
     silent = began_with(rank, mine.peer, notes)
     for peer in mistaken or ([] if silent else different):
-        theirs = _of(notes, peer)
-        return f"rank {peer} is in {theirs}; this rank is in {mine}; all ranks must make the same calls in order"
+        return (
+            f"rank {peer} is in {comparable[peer]}; this rank is in {mine}; all ranks must make the same calls in order"
+        )
     return f"{cause}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT}" if silent else cause
 
 
@@ -104,12 +108,6 @@ def _read_notes(transport: Notes, first: int | None, seconds: float) -> dict[int
         text = transport.read_note(peer, max(0.0, deadline - monotonic()))
         found[peer] = None if text is None else Note(**json.loads(text))
     return found
-
-
-def _of(notes: Mapping[int, Note | None], peer: int) -> Note:
-    note = notes[peer]
-    assert note is not None
-    return note
 
 
 def _because(error: TransportError, cause: str) -> TransportError:

@@ -118,6 +118,11 @@ class DistributedDataParallel(TorchDDP):
             self._begin_iteration()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
+    def _sync_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, as torch does before a forward pass."""
+        with together("sharing buffers", self.process_group, self._conductor.holder.hang_up):
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
+
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Register a hook of the user's: buckets are planned all the same, and every bucket goes through the hook."""
         compression, engine = self._conductor.memory.compression, self._conductor.settings.engine

@@ -36,7 +36,7 @@ def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
     """Return what carries messages of ours that never meet the user's; every rank must call this at the same time."""
     if engine == MPI:
         return mpi_transport(group)
-    return C10dTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"))
+    return C10dTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"), parent=group)
 
 
 def release(transport: Transport) -> None:

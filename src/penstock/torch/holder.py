@@ -38,6 +38,11 @@ class Holder:
         """Return what this rank has sent so far."""
         return self._traffic + (self._sender.bytes_sent() if self._sender else Traffic(0, 0))
 
+    def hang_up(self) -> None:
+        """Let ranks fail that wait for our buckets; nothing can be sent afterwards."""
+        if self._sender is not None:
+            self._sender.hang_up()
+
     def begin_iteration(self) -> None:
         """Get ready for the buckets of an iteration."""
         if self._sender is not None:

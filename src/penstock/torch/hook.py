@@ -259,6 +259,10 @@ class BucketSender:
         with torch.cuda.stream(self._streams[device]):
             yield
 
+    def hang_up(self) -> None:
+        """Let ranks fail that wait for our buckets, since a rank is gone."""
+        self._thread.submit(self._communicator.transport.hang_up).result()  # type: ignore[attr-defined]  # it counts
+
     def close(self) -> None:
         """End the communication thread once it has sent what it was given; all ranks together."""
         self._thread.shutdown()

@@ -4,7 +4,7 @@ gloo's own error has an address and no rank. Whoever gets one leaves a note and 
 of ours (`runtime/whereabouts.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -19,17 +19,26 @@ _WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may b
 
 
 @contextmanager
-def together(what: str, group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Say what is done inside, should a rank be gone."""
+def together(what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Say what is done inside, should a rank be gone.
+
+    `hang_up` ends what other ranks may wait for in another group: they fail now too, and are not taken for dead.
+    """
     try:
         yield
     except RuntimeError as error:
-        raise who_is_gone(error, what, group) from error
+        found = who_is_gone(error, what, group, hang_up)
+        if found is error:
+            raise
+        raise found from error
 
 
-def who_is_gone(error: Exception, what: str, group: dist.ProcessGroup | None) -> Exception:
+def who_is_gone(
+    error: Exception, what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None
+) -> Exception:
     """Return a lost connection of gloo's as a `TransportError` that names the ranks which left no note."""
     if _GLOO not in str(error) or not isinstance(error, RuntimeError):
         return error
+    hang_up()
     lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(named(error)))
     return explained(lost, C10dTransport(group), _WHERE, TIMEOUT_SECONDS)

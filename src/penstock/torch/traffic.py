@@ -30,6 +30,7 @@ class CountingTransport:
         self._inner = inner
         self.rank, self.world_size = inner.rank, inner.world_size
         self.takes_shorter = getattr(inner, "takes_shorter", False)
+        self.group_name: str = getattr(inner, "group_name", "")
         self.sent_nbytes = 0
 
     def isend(self, view: Bytes, peer: int, tag: int) -> Work:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from penstock.errors import MismatchError
+from penstock.torch.together import together
 
 LOOK_SECONDS = 0.5  # between looks at whether somebody wants to stop
 MOST_STEPS = 100  # between looks
@@ -17,7 +18,8 @@ def share(losses: list[Tensor], wants_to_stop: bool, seconds: float) -> tuple[li
     """Return the losses averaged over ranks, whether any rank wants to stop, and the seconds averaged over ranks."""
     own = torch.stack([loss.detach().double().cpu() for loss in losses])
     box = torch.cat([own, torch.tensor([float(wants_to_stop), seconds], dtype=torch.float64)])
-    dist.all_reduce(box)
+    with together("sharing losses", None):
+        dist.all_reduce(box)
     *mean, stop, mean_seconds = (box / dist.get_world_size()).tolist()
     return mean, stop > 0, mean_seconds
 
@@ -30,14 +32,16 @@ def steps_until_look(seconds_per_step: float) -> int:
 def mean_metric(total: float, count: float) -> float:
     """Return the metric over all ranks' parts."""
     box = torch.tensor([total, count], dtype=torch.float64)
-    dist.all_reduce(box)
+    with together("sharing a metric", None):
+        dist.all_reduce(box)
     return float(box[0] / box[1])
 
 
 def same_buffers(module: nn.Module) -> None:
     """Give all ranks rank 0's buffers, as torch's wrapper does before each forward pass: one model is evaluated."""
-    for buffer in module.buffers():
-        dist.broadcast(buffer, 0)
+    with together("sharing buffers", None):
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def same_weights(module: nn.Module) -> str:
@@ -46,7 +50,8 @@ def same_weights(module: nn.Module) -> str:
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, digest.hexdigest())
+    with together("comparing weights", None):
+        dist.all_gather_object(found, digest.hexdigest())
     if len(set(found)) > 1:
         apart = next(rank for rank, each in enumerate(found) if each != found[0])
         raise MismatchError(f"rank {apart} ended with other weights than rank 0; please report this")

@@ -4,7 +4,8 @@
                       model.pt     weights, buffers, optimizer (the same on all ranks)
                       rank-3.pt    what rank 3 alone knows: residuals, random generators
 
-All ranks write into a hidden folder; when the last has written, rank 0 renames it. The data position is the step.
+All ranks write into a hidden folder; when the last has written, rank 0 renames it, and renames what it removes before
+it does so: whatever is called a checkpoint is whole, whenever a process dies. The data position is the step.
 """
 
 import os
@@ -18,9 +19,11 @@ import torch.distributed as dist
 
 from penstock.errors import FormatError, TrainError
 from penstock.fields import write_json
+from penstock.torch.together import together
 from penstock.train.saved import Saved, complete_checkpoints, saved_document
 
 KEPT_CHECKPOINTS = 2
+_HIDDEN = ".step-*"  # what is not whole: being written, being removed, or left so by a process that died
 
 
 def checkpoint_path(folder: str, step: int) -> Path:
@@ -33,17 +36,27 @@ def save_checkpoint(saved: Saved, common: Mapping[str, Any], own: Mapping[str, A
     rank, target = dist.get_rank(), saved.path
     partial = target.with_name(f".{target.name}.partial")
     if rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
+        _tidy(target.parent)
         partial.mkdir(parents=True)
-    dist.barrier()
+    _wait_for_all()
     _write(partial / f"rank-{rank}.pt", own)
     if rank == 0:
         _write(partial / "model.pt", common)
         write_json(partial / "job.json", saved_document(saved))
-    dist.barrier()
+    _wait_for_all()
     if rank == 0:
         _publish(partial, target, saved.world_size)
-    dist.barrier()
+    _wait_for_all()
+
+
+def _wait_for_all() -> None:
+    with together("writing a checkpoint", None):
+        dist.barrier()
+
+
+def _tidy(folder: Path) -> None:
+    for left in folder.glob(_HIDDEN):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
@@ -62,10 +75,16 @@ def _publish(partial: Path, target: Path, world_size: int) -> None:
     if missing:
         raise TrainError(f"{partial.parent}: rank {missing[0]} wrote elsewhere; wanted a folder that all workers share")
     if target.exists():  # the same step again, as after a resume
-        shutil.rmtree(target)
+        _remove(target)
     partial.rename(target)
     for old in complete_checkpoints(target.parent)[:-KEPT_CHECKPOINTS]:
-        shutil.rmtree(old)
+        _remove(old)
+
+
+def _remove(path: Path) -> None:
+    hidden = path.with_name(f".{path.name}.removed")
+    path.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def load_common(saved: Saved, device: torch.device) -> dict[str, Any]:

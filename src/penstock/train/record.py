@@ -9,6 +9,7 @@ from penstock.network import Network
 from penstock.run_record import CodecCost, CodecLine, RunRecord
 from penstock.timeline import Span, Timeline
 from penstock.torch.clocks import device_name
+from penstock.torch.together import together
 from penstock.train.loop import Loop
 
 _PACKAGES = ("penstock", "numpy", "numba", "torch", "mpi4py", "openmpi")
@@ -68,6 +69,7 @@ def _codec_cost(network: Network | None, codec: str | None) -> CodecCost | None:
 def _all_timelines(own: Timeline | None) -> Timeline | None:
     """Return the last iteration of all ranks in one timeline; clocks start with each rank's forward pass."""
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
+    with together("sharing timelines", None):
+        dist.all_gather_object(found, own)
     spans: tuple[Span, ...] = tuple(span for each in found if each is not None for span in each.spans)
     return Timeline(spans) if spans else None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.torch.together import together
 from penstock.train.method import Wrapped
 from penstock.train.randomness import undisturbed
 from penstock.train.task import Task
@@ -26,7 +27,8 @@ def settle(task: Task, wrapped: Wrapped, batch: Any, device: torch.device) -> fl
     """
     buffers = [buffer.clone() for buffer in wrapped.model.module.buffers()]
     owed: list[dict[str, Any] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(owed, wrapped.exchange_state())
+    with together("sharing what is owed", None):
+        dist.all_gather_object(owed, wrapped.exchange_state())
     with undisturbed():
         for _ in range(wrapped.settling_iterations):
             _compute(task, wrapped, batch)
@@ -46,7 +48,8 @@ def _compute(task: Task, wrapped: Wrapped, batch: Any) -> None:
 
 
 def _alone_seconds(task: Task, wrapped: Wrapped, batch: Any, device: torch.device) -> float:
-    dist.barrier()
+    with together("starting together", None):
+        dist.barrier()
     start = perf_counter()
     with wrapped.model.no_sync():
         _compute(task, wrapped, batch)
@@ -57,7 +60,8 @@ def _alone_seconds(task: Task, wrapped: Wrapped, batch: Any, device: torch.devic
 def slowest(seconds: float) -> float:
     """Return the largest of all ranks' values."""
     box = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(box, dist.ReduceOp.MAX)
+    with together("sharing times", None):
+        dist.all_reduce(box, dist.ReduceOp.MAX)
     return float(box)
 
 

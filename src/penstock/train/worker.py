@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from time import sleep
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, TrainError, TransportError
 from penstock.fields import Fields
 from penstock.run_record import run_document
+from penstock.torch.together import together
 from penstock.train.agree import same_weights
 from penstock.train.checkpoint import load_common, load_own
 from penstock.train.events import Event, Tell, tell_launcher, tell_nobody
@@ -35,7 +37,15 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 
 def work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
-    """Train in a process group that exists; return False where somebody stopped it before the end."""
+    """Train in a process group that exists; return False where somebody stopped it before the end.
+
+    Where a rank is gone, `TransportError` names it, whatever the others were doing.
+    """
+    with together("training", None):
+        return _work(job, tell, wish, local_rank)
+
+
+def _work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     loop = _begin(job, tell if rank == 0 else tell_nobody, device_for(job.device, local_rank), rank, world_size)
     told = {"steps": job.steps, "explain": loop.wrapped.explain(), "metric_name": loop.task.metric_name}
@@ -88,15 +98,29 @@ def device_for(name: str, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def process_group(device: str, local_world_size: int) -> Iterator[None]:
-    """Join the others as the environment says; NCCL carries gradients where each worker has a GPU of its own."""
+def process_group(device: str, local_world_size: int, patience_seconds: float = 0.0) -> Iterator[None]:
+    """Join the others as the environment says; NCCL carries gradients where each worker has a GPU of its own.
+
+    Where a rank was lost, rank 0 stays for `patience_seconds` after it has left the group: others that learn of it only
+    now find in its store who that is.
+    """
     alone_on_gpu = device == "cuda" and local_world_size <= torch.cuda.device_count() and dist.is_nccl_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if alone_on_gpu else "gloo")
+    assert dist.group.WORLD is not None
+    store, lost = dist.group.WORLD.get_group_store(), False
     try:
         yield
-        dist.barrier()
+        with together("ending together", None):
+            dist.barrier()
+    except TransportError:
+        lost = True
+        raise
     finally:
+        keeps = dist.get_rank() == 0
         dist.destroy_process_group()
+        if lost and keeps:
+            sleep(patience_seconds)
+        del store
 
 
 def main() -> None:

@@ -34,10 +34,15 @@ class C10dTransport:
 
     takes_shorter = True  # gloo does; it aborts only where a message is longer than its receive
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None = None, parent: dist.ProcessGroup | None = None) -> None:
+        """`parent`: of the same ranks, from which `group` was made: who fails in either finds the others' notes."""
+        self._group, self._parent = group, parent
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self.store = _store(group)  # where the ranks met
+        self.group_name: str = _known(group).group_name
+        self._notes = self.store if parent is None else _store(parent)
+        if parent is not None:
+            self._notes.delete_key(f"{_NOTE}{self._rank}")  # of an earlier failure
 
     @property
     def rank(self) -> int:
@@ -60,23 +65,28 @@ class C10dTransport:
     def leave_note(self, text: str) -> None:
         """Leave a line in the group's store."""
         with contextlib.suppress(ConnectionError):  # the store may have gone with the rank that kept it
-            _bounded(lambda: self.store.set(f"{_NOTE}{self._rank}", text), _ANSWER_SECONDS)
+            _bounded(lambda: self._notes.set(f"{_NOTE}{self._rank}", text), _ANSWER_SECONDS)
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left in the group's store."""
         key, deadline = f"{_NOTE}{peer}", monotonic() + seconds
 
         def look() -> str | None:
-            while not self.store.check([key]):
+            while not self._notes.check([key]):
                 if monotonic() > deadline:
                     return None
                 sleep(_LOOK_SECONDS)
-            return str(self.store.get(key), "utf-8")
+            return str(self._notes.get(key), "utf-8")
 
         return _bounded(look, seconds + _ANSWER_SECONDS)
 
     def hang_up(self) -> None:
-        """Let gloo close all connections, as it does when a wait runs out of time: for a message that nobody sends."""
+        """Let gloo close all connections, as it does when a wait runs out of time: for a message that nobody sends.
+
+        Those of the parent too: with a rank gone it is of no more use, and others may wait for us there.
+        """
+        if self._parent is not None:
+            C10dTransport(self._parent).hang_up()
         room = np.zeros(1, np.uint8)
         for peer in {*range(self._world_size)} - {self._rank}:
             try:
@@ -118,9 +128,13 @@ def _collect(ask: Callable[[], Answer], answers: list[Answer]) -> None:
 
 def _store(group: dist.ProcessGroup | None) -> Any:
     """Return where the ranks of a group met; it outlives the connections between them."""
+    return _known(group).get_group_store()
+
+
+def _known(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     known = group or dist.group.WORLD
     assert known is not None  # the group has a rank
-    return known.get_group_store()
+    return known
 
 
 def start_gloo() -> C10dTransport:
