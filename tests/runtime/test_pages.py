@@ -2,13 +2,17 @@
 
 import ctypes
 import gc
+import mmap
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from penstock.runtime.pages import HUGE, fresh_pages, give_back_pages
+from penstock.runtime import pages as pages_module
+from penstock.runtime.pages import HUGE, fresh_pages, give_back_pages, move_to_huge_pages
 from penstock.runtime.views import Scratch
 
 needs_glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="wants glibc's malloc")
@@ -123,3 +127,45 @@ def test_larger_scratch_does_not_stand_beside_the_smaller_one():
 
 def test_returning_pages_says_whether_anything_could_be_returned():
     assert isinstance(give_back_pages(), bool)
+
+
+def huge_nbytes(address):
+    """Return the bytes on huge pages of the mapping that an address is in, as the kernel counts them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def small_pages(nbytes):
+    """Return numbers in memory that nobody has asked huge pages for, the mapping's address not a multiple of them."""
+    values = np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    values[:] = np.arange(nbytes, dtype=np.uint8)
+    return values
+
+
+def test_memory_that_moves_to_huge_pages_keeps_its_bytes():
+    values = small_pages(4 * HUGE + 4096)
+    address, before = values.ctypes.data, huge_nbytes(values.ctypes.data)
+    moved = move_to_huge_pages(address + 4, values.size - 9)  # as a bucket may lie
+    assert (values == np.arange(values.size, dtype=np.uint8)).all()
+    if moved:  # the kernel may lack the call, or free memory in one piece
+        assert huge_nbytes(address) - before >= 3 * HUGE
+
+
+def test_little_memory_stays_where_it_is():
+    values = small_pages(HUGE - 4096)
+    assert not move_to_huge_pages(values.ctypes.data, values.size)
+
+
+@pytest.mark.parametrize("setting", ["always madvise [never]", None])
+def test_who_wants_no_huge_pages_gets_none(setting, tmp_path, monkeypatch):
+    path = tmp_path / "enabled"
+    if setting is not None:
+        path.write_text(setting)
+    monkeypatch.setattr(pages_module, "_SETTING", path)
+    values = small_pages(2 * HUGE)
+    assert not move_to_huge_pages(values.ctypes.data, values.size)

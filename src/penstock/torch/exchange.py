@@ -11,6 +11,7 @@ from penstock.codecs.momentum import sent_from
 from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.pages import move_to_huge_pages
 from penstock.torch.memory import Memory
 from penstock.torch.residuals import HOST, Room, copied
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
@@ -49,6 +50,7 @@ class Exchange:
         self._communicator, self._transport = communicator, transport
         self._world_size = transport.world_size
         self._codecs: dict[str, Watched] = {}
+        self._moved: set[tuple[int, int]] = set()  # to huge pages: address and bytes of buckets
         self._dense_nbytes = 0
 
     def average(self, parcel: Parcel) -> None:
@@ -132,6 +134,8 @@ class Exchange:
         """
         device = parcel.values.device if codec.on_device(parcel.values.device) is not None else HOST
         values = parcel.values.to(device, torch.float32)  # the same memory where they already are
+        if values is parcel.values and device == HOST:
+            self._move_once(values)
         scale = 1 / self._world_size
         if self.memory.compression.momentum.factor:
             values.mul_(scale)
@@ -168,6 +172,13 @@ class Exchange:
         self._put_back(values, parcel)
         if residual is not None and values.dtype != parcel.values.dtype and self._transport.rank == 0:
             _keep_rounding(residual, values, parcel.values)
+
+    def _move_once(self, bucket: torch.Tensor) -> None:
+        """Have a bucket that comes for the first time on huge pages: codecs go over it several times an iteration."""
+        place = bucket.data_ptr(), bucket.nbytes
+        if place not in self._moved:
+            self._moved.add(place)
+            move_to_huge_pages(*place)
 
     def _parts(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """Return the boundaries of what a codec sees by itself."""
