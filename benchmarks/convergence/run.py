@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from penstock.bench.claim import claim_documents
+from penstock.bench.convergence.claims import claims
 from penstock.bench.convergence.method import parse_method
 from penstock.bench.convergence.registry import make_task
 from penstock.bench.convergence.study import seconds_per_step, train
@@ -55,8 +57,9 @@ def main() -> int:
         print(f"{task.name}: {1000 * each:.2f} ms a step, so {steps} steps", flush=True)
 
     def keep(rows: Sequence[dict[str, Any]]) -> None:
-        record = make_record("convergence", [row | {"values": options.values} for row in rows], device=_device(device))
-        save_record(record, options.out)
+        found = [row | {"values": options.values} for row in rows]
+        asked = claim_documents(claims(found))
+        save_record(make_record("convergence", found, device=_device(device), claims=asked), options.out)
 
     rows = train(fleets(steps), options.judged, options.seconds, lambda text: print(text, flush=True), keep)
     keep(rows)

@@ -22,6 +22,15 @@ def against_dense(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [_summary(key, runs, _dense(key, groups)) for key, runs in groups.items()]
 
 
+def plain_name(method: str) -> str:
+    """Return a method's name without which tensors travel dense.
+
+    >>> plain_name("dgc 0.01, corrected, dense below 65")
+    'dgc 0.01, corrected'
+    """
+    return ", ".join(part for part in method.split(", ") if not part.startswith("dense below"))
+
+
 def _dense(key: tuple[Any, ...], groups: Mapping[tuple[Any, ...], Sequence[Row]]) -> dict[float | None, float]:
     """Return what dense ends with beside a group of runs, by learning rate."""
     rivals = [runs for other, runs in groups.items() if other[:-1] == key[:-1] and other[-1].startswith("dense")]
