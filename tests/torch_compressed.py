@@ -13,7 +13,9 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook
-from torch_training import ONEBIT, _loss, _watch, plain, quick
+from penstock.torch.planning import Decision
+from penstock.trace import Tensor, Trace
+from torch_training import _loss, _watch, plain, quick
 
 
 class Echo(nn.Module):
@@ -328,9 +330,64 @@ def densities(rank: int) -> list[int]:
     return found
 
 
+def mixed_options(planner: str, codec: str) -> dict[str, Any]:
+    """Return options with which a planner compresses the larger of `Echo`'s weights only, in eight pieces.
+
+    The second, of 80 bytes, is ready 2 s before the first: it takes 0.8 s dense and 1.08 s compressed, which is hidden.
+    The first, of 148 bytes, takes 1.48 s dense, 1.35 s compressed and 1.15 s in eight pieces.
+    """
+    lines = {"ring": LinearCost(0.0, 1e-2)}
+    lines |= {f"ring+{codec}": LinearCost(1.2, 1e-3), f"ring+{codec}/8": LinearCost(1.0, 1e-3)}
+    trace = Trace("echo", "cpu", 1, "float32", 0.0, (Tensor("second", 20, 1e-3), Tensor("first", 37, 2.0)))
+    network = Network(2, 1e-4, 1e-9, 1e-10, lines)
+    return {"codec": codec, "planner": planner, "strategy": "ring", "network": network, "trace": trace}
+
+
+def change_plans(rank: int, codec: str, steps_each: int = 2) -> list[dict[str, Any]]:
+    """Train `Echo` by one plan after another, compressed and dense in turn; return all that was known after each."""
+    bucket = {"both": ("second", "first"), "second": ("second",), "first": ("first",)}
+    nbytes = {"both": 228, "second": 80, "first": 148}
+    plans = [
+        [("both", "ring", codec, 1)],
+        [("second", "native", None, 1), ("first", "parameter_server", codec, 3)],
+        [("second", "parameter_server", codec, 2), ("first", "parameter_server", None, 3)],
+        [("both", "ring", codec, 8)],
+        [("both", "native", None, 1)],
+        [("second", "all_gather", codec, 1), ("first", "ring", codec, 5)],
+    ]
+    module, found = Echo(), []
+    wrapper, step = None, 0
+    for routes in plans:
+        buckets = (Bucket(bucket[name], nbytes[name], *route) for name, *route in routes)
+        plan = Plan("echo", dist.get_world_size(), "hand", tuple(buckets))
+        if wrapper is None:
+            wrapper = OurDDP(module, plan=plan)
+        else:
+            wrapper._conductor._adopt(Decision(plan))  # as when it plans again
+        for _ in range(steps_each):
+            wrapper(echo_inputs(rank, step)).backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter -= parameter.grad
+                    parameter.grad = None
+            step += 1
+        owed = wrapper.exchange_state_dict()["memories"]["residual"]
+        found.append(
+            {
+                "steps": step,
+                "applied": -torch.cat([module.first, module.second]).detach().numpy(),
+                "owed": torch.cat([owed.get(n, torch.zeros(p.numel())) for n, p in module.named_parameters()]).numpy(),
+                "dense": all(route[1] is None for _, *route in routes),
+            }
+        )
+    return found
+
+
 def echo_auto(rank: int, seconds_per_byte: float) -> dict[str, Any]:
-    """Let the wrapper decide whether to compress, where a compressed byte costs so much and a dense one 1e-3."""
+    """Let the wrapper choose, where a byte costs 1e-3 dense, half of that by bf16, and so much by onebit."""
+    lines = {"ring": LinearCost(1e-4, 1e-3), "ring+bf16": LinearCost(1e-4, 5e-4), "ring+bf16/8": LinearCost(1e-4, 1.0)}
+    lines |= dict.fromkeys(("ring+onebit", "ring+onebit/8"), LinearCost(1e-4, seconds_per_byte))
     curve = Curve(1e-12, 1e-9)
-    lines = {"native": LinearCost(1e-4, 1e-3), **dict.fromkeys(ONEBIT, LinearCost(1e-4, seconds_per_byte))}
-    network = Network(2, 1e-4, 1e-3, 1e-10, lines, {"onebit": CodecCurves(1 / 32, curve, curve)})
-    return _echo(rank, {"codec": "auto", "network": network}, 8)
+    network = Network(2, 1e-4, 1e-3, 1e-10, lines, dict.fromkeys(("onebit", "bf16"), CodecCurves(1 / 32, curve, curve)))
+    options = {"codec": "auto", "candidates": ["bf16", "onebit"], "strategy": "ring", "network": network}
+    return _echo(rank, options, 8)

@@ -19,6 +19,7 @@ def network(codec: str, ring_seconds: float, local_seconds: float) -> Network:
     names = ("ring", "parameter_server", "all_gather")
     lines = {"native": LinearCost(1.0, 0.0), "ring": LinearCost(1.0, 0.0), "recursive_doubling": LinearCost(1.0, 0.0)}
     lines |= {f"{name}+{codec}": LinearCost(ring_seconds, 0.0) for name in names}
+    lines |= {f"ring+{codec}/{pieces}": LinearCost(ring_seconds, 0.0) for pieces in (2, 12)}
     lines |= {f"{name}+{codec}": LinearCost(local_seconds, 0.0) for name in ("hierarchical", LOCAL)}
     curves = CodecCurves(1 / 32, Curve(1e-12, 1e-9), Curve(1e-12, 1e-9))
     return Network(len(HERE), 1e-4, 1e-9, 1e-10, lines, {"onebit": curves})

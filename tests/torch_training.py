@@ -24,12 +24,13 @@ from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook, layered
 from penstock.torch.overlap import BulkSynchronous
 
-ONEBIT = ("ring+onebit", "parameter_server+onebit", "all_gather+onebit")
 CODECS = ("onebit", "terngrad(bitwidth=2)", "tbq", "topk(density=0.25)")
 ROUTES = (
     "native",
     *(f"{name}+{codec}" for name in ("ring", "parameter_server", "all_gather", "linear_pipeline") for codec in CODECS),
     *(f"{name}+sparse(density=0.1)" for name in ("gtopk", "gtopk_doubling", "topk_allgather")),
+    *(f"hierarchical(outer=ring)+{codec}" for codec in CODECS),  # ranks of tests share a host
+    *(f"hierarchical(outer={name})+sparse(density=0.1)" for name in ("gtopk_doubling", "topk_allgather")),
 )
 NETWORK = Network(2, 1e-4, 1e-9, 1e-10, dict.fromkeys(ROUTES, LinearCost(1e-4, 1e-9)))  # for tests that do not measure
 

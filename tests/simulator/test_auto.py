@@ -1,11 +1,18 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
 
 from penstock.cost.clusters import CLUSTERS
+from penstock.cost.ways import Way
 from penstock.curves import CodecCurves, Curve
-from penstock.network import Network
-from penstock.simulator.auto import decide_codec
+from penstock.network import LinearCost, Network
+from penstock.simulator.auto import decide_among, decide_codec
 from penstock.simulator.iteration import simulate_iteration
+from penstock.trace import Tensor, Trace
 from penstock.traces import load_shipped
+from planners.instances import codec_ways, traces
+from planners.oracle import brute_force_seconds
 
 ONEBIT = CodecCurves(1 / 32, Curve(1e-10, 1e-5), Curve(1e-10, 1e-5), fixed_nbytes=57)
 SLOW = CodecCurves(1 / 32, Curve(1e-7, 1e-2), Curve(1e-7, 1e-2))
@@ -22,7 +29,11 @@ def test_a_slow_network_is_worth_compressing_for():
     assert decision.plan.iteration_seconds < 0.5 * decision.dense.iteration_seconds
     speed = decision.dense.iteration_seconds / decision.plan.iteration_seconds
     assert decision.reason.startswith("compression is on: onebit for ")
-    assert decision.reason.endswith(f": {speed:.2f} times as fast")
+    times = [1e3 * plan.iteration_seconds for plan in (decision.dense, decision.candidates["onebit"])]
+    assert decision.reason.endswith(
+        f" messages, {speed:.2f} times as fast as dense; "
+        f"predicted iteration: dense {times[0]:.4g} ms, onebit {times[1]:.4g} ms"
+    )
     again = simulate_iteration(trace, decision.plan.buckets, decision.ways)
     assert again.iteration_seconds == decision.plan.iteration_seconds
 
@@ -30,7 +41,7 @@ def test_a_slow_network_is_worth_compressing_for():
 @pytest.mark.parametrize(
     ("codecs", "wanted", "beta", "workers", "reason"),
     [
-        ({"onebit": ONEBIT}, None, 1e-12, None, "with onebit no message would be faster; predicted iteration"),
+        ({"onebit": ONEBIT}, None, 1e-12, None, "with onebit no message would be faster; "),
         ({"slow": SLOW}, None, 8e-9, None, "with slow no message would be faster"),
         ({}, None, 8e-9, None, "what any codec would cost was not measured; measure it with `penstock"),
         ({"slow": SLOW}, ["dgc"], 8e-9, None, "what dgc would cost was not measured"),
@@ -53,6 +64,43 @@ def test_a_small_gain_is_not_enough():
     decision = decide_codec(trace, links, least_gain=gain + 0.01)
     assert not decision.compresses
     assert f"it must save at least {100 * (gain + 0.01):.0f}%" in decision.reason
+
+
+def lines(**milliseconds):
+    """Return ways of one tensor of 4000 bytes that take so long: `dense`, and codecs by name."""
+    ways = {name: Way("ring", (LinearCost(1e-3 * each, 0.0),), codec=name) for name, each in milliseconds.items()}
+    return replace(ways.pop("dense"), codec=None), {name: [way] for name, way in ways.items()}
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "wanted"),
+    [
+        ({"dense": 100, "safe": 94, "bold": 80}, "bold"),
+        ({"dense": 100, "safe": 94, "bold": 90}, "safe"),  # not 5% more than the safe one saves
+        ({"dense": 100, "safe": 97, "bold": 94}, "bold"),  # 6% of dense; the safe one does not pay at all
+        ({"dense": 100, "safe": 80, "bold": 94}, "safe"),
+        ({"dense": 100, "safe": 96, "bold": 96}, None),
+        ({"dense": 100, "safe": 300, "bold": 200}, None),
+    ],
+)
+def test_a_bolder_codec_must_save_clearly_more_than_a_safer_one(milliseconds, wanted):
+    dense, packed = lines(**milliseconds)
+    found = decide_among(Trace("toy", "cpu", 1, "float32", 0.0, (Tensor("t", 1000, 0.0),)), 4, [dense], packed)
+    assert found.plan_codec == wanted
+    assert found.reason.startswith("compression is " + (f"on: {wanted} for 1 of 1" if wanted else "left off: "))
+    times = {name: min(each, milliseconds["dense"]) for name, each in milliseconds.items()}  # each may stay dense
+    said = ", ".join(f"{name} {each} ms" for name, each in times.items())
+    assert found.reason.endswith(f"; predicted iteration: {said}")
+    assert "\n" not in found.reason
+
+
+@given(traces(8), codec_ways(5))
+def test_each_codecs_plan_is_within_a_hundredth_of_the_best_of_all_its_schedules(trace, ways):
+    dense, packed = ways[:2], ways[2:]
+    found = decide_among(trace, 4, dense, {"onebit": packed} if packed else {})
+    assert found.dense.iteration_seconds <= 1.01 * brute_force_seconds(trace, dense)
+    for plan in found.candidates.values():
+        assert plan.iteration_seconds <= 1.01 * brute_force_seconds(trace, ways)
 
 
 def test_published_clusters_without_curves_plan_dense():

@@ -32,15 +32,34 @@ ROUNDED = {  # codecs whose values are rounded, so that sums are right to float3
     "terngrad": {"codec": "terngrad(bitwidth=2)"},
     "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
 }
+MIXED = {planner: training.mixed_options(planner, EXACT) for planner in ("joint", "selective")}
 
 
 @pytest.fixture(scope="module")
 def two_ranks():
     """All cases on two ranks, in one pair of processes."""
-    return spawn(2, training.echo, CASES | ROUNDED)
+    return spawn(2, training.echo, CASES | ROUNDED | MIXED)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MIXED)
+def test_a_planner_that_mixes_leaves_one_bucket_dense_and_cuts_the_other_into_eight(two_ranks, case):
+    for rank in two_ranks:
+        assert rank[case]["plan"] == two_ranks[0][case]["plan"]
+    routes = [(bucket.tensors, str(bucket.route)) for bucket in two_ranks[0][case]["plan"].buckets]
+    assert routes == [(("second",), "ring"), (("first",), f"ring+{EXACT}/8")]
+
+
+def test_what_is_owed_is_kept_and_paid_when_plans_change():
+    """Compressed, dense, and compressed again, in other buckets and other numbers of pieces."""
+    ranks = spawn(2, training.change_plans, EXACT)
+    for before, after in zip(*ranks, strict=True):
+        np.testing.assert_array_equal(before["applied"], after["applied"])
+        total = before["applied"] + before["owed"] + after["owed"]
+        np.testing.assert_array_equal(total, gradients(2, before["steps"]))
+        assert before["dense"] != bool(before["owed"].any() or after["owed"].any())
+
+
+@pytest.mark.parametrize("case", [*CASES, *MIXED])
 def test_what_is_applied_and_what_is_owed_are_the_gradients_to_the_bit(two_ranks, case):
     check_conserved([rank[case] for rank in two_ranks], gradients(2))
 
@@ -299,10 +318,14 @@ def test_density_warms_up_stage_by_stage_on_all_ranks_alike():
     assert ranks[0] == ranks[1] == [18 + 10, 18 + 10, 9 + 5, 9 + 5, 1 + 1, 1 + 1, 1 + 1]  # of 37 and 20 elements
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"), [(1e-6, "compression is on: onebit for 1 of 1 messages"), (1.0, "compression is left off: ")]
-)
-def test_auto_compresses_only_where_that_is_predicted_to_pay(line, reason):
-    rank = spawn(2, training.echo_auto, line)[0]
-    assert reason in rank["explain"]
-    assert {bucket.codec for bucket in rank["plan"].buckets} == ({"onebit"} if line < 1 else {None})
+@pytest.mark.parametrize(("line", "codec"), [(1e-6, "onebit"), (1.0, "bf16")])
+def test_auto_chooses_what_is_predicted_to_pay_on_all_ranks_and_says_so_in_one_line(line, codec):
+    ranks = spawn(2, training.echo_auto, line)
+    assert ranks[0]["plan"] == ranks[1]["plan"]
+    assert {bucket.codec for bucket in ranks[0]["plan"].buckets} == {codec}
+    said = [each for each in ranks[0]["explain"].splitlines() if each.startswith("compression is on")]
+    assert re.fullmatch(
+        rf"compression is on: {codec} for 1 of 1 messages, [0-9.]+ times as fast as dense; "
+        r"predicted iteration: dense [0-9.]+ ms, bf16 [0-9.]+ ms, onebit [0-9.]+ ms",
+        said[0],
+    )

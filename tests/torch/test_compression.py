@@ -92,3 +92,31 @@ def test_a_codec_without_a_density_is_not_said_to_have_one():
 def test_a_strategy_of_another_exchange_is_refused(codec, strategy, message):
     with pytest.raises(CodecError, match="^" + re.escape(message)):
         make_compression(codec).check_strategy(strategy)
+
+
+@pytest.mark.parametrize(
+    ("codec", "candidates", "message"),
+    [
+        ("onebit", ["bf16"], "candidates with codec 'onebit'; wanted codec='auto', which chooses from them"),
+        (None, ["bf16"], "candidates with codec None; wanted codec='auto'"),
+        ("auto", "onebit", "candidates is 'onebit'; wanted a list of codecs such as ['bf16', "),
+        ("auto", [], "candidates is []; wanted a list of codecs"),
+        ("auto", 3, "candidates is 3; wanted a list of codecs"),
+        ("auto", [3], "candidates has 3; wanted names of codecs such as 'bf16', "),
+        ("auto", ["auto"], "candidates has 'auto'; wanted names of codecs"),
+        ("auto", ["bf16", "bf16"], "candidates has 'bf16' twice; wanted each codec once, the safest first"),
+        ("auto", ["twobit"], "codec 'twobit'; wanted one of "),
+        ("auto", ["terngrad(bits=2)"], ""),
+    ],
+)
+def test_candidates_that_mean_nothing_are_refused(codec, candidates, message):
+    with pytest.raises(CodecError, match="^" + re.escape(message)):
+        make_compression(codec, candidates=candidates)
+
+
+def test_every_candidate_must_go_by_the_strategy():
+    with pytest.raises(CodecError, match="strategy 'gtopk' merges sparse blocks; codec 'bf16' makes none"):
+        make_compression("auto", candidates=["gtopk", "bf16"]).check_strategy("gtopk")
+    make_compression("auto", candidates=["gtopk"]).check_strategy("gtopk")
+    with pytest.raises(CodecError, match="codec 'bf16' with strategy 'native': the engine compresses nothing"):
+        make_compression("auto").check_strategy("native")

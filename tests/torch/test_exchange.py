@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.codecs.momentum import Momentum
 from penstock.network import LinearCost, Network
@@ -156,6 +158,53 @@ def on_ranks(world_size: int, debts: dict[int, float], route: Route, steps: int)
         return applied, memory
 
     return run_ranks(world_size, rank)
+
+
+SIZES = {"a": 37, "b": 3000, "c": 5}  # the second is cut into pieces
+WAYS = st.sampled_from(
+    [
+        *(Route("ring"), Route("parameter_server", None, 3), Route("ring", EXACT), Route("ring", EXACT, 5)),
+        *(Route("parameter_server", EXACT, 2), Route("all_gather", EXACT, 3)),
+    ]
+)
+PLANS = st.lists(
+    st.tuples(st.sampled_from(["a|b|c", "ab|c", "a|bc", "abc"]), st.tuples(WAYS, WAYS, WAYS)), min_size=2, max_size=6
+)
+
+
+@given(st.sampled_from([1, 2, 4]), PLANS)
+@settings(max_examples=25, deadline=None)
+def test_whatever_becomes_of_buckets_routes_and_pieces_nothing_is_lost_and_ranks_stay_alike(world_size, plans) -> None:
+    """Before every step each bucket may change from compressed to dense and back, and its number of pieces."""
+
+    def rank(transport):
+        counting, memory = CountingTransport(transport), Memory(make_compression(EXACT))
+        exchange = Exchange(Communicator(counting, timeout_seconds=10), counting, memory, leaves_out=False)
+        generator = np.random.default_rng(transport.rank)
+        history, applied, given = [], dict.fromkeys(SIZES, 0.0), dict.fromkeys(SIZES, 0.0)
+        for buckets, routes in plans:
+            for index, (names, route) in enumerate(zip(buckets.split("|"), routes, strict=False)):
+                sizes = tuple(SIZES[name] for name in names)
+                parts = [generator.integers(-512, 513, size).astype(np.float32) / 64 for size in sizes]
+                values = torch.from_numpy(np.concatenate(parts))
+                exchange.average(Parcel(values, tuple(names), sizes, route, is_first=index == 0))
+                for name, part, result in zip(names, parts, torch.split(values, list(sizes)), strict=True):
+                    given[name], applied[name] = given[name] + part, applied[name] + result.numpy()
+            history.append((dict(given), dict(applied), memory.residuals.values()))
+        return history
+
+    ranks = run_ranks(world_size, rank)
+    for step, (buckets, routes) in enumerate(plans):
+        for name, size in SIZES.items():
+            results = [history[step][1][name] for history in ranks]
+            owed = [history[step][2].get(name, np.zeros(size, np.float32)) for history in ranks]
+            for other in results[1:]:
+                np.testing.assert_array_equal(other, results[0])
+            wanted = sum(history[step][0][name] for history in ranks) / np.float32(world_size)
+            np.testing.assert_array_equal(results[0] + sum(owed), wanted)
+            bucket = next(index for index, names in enumerate(buckets.split("|")) if name in names)
+            if routes[bucket].codec is None:
+                assert not any(each.any() for each in owed)  # what was owed is paid
 
 
 def test_some_ranks_only_may_owe_something_to_a_codec_that_keeps_nothing() -> None:

@@ -11,7 +11,11 @@ LEADERS = [True, True, False]
 CASES = {
     "asked for": {"codec": EXACT, "strategy": "hierarchical", "network": training.network(EXACT, 1.0, 1.0)},
     "it is faster": {"codec": EXACT, "network": training.network(EXACT, 1e-2, 1e-3)},
-    "whether to compress": {"codec": "auto", "network": training.network("onebit", 1e-2, 1e-3)},
+    "whether to compress": {
+        "codec": "auto",
+        "candidates": ["onebit"],
+        "network": training.network("onebit", 1e-2, 1e-3),
+    },
 }
 
 

@@ -1,20 +1,23 @@
 """What a plan is made from: which routes, and their costs with one worker, who sends nothing."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
-from penstock.codecs.momentum import Momentum
+from penstock.cost.ways import way_for
 from penstock.errors import PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
-from penstock.torch.compression import make_compression
-from penstock.torch.planning import candidates, decide
+from penstock.planners import PLANNERS
+from penstock.simulator.iteration import predict
+from penstock.torch.planning import MIXING, decide, decide_whether
 from penstock.trace import Tensor, Trace
+from planners.instances import traces
+from planners.oracle import brute_force_seconds
 
 TRACE = Trace("toy", "a GPU", 1, "float32", 1e-3, tuple(Tensor(name, 1 << 20, 1e-3) for name in "dcba"))
 ONEBIT = Route("ring", "onebit")
-DENSE = ("native", "ring", "recursive_doubling")
-PACKED = ("ring", "parameter_server", "all_gather")
 
 
 def test_one_worker_needs_no_measured_line_of_the_engine():
@@ -33,48 +36,55 @@ def test_the_measured_codec_of_one_worker_is_cut_into_buckets_that_hide_it():
     assert measured.iteration_seconds == pytest.approx(5e-3 + 1e-5 + 4e-10 * (1 << 20), rel=1e-6)
 
 
+ROUTES = (Route("native"), Route("ring"), ONEBIT, Route("ring", "onebit", 8), Route("parameter_server", "onebit"))
+lines = st.builds(LinearCost, st.integers(0, 12).map(lambda a: a * 1e-3), st.integers(0, 8).map(lambda b: b * 1e-9))
+measured = st.lists(lines, min_size=len(ROUTES), max_size=len(ROUTES)).map(
+    lambda found: Network(4, 1e-4, 1e-9, 1e-10, dict(zip(map(str, ROUTES), found, strict=True)))
+)
+
+
+@given(traces(4), measured)
+@settings(max_examples=60)
+def test_mixing_planners_are_never_behind_any_single_choice_and_joint_is_the_optimum(trace, network):
+    """Compress or not, and K, within 1%, below which messages that cannot be told apart are merged."""
+    ways = [way_for(network, route) for route in ROUTES]
+    every = [predict(trace, PLANNERS[name], [way], 4) for way in ways for name in ("exact", "single", "wfbp")]
+    best_single = min(plan.iteration_seconds for plan in every)
+    joint, selective = (decide(trace, network, planner, ROUTES).plan for planner in ("joint", "selective"))
+    assert joint.iteration_seconds <= 1.01 * brute_force_seconds(trace, ways)
+    assert selective.iteration_seconds <= 1.01 * best_single
+    assert {joint.planner, selective.planner} == {"joint", "selective"}
+
+
+def network_of(**milliseconds: float) -> Network:
+    """Return two workers' network with lines that have no bytes in them; underscores stand for what names may not."""
+    names = {"native": "native", "onebit": "ring+onebit", "finer": "ring+onebit/8", "bf16": "ring+bf16"}
+    return Network(2, 1e-4, 1e-9, 1e-10, {names[name]: LinearCost(1e-3 * ms, 0.0) for name, ms in milliseconds.items()})
+
+
+@pytest.mark.parametrize("planner", MIXING)
 @pytest.mark.parametrize(
-    ("strategy", "codec", "wanted"),
+    ("milliseconds", "wanted"),
     [
-        ("auto", None, [*map(Route, DENSE)]),
-        ("ring", None, [Route("ring")]),
-        ("auto", "onebit", [Route(name, "onebit") for name in PACKED]),
-        ("ring", "tbq", [Route("ring", "tbq")]),
-        ("auto", "auto", [*map(Route, DENSE), *(Route(name, "onebit") for name in PACKED)]),
-        ("ring", "auto", [Route("ring"), Route("ring", "onebit")]),
-        ("all_gather", "auto", [*map(Route, DENSE), Route("all_gather", "onebit")]),  # which carries nothing dense
+        ({"native": 1, "onebit": 5, "finer": 5}, Route("native")),
+        ({"native": 9, "onebit": 5, "finer": 6}, ONEBIT),
+        ({"native": 9, "onebit": 5, "finer": 3}, Route("ring", "onebit", 8)),
     ],
 )
-def test_candidates(strategy, codec, wanted):
-    assert list(candidates(strategy, make_compression(codec))) == wanted
+def test_a_mixing_planner_with_a_codec_may_leave_buckets_dense_or_cut_them_finer(planner, milliseconds, wanted):
+    routes = (Route("native"), ONEBIT, Route("ring", "onebit", 8))
+    decision = decide(TRACE, network_of(**milliseconds), planner, routes)
+    assert {bucket.route for bucket in decision.plan.buckets} == {wanted}
+    plain = decide(TRACE, network_of(**milliseconds), "exact", routes).plan
+    assert {bucket.route for bucket in plain.buckets} == {ONEBIT}  # compresses everything, as it was told to
 
 
-@pytest.mark.parametrize(
-    ("options", "local"),
-    [
-        ({"codec": "onebit"}, ["hierarchical(outer=ring)+onebit"]),
-        ({"codec": "auto"}, ["hierarchical(outer=ring)+onebit"]),
-        ({"codec": "gtopk", "density": 0.1}, ["hierarchical(outer=gtopk_doubling)+sparse(density=0.1)"]),
-        ({"codec": "gtopk_published", "density": 0.1}, []),  # as published, with nothing added
-        ({"codec": "gtopk", "density": 0.1, "momentum": Momentum(0.9)}, []),  # ranks that encode nothing cannot mask
-        ({"codec": None}, []),
-    ],
-)
-def test_where_ranks_share_hosts_local_aggregation_is_a_candidate(options, local):
-    compression = make_compression(**options)
-    apart, sharing = (candidates("auto", compression, shares_hosts=each) for each in (False, True))
-    assert sharing[: len(apart)] == apart
-    assert [str(route) for route in sharing[len(apart) :]] == local
-    assert candidates("ring", make_compression("onebit"), shares_hosts=True) == (Route("ring", "onebit"),)
-
-
-@pytest.mark.parametrize(("seconds", "strategy"), [(1e-3, "hierarchical(outer=ring)"), (9e-3, "ring")])
-def test_local_aggregation_is_chosen_where_its_measured_line_is_faster(seconds, strategy):
-    routes = candidates("auto", make_compression("onebit"), shares_hosts=True)
-    lines = {str(route): LinearCost(seconds if "hier" in route.strategy else 8e-3, 1e-12) for route in routes}
-    plan = decide(TRACE, Network(4, 1e-4, 1e-9, 1e-10, lines), "exact", routes).plan
-    assert {bucket.strategy for bucket in plan.buckets} == {strategy}
-
-
-def test_dense_routes_beside_nccl_are_its_own():
-    assert candidates("auto", make_compression(None), "nccl") == (Route("native"),)
+@pytest.mark.parametrize("planner", ["exact", "joint", "selective"])
+def test_auto_says_in_one_line_what_dense_and_every_candidate_would_take(planner):
+    routes = (Route("native"), Route("ring", "bf16"), ONEBIT)
+    network = network_of(native=40, bf16=20, onebit=4)
+    decision = decide_whether(TRACE, network, planner, routes)
+    assert {bucket.codec for bucket in decision.plan.buckets} == {"onebit"}
+    (said,) = decision.reason.splitlines()
+    assert said.startswith("compression is on: onebit for ")
+    assert said.endswith("predicted iteration: dense 45 ms, bf16 25 ms, onebit 9 ms")

@@ -6,6 +6,7 @@ be seen, and loses whatever messages cost that was not.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.cost.ways import Way
 from penstock.plan import Plan
@@ -16,12 +17,15 @@ from penstock.trace import Trace
 TIE = 0.01  # of the predicted iteration
 
 
-def predict_robust(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int) -> Plan:
-    """Return the plan with the fewest messages among those predicted within `TIE` of what `planner` finds best.
+def predict_robust(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int, slowdown: float = 1.0) -> Plan:
+    """Return the plan with the fewest messages among those predicted within `TIE` of the best.
 
-    Beside it, one message by each way, and the planner's choice with each way by itself, are considered.
+    Besides what `planner` finds, one message by each way, and the planner's choice with each way by itself, are
+    considered: what comes of it is never more than `TIE` behind any single choice.
     """
-    best = predict(trace, planner, ways, workers)
-    others = [predict(trace, each, [way], workers) for way in ways for each in (PLANNERS["single"], planner)]
-    close = [plan for plan in (best, *others) if plan.iteration_seconds <= (1 + TIE) * best.iteration_seconds]
+    one = replace(planner, buckets=PLANNERS["single"].buckets)  # under the same name
+    others = [predict(trace, each, [way], workers, slowdown) for way in ways for each in (one, planner)]
+    plans = [predict(trace, planner, ways, workers, slowdown), *others]
+    best = min(plan.iteration_seconds for plan in plans)
+    close = [plan for plan in plans if plan.iteration_seconds <= (1 + TIE) * best]
     return min(close, key=lambda plan: (len(plan.buckets), plan.iteration_seconds))

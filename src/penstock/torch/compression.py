@@ -28,7 +28,12 @@ ANY = (
     "parameter_server",
     "all_gather",
 )  # what "auto" measures and lets the planner choose from; the first is preferred
-AUTO_PLANNERS = ("exact", "joint")  # that codec="auto" uses, whichever is named: one without codecs, one with
+MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
+AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
+# What codec="auto" considers, the safest first. bf16 only rounds; terngrad and onebit change every step, keep what they
+# did not send, and ended near dense (docs/convergence.md). Not here: codecs with a threshold that must be tuned (tbq,
+# adacomp, graddrop) or that send few entries, so that training needs a warm-up and many steps (dgc, topk, gtopk).
+AUTO_CODECS = ("bf16", "terngrad(bitwidth=2)", "onebit")
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
 Warmup = str | Sequence[float] | Schedule | None
@@ -63,6 +68,7 @@ class Compression:
     dense_below: int = 0  # tensors of fewer elements travel dense, beside the others of their bucket
     momentum: Momentum = field(default_factory=Momentum)
     select: str = "tensor"  # what a sparse exchange selects its entries from: each tensor, a bucket, or the model
+    candidates: tuple["Compression", ...] = ()  # what "auto" chooses from, the safest first
 
     @property
     def options(self) -> dict[str, str]:
@@ -71,7 +77,8 @@ class Compression:
         of_momentum = {each.name: getattr(self.momentum, each.name) for each in fields(self.momentum)}
         named = {"codec": self.codec, "warmup": warmup, "warmup_every": self.stage_iterations}
         named |= {"dense_below": self.dense_below, "select": self.select, "momentum": of_momentum.pop("factor")}
-        return {name: repr(value) for name, value in (named | of_momentum).items()}
+        chosen_from = {"candidates": repr([each.codec for each in self.candidates])}
+        return {name: repr(value) for name, value in (named | of_momentum).items()} | chosen_from
 
     def check_strategy(self, strategy: str) -> None:
         """Refuse a strategy that cannot carry the codec; one in two levels carries it between its nodes."""
@@ -81,6 +88,10 @@ class Compression:
                     f"codec 'auto' with strategy {strategy!r}, which carries nothing dense to compare with"
                 )
             self.check_strategy(outer)
+            return
+        for candidate in self.candidates:
+            candidate.check_strategy(strategy)
+        if self.codec == AUTO:
             return
         if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
             if self.strategies == ANY:
@@ -117,6 +128,8 @@ class Compression:
         if self.codec == AUTO and planner not in AUTO_PLANNERS:
             wanted = " or ".join(map(repr, AUTO_PLANNERS))
             raise CodecError(f"codec 'auto' with planner {planner!r}: it compares the best plans; wanted {wanted}")
+        for candidate in self.candidates:
+            candidate.check_planner(planner)
 
     def codec_at(self, spec: str, iteration: int) -> str:
         """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
@@ -134,9 +147,11 @@ def make_compression(
     dense_below: int = 0,
     momentum: Momentum | None = None,
     select: str = "tensor",
+    candidates: Sequence[str] | None = None,
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
     _check_types(codec, density, dense_below, warmup_every)
+    _check_candidates(codec, candidates)
     if codec is not None:
         check_known(codec)
     if warmup_spec is None and warmup_every != 1:
@@ -149,7 +164,10 @@ def make_compression(
         _refuse_density(codec, density, warmup_spec)
         if select != "tensor":
             raise CodecError(f"select={select!r} with codec {codec!r}; wanted one of {', '.join(SPARSE)}")
-        if codec is not None and codec != AUTO:
+        if codec == AUTO:
+            each = (make_compression(one, dense_below=dense_below, momentum=kept) for one in candidates or AUTO_CODECS)
+            return Compression(codec, dense_below=dense_below, momentum=kept, candidates=tuple(each))
+        if codec is not None:
             wire_codec(codec)
         return Compression(codec, dense_below=dense_below, momentum=kept)
     settings = _settings(codec, density)
@@ -170,6 +188,22 @@ def _check_types(codec: object, density: object, dense_below: object, warmup_eve
         raise CodecError(f"dense_below is {dense_below!r}; wanted a number of elements, 0 or more")
     if not isinstance(warmup_every, int) or warmup_every < 1:
         raise CodecError(f"warmup_every is {warmup_every!r}; wanted at least 1 iteration for each density")
+
+
+def _check_candidates(codec: str | None, candidates: object) -> None:
+    """Refuse what codec="auto" cannot choose from."""
+    if candidates is None:
+        return
+    example = ", ".join(map(repr, AUTO_CODECS))
+    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
+        raise CodecError(f"candidates is {candidates!r}; wanted a list of codecs such as [{example}]")
+    if codec != AUTO:
+        raise CodecError(f"candidates with codec {codec!r}; wanted codec='auto', which chooses from them")
+    for index, each in enumerate(candidates):
+        if not isinstance(each, str) or each == AUTO:
+            raise CodecError(f"candidates has {each!r}; wanted names of codecs such as {example}")
+        if each in candidates[:index]:
+            raise CodecError(f"candidates has {each!r} twice; wanted each codec once, the safest first")
 
 
 def check_known(codec: str) -> None:

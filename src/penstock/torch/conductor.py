@@ -20,7 +20,7 @@ from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP, can_hold_plans, gradient_nbytes, release_buckets, trained
-from penstock.torch.compression import AUTO, NATIVE
+from penstock.torch.compression import AUTO, MIXING_PLANNERS, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.engines import check_engine
 from penstock.torch.explain import explain
@@ -34,13 +34,14 @@ from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import (
     Decision,
     agree,
-    candidates,
     check_options,
     decide,
     decide_whether,
+    from_rank_0,
     in_registration_order,
 )
 from penstock.torch.profile import Profiler
+from penstock.torch.routes import candidates, further
 from penstock.torch.slowdown import Sending
 from penstock.torch.text_picture import text_picture
 from penstock.torch.together import together
@@ -231,7 +232,8 @@ class Conductor:
         release_buckets(self._wrapper)  # measuring needs memory for its messages
         try:
             network = self._completed(network) if network else self._measure()
-            decision = agree((lambda: self._decide(network)) if self._is_first else None, self._group)
+            network, routes = self._refined(network)
+            decision = agree((lambda: self._decide(network, routes)) if self._is_first else None, self._group)
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
             self.holder.take_back()
             if self._decision is None:  # otherwise the plan stays in force
@@ -242,10 +244,28 @@ class Conductor:
             raise
         else:
             give_back_pages()  # what measuring and the released buckets left in malloc's heap
+            self._profiler = None
             self._adopt(decision)
 
     def _completed(self, network: Network) -> Network:
         return with_lines(network, self._group, self._routes(), self._device, engine=self.settings.engine)
+
+    def _refined(self, network: Network) -> tuple[Network, tuple[Route, ...]]:
+        """Measure more of what looks best so far, which rank 0 says; return all routes to choose from."""
+        routes, settings, compression = self._routes(), self.settings, self.memory.compression
+        if compression.codec != AUTO and (compression.codec is None or settings.planner not in MIXING_PLANNERS):
+            return network, routes
+
+        def look() -> tuple[Route, ...]:
+            shares_hosts = share_hosts(self._nodes)
+            return further(
+                self._trace(), network, settings.planner, routes, settings.strategy, compression, shares_hosts
+            )
+
+        more = from_rank_0(look if self._is_first else None, self._group)
+        folder = None if settings.network else settings.measurements
+        refined = with_lines(network, self._group, more, self._device, engine=settings.engine, folder=folder)
+        return refined, (*routes, *more)
 
     def _measure(self) -> Network:
         """Measure with messages that fit into what the buckets took: a message, its copy, and what an engine adds."""
@@ -258,15 +278,12 @@ class Conductor:
             most_nbytes=gradient_nbytes(self._wrapper) // 3,
         )
 
-    def _decide(self, network: Network) -> Decision:
-        trace, known = self._trace(), self._decision
-        wrapper = self._wrapper
-        if wrapper.find_unused_parameters and not wrapper.static_graph:  # torch never rebuilds these buckets
-            trace = in_registration_order(trace, {name: each.numel() for name, each in trained(self._wrapper)})
+    def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
+        trace, known, planner = self._trace(), self._decision, self.settings.planner
         slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
         if self.memory.compression.codec == AUTO:
-            return self._noted(decide_whether(trace, network, self._routes(), slowdown))
-        return self._noted(decide(trace, network, self.settings.planner, self._routes(), slowdown))
+            return self._noted(decide_whether(trace, network, planner, routes, slowdown))
+        return self._noted(decide(trace, network, planner, routes, slowdown))
 
     def _noted(self, decision: Decision) -> Decision:
         """Say where ranks were found, if that made a difference to what was measured."""
@@ -284,12 +301,16 @@ class Conductor:
         known = self.settings.trace or (self._decision.trace if self._decision else None)
         if known is None:
             assert self._profiler is not None
-            known, self._profiler = self._profiler.trace(), None
+            known = self._profiler.trace()
+        wrapper = self._wrapper
+        if wrapper.find_unused_parameters and not wrapper.static_graph:  # torch never rebuilds these buckets
+            known = in_registration_order(known, {name: each.numel() for name, each in trained(wrapper)})
         return known
 
     def _routes(self) -> tuple[Route, ...]:
         engine = self.settings.engine or engine_of(self._group, self._device)
-        return candidates(self.settings.strategy, self.memory.compression, engine, share_hosts(self._nodes))
+        settings, shares_hosts = self.settings, share_hosts(self._nodes)
+        return candidates(settings.strategy, self.memory.compression, settings.planner, engine, shares_hosts)
 
     # What came of it
 

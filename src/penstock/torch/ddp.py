@@ -50,7 +50,8 @@ class DistributedDataParallel(TorchDDP):
     profile_iterations: how many synchronised iterations to profile. replan_drift: plan again when communication takes
     that part longer or less long than predicted (0.3: 30%) for a while; 0 is off.
     codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
-    or topk, with its density; `auto` compresses where that is predicted to pay, and `explain` says whether. warmup:
+    or topk, with its density; with planner selective or joint those where it pays, and in how many pieces; `auto`
+    compresses where that is predicted to pay, by one of `candidates`, and `explain` says which and why. warmup:
     densities before that, `warmup_every` iterations each (`codecs.warmup`). dense_below: tensors of fewer elements
     travel dense. select: entries are the largest of each tensor, of each bucket, or of the model (with planner single).
     momentum, nesterov: corrected as in DGC, for an optimizer that has none; momentum_masking forgets the velocity of
@@ -68,6 +69,7 @@ class DistributedDataParallel(TorchDDP):
         planner: str = "exact",
         strategy: str = AUTO,
         codec: str | None = None,
+        candidates: Sequence[str] | None = None,
         density: float | None = None,
         warmup: Warmup = None,
         warmup_every: int = 1,
@@ -102,7 +104,7 @@ class DistributedDataParallel(TorchDDP):
         )
         settings.check()
         kept = Momentum(momentum, nesterov, momentum_masking, clip, clip_by)
-        compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select)
+        compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select, candidates)
         compression.check_strategy(strategy)
         compression.check_planner(planner)
         memory = Memory(compression, on_nonfinite, grad_scaler)

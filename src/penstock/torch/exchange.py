@@ -92,7 +92,8 @@ class Exchange:
         absent = self._absent(values, parcel.sizes)
         self._gain_momentum(values, parcel, absent)
         self._pay(values, parcel, absent)
-        self._communicator.all_reduce(values, strategy=DENSE if parcel.route.codec else parcel.route.strategy)
+        route = Route(DENSE) if parcel.route.codec else parcel.route
+        self._communicator.all_reduce(values, strategy=route.strategy, **route.options)
         self._put_back(values, parcel)
 
     def _with_room_for_momentum(self, values: torch.Tensor) -> torch.Tensor:

@@ -82,14 +82,13 @@ def measure(
     """
     if folder is None:
         return _measure(group, routes, device, seconds, engine, most_nbytes)
-    path = measurement_path(folder, cluster_of(group, device, engine))
+    cluster = cluster_of(group, device, engine)
+    path = measurement_path(folder, cluster)
     known = _shared(_load(path, routes) if dist.get_rank(group) == 0 else None, group)
     if known is not None:
         return known
     network = _measure(group, routes, device, seconds, engine, most_nbytes)
-    if dist.get_rank(group) == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_network(network, path)
+    _keep(network, folder, cluster, group)
     return network
 
 
@@ -100,17 +99,25 @@ def with_lines(
     device: torch.device,
     seconds: float = 2.0,
     engine: str | None = None,
+    folder: str | Path | None = None,
 ) -> Network:
-    """Return a network that was given, with the lines of compressed routes that it lacks, measured on all ranks."""
+    """Return a network with the lines of compressed routes that it lacks, measured on all ranks.
+
+    A `folder` keeps it, as `measure` does.
+    """
     missing = [route for route in routes if route.codec and str(route) not in network.all_reduce]
-    if missing and device.type == "cuda":
-        return _with_device_lines(network, group, missing, device, seconds, engine)
-    if not missing or dist.get_world_size(group) == 1:
+    if not missing or (device.type != "cuda" and dist.get_world_size(group) == 1):
         return network
-    transport = _host_transport(group, engine)
-    fits = measure_lines(transport, [str(route) for route in missing], seconds)
-    release(transport)
-    return replace(network, all_reduce={**network.all_reduce, **{name: fit.line for name, fit in fits.items()}})
+    if device.type == "cuda":
+        network = _with_device_lines(network, group, missing, device, seconds, engine)
+    else:
+        transport = _host_transport(group, engine)
+        fits = measure_lines(transport, [str(route) for route in missing], seconds)
+        release(transport)
+        network = replace(network, all_reduce={**network.all_reduce, **{name: fit.line for name, fit in fits.items()}})
+    if folder is not None:
+        _keep(network, folder, cluster_of(group, device, engine), group)
+    return network
 
 
 def _measure(
@@ -192,6 +199,14 @@ def _host_transport(group: dist.ProcessGroup, engine: str | None = None) -> Tran
     if engine is None and engine_of(group, torch.device("cpu")) in HOST_ENGINES:
         return C10dTransport(group)
     return own_transport(engine, group)
+
+
+def _keep(network: Network, folder: str | Path, cluster: Cluster, group: dist.ProcessGroup) -> None:
+    """Write a measurement down, on rank 0."""
+    if dist.get_rank(group) == 0:
+        path = measurement_path(folder, cluster)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_network(network, path)
 
 
 def _load(path: Path, routes: Sequence[Route]) -> Network | None:

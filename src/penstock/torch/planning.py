@@ -1,26 +1,32 @@
 """Decides on a plan and lets all ranks agree on it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from penstock.codecs.wire import WireCodec, wire_codec
-from penstock.cost.ways import Way, way_for
+from penstock.cost.ways import Way, comparable, way_for
 from penstock.errors import PenstockError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route
 from penstock.planners import PLANNERS, Planner, find_planner
-from penstock.simulator.auto import decide_codec
+from penstock.planners.batched import plan_batched
+from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.iteration import predict
+from penstock.simulator.robust import predict_robust
 from penstock.strategies import names
 from penstock.strategies.options import parse_strategy
-from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
+from penstock.torch.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES
 from penstock.torch.together import together
 from penstock.trace import Tensor, Trace
 
-CANDIDATES = (NATIVE, "ring", "recursive_doubling")  # what "auto" measures and lets the planner choose from
-AUTO_CODECS = ("onebit",)  # what codec="auto" considers
+Made = TypeVar("Made")
+MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
+    "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
+    "joint": PLANNERS["joint"],
+}
 CLEARLY = 0.05  # of the predicted iteration: what another way must save to be preferred to the first candidate
 
 
@@ -53,42 +59,39 @@ def check_strategy(strategy: str, *others: str) -> None:
             raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
 
 
-def candidates(
-    strategy: str, compression: Compression, engine: str = "gloo", shares_hosts: bool = False
-) -> tuple[Route, ...]:
-    """Return the routes to measure and plan with; dense ones of ours use host memory, so NCCL's own beats them.
-
-    Where ranks share hosts, compressing between hosts only is one of them.
-    """
-    packed = compression.strategies if strategy == AUTO else (strategy,)
-    if strategy == AUTO and shares_hosts and compression.local_strategy:
-        packed = (*packed, compression.local_strategy)
-    dense = (
-        packed if strategy not in (AUTO, *COMPRESSED_ONLY) else CANDIDATES if engine in ("gloo", "mpi") else (NATIVE,)
-    )
-    if compression.codec == AUTO:
-        return (*map(Route, dense), *(Route(name, codec) for codec in AUTO_CODECS for name in packed))
-    if compression.codec is not None:
-        return tuple(Route(name, compression.codec) for name in packed)
-    return tuple(map(Route, dense))
-
-
 def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
-    """Plan `trace` on `network` with `planner`, and predict what every planner would give."""
-    plans = {name: _clearly_best(trace, network, each, routes, slowdown) for name, each in PLANNERS.items()}
+    """Plan `trace` on `network` with `planner`, and predict what every planner would give.
+
+    Where there is a codec, planners that do not mix compress every bucket, as their strategies cut it.
+    """
+    every = [route for route in routes if route.codec and route.partitions == 1] or routes
+    plans = {name: _clearly_best(trace, network, each, every, slowdown) for name, each in PLANNERS.items()}
+    if any(route.codec for route in routes):
+        ways = comparable(_ways(network, routes))
+        plans |= {name: predict_robust(trace, each, ways, network.workers, slowdown) for name, each in MIXING.items()}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
     return Decision(plans[planner], trace, network, alternatives, notes=_notes(routes), slowdown=slowdown)
 
 
-def decide_whether(trace: Trace, network: Network, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
-    """Plan with and without codecs, and compress only where that is predicted to pay."""
-    dense = [way.strategy for way in _ways(network, [route for route in routes if route.codec is None])]
-    packed = [route for route in routes if route.codec is not None]
-    codecs = list(dict.fromkeys(route.codec for route in packed if route.codec))
-    strategies = list(dict.fromkeys(route.strategy for route in packed))
-    found = decide_codec(trace, network, codecs, dense, strategies, slowdown=slowdown)
-    alternatives = (("without a codec", found.dense.iteration_seconds),)
-    return Decision(found.plan, trace, network, alternatives, found.reason, _notes(packed), slowdown)
+def decide_whether(
+    trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0
+) -> Decision:
+    """Plan without codecs and with each, and compress only where that is predicted to pay."""
+    found = compared(trace, network, planner, routes, slowdown)
+    packed = [route for route in routes if route.codec == found.plan_codec]
+    return Decision(found.plan, trace, network, (), found.reason, _notes(packed), slowdown)
+
+
+def compared(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float) -> CodecDecision:
+    """Return the best plan without a codec and with each that `routes` name, the safest first, and which to run."""
+    ways = _ways(network, routes)
+    packed: dict[str, list[Way]] = {}
+    for way in ways:
+        if way.codec is not None:
+            packed.setdefault(way.codec, []).append(way)
+    dense = [way for way in ways if way.codec is None]
+    chosen = MIXING.get(planner, PLANNERS["joint"])
+    return decide_among(trace, network.workers, dense, packed, slowdown=slowdown, planner=chosen)
 
 
 def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
@@ -148,19 +151,26 @@ def in_registration_order(trace: Trace, parameters: dict[str, int]) -> Trace:
 
 
 def agree(make: Callable[[], Decision] | None, group: dist.ProcessGroup) -> Decision:
-    """Let rank 0 decide, send its decision to everybody, and make sure that everybody holds the same plan.
+    """Let rank 0 decide, and send its decision to everybody: all ranks hold the same plan."""
+    decision = from_rank_0(make, group)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def from_rank_0(make: Callable[[], Made] | None, group: dist.ProcessGroup) -> Made:
+    """Let rank 0 make something that everybody gets.
 
     Only rank 0 brings `make`. What it raises is raised on every rank.
     """
-    box: list[Decision | str | None] = [None]
+    box: list[tuple[Made | None, str]] = [(None, "")]
     if make is not None:
         try:
-            box = [make()]
+            box = [(make(), "")]
         except PenstockError as error:
-            box = [f"{type(error).__name__}: {error}"]
+            box = [(None, f"{type(error).__name__}: {error}")]
     with together("sharing the plan", group):
         dist.broadcast_object_list(box, group=group, group_src=0)
-    decision = box[0]
-    if not isinstance(decision, Decision):
-        raise PlanError(f"rank 0 could not plan: {decision}")
-    return decision
+    made, complaint = box[0]
+    if complaint or made is None:
+        raise PlanError(f"rank 0 could not plan: {complaint}")
+    return made
