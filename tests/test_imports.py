@@ -16,6 +16,7 @@ VALUES = {
     "network",
     "plan",
     "program",
+    "program_builder",
     "timeline",
     "segments",
     "curves",

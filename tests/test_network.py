@@ -46,7 +46,7 @@ def test_what_is_not_measured_may_be_left_out(tmp_path):
         ({"beta_seconds_per_byte": None}, "beta_seconds_per_byte: found None"),
         ({"all_reduce": {"ring": {"a_seconds": 1}}}, "all_reduce.ring.b_seconds_per_byte: found nothing"),
         ({"all_reduce": []}, "all_reduce: found []; wanted an object"),
-        ({"codecs": {"onebit": {"ratio": 1}}}, "codecs.onebit.encode: found nothing; wanted an object"),
+        ({"codecs": {"onebit": {"ratio": 1}}}, "codecs.onebit.encode: found nothing; wanted a JSON object"),
         (
             {"codecs": {"x": {"ratio": 1, "encode": {"startup_seconds": -1, "seconds_per_byte": 0}, "decode": {}}}},
             "codecs.x.encode.startup_seconds: found -1; wanted a finite number >= 0",

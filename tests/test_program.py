@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Collective, Instruction, Op, ProgramBuilder, Slice, split
+from penstock.program import DATA, Collective, Instruction, Op, Slice, split
+from penstock.program_builder import ProgramBuilder
 from penstock.verify import verify
 
 

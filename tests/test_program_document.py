@@ -4,7 +4,8 @@ import pytest
 
 from penstock.errors import FormatError
 from penstock.fields import parse_json
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.program_document import FORMAT, load_program, program_document, program_from_fields, save_program
 from penstock.strategies import SPARSE, STRATEGIES, Options, build
 

@@ -87,7 +87,7 @@ class Fields:
 
     def member(self, name: str) -> "Fields":
         """Return an object inside this one."""
-        found = self._checked(name, REQUIRED, "an object", lambda v: isinstance(v, dict))
+        found = self._checked(name, REQUIRED, "a JSON object", lambda v: isinstance(v, dict))
         return Fields(found, self._where, f"{self._path}{name}.")
 
     def optional_member(self, name: str) -> "Fields | None":
@@ -109,11 +109,6 @@ class Fields:
     def present(self, name: str) -> bool:
         """Say whether the field is there and not null."""
         return self._values.get(name) is not None
-
-    def optional_object(self, name: str) -> "Fields | None":
-        """Return the object under `name`, or None where the field is null or absent."""
-        value = self._values.get(name)
-        return None if value is None else Fields(value, self._where, f"{self._path}{name}.")
 
     def scalars(self, name: str) -> dict[str, str | int | float | bool]:
         """Return an object whose values are strings, numbers or truth values; an absent one is empty."""

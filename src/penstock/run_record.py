@@ -101,8 +101,8 @@ def load_run(path: str | os.PathLike[str]) -> RunRecord:
 def run_from_fields(fields: Fields) -> RunRecord:
     """Build a run from the fields of a `penstock-run/1` document."""
     fields.reject_unknown(_FIELDS)
-    plan, trace, network = (fields.optional_object(name) for name in ("plan", "trace", "network"))
-    codec_cost, timeline = fields.optional_object("codec_cost"), fields.optional_object("timeline")
+    plan, trace, network = (fields.optional_member(name) for name in ("plan", "trace", "network"))
+    codec_cost, timeline = fields.optional_member("codec_cost"), fields.optional_member("timeline")
     return RunRecord(
         name=fields.text("name"),
         task=fields.text("task"),
@@ -146,7 +146,7 @@ def _codec_cost(fields: Fields) -> CodecCost:
 
 
 def _line(fields: Fields, name: str) -> CodecLine:
-    line = fields.optional_object(name)
+    line = fields.optional_member(name)
     if line is None:
         raise fields.error(name, "an object with startup_seconds and seconds_per_byte")
     return CodecLine(line.amount("startup_seconds"), line.amount("seconds_per_byte"))

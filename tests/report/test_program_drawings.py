@@ -3,7 +3,8 @@ from xml.etree import ElementTree
 import pytest
 
 from penstock.errors import FormatError, StrategyError
-from penstock.program import Collective, ProgramBuilder
+from penstock.program import Collective
+from penstock.program_builder import ProgramBuilder
 from penstock.report.block_labels import BlockLabels
 from penstock.report.program_picture import draw_program
 from penstock.report.program_text import draw_text

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 
 
 def data(start: int, stop: int) -> Slice:

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Collective, Op, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Op, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.runtime.rounds import Round, rounds
 from penstock.strategies import STRATEGIES, Options, build
 from runtime.oracle import check, random_tensors

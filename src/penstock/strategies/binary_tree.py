@@ -12,7 +12,8 @@
 2 ceil(log2 N) steps of n bytes each: log N (2 alpha + (2 beta + gamma) n).
 """
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 INBOX = "inbox"

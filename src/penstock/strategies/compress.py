@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Collective, Instruction, Op, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Instruction, Op, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.pipeline import DEPTH
 
 OUT = "out"  # partial sums, encoded here

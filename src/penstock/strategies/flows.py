@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.program import ProgramBuilder, Slice
+from penstock.program import Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.colouring import turns
 from penstock.strategies.pipeline import DEPTH, Arrival, Departure, emit
 

@@ -7,7 +7,8 @@ The ranks beyond the largest power of two hand their data to a partner first and
 Two more steps and 2n bytes over the links that fold; nothing for a power of two.
 """
 
-from penstock.program import DATA, ProgramBuilder, Slice
+from penstock.program import DATA, Slice
+from penstock.program_builder import ProgramBuilder
 
 FOLD = "fold"
 

@@ -27,7 +27,8 @@ and leave the same residuals. The published rule puts a dropped value back only 
 result, and loses the rest (erratum 4); the proof finds a program that keeps nothing (`values kept by nobody`).
 """
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.fold import largest_power_of_two
 from penstock.strategies.options import Options
 

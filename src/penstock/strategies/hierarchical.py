@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.errors import StrategyError
-from penstock.program import Collective, Program, ProgramBuilder
+from penstock.program import Collective, Program
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 NAME = "hierarchical"

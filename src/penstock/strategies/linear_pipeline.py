@@ -17,7 +17,8 @@ is the paper's and costs one step (on two ranks it would double the time and is 
 the receipt of the next.
 """
 
-from penstock.program import Collective, Program, ProgramBuilder, Slice
+from penstock.program import Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import Arrival, Departure, blocks, declare_inbox, emit
 

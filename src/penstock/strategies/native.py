@@ -8,7 +8,8 @@
 What travels is the engine's business: no step and no byte of it shows in the program.
 """
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 

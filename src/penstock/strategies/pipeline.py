@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise, takewhile
 
-from penstock.program import DATA, ProgramBuilder, Slice
+from penstock.program import DATA, Slice
+from penstock.program_builder import ProgramBuilder
 
 DEPTH = 4  # blocks received ahead: one travels, one is merged, two absorb uneven arrivals
 INBOX = "inbox"

@@ -13,7 +13,8 @@ log2 N steps of n bytes each, for a power of two: the best for short messages. A
 All ranks add the same two halves in the last step, and a + b is b + a to the bit, so all end with the same bits.
 """
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.fold import fold, largest_power_of_two, unfold
 from penstock.strategies.options import Options
 

@@ -16,7 +16,8 @@ less. A chunk of more than one block is sent block by block, so that merging one
 chunk is summed in one order, by one rank at a time, so all ranks end with the same bits.
 """
 
-from penstock.program import Collective, Program, ProgramBuilder, Slice, split
+from penstock.program import Collective, Program, Slice, split
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import DEPTH, Arrival, Departure, blocks, declare_inbox, emit
 

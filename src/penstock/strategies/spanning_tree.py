@@ -16,7 +16,8 @@ Messages are not cut into blocks, and a rank sends one at a time.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 

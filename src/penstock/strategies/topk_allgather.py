@@ -11,7 +11,8 @@ link. N-1 messages and (N-1) 8k bytes each way, so the time grows with N: (N-1)(
 all end with the same bits. The result has between k and N k entries; what a rank did not send is in its residual.
 """
 
-from penstock.program import DATA, Collective, Program, ProgramBuilder, Slice
+from penstock.program import DATA, Collective, Program, Slice
+from penstock.program_builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 

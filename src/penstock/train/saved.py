@@ -62,7 +62,7 @@ def find_checkpoint(folder: str) -> Saved:
 
 def _saved(path: Path, fields: Fields) -> Saved:
     fields.reject_unknown(("format", "step", "seconds", "world_size", "job", "plan", "trace", "network"))
-    job, plan, trace, network = (fields.optional_object(name) for name in ("job", "plan", "trace", "network"))
+    job, plan, trace, network = (fields.optional_member(name) for name in ("job", "plan", "trace", "network"))
     if job is None:
         raise fields.error("job", "an object")
     return Saved(
