@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 
 from penstock.bench.jobs import report
 from penstock.bench.train_methods import Trained, find_method
+from penstock.cluster.nics import sent_nbytes
 from penstock.zoo import Task, find_task
 
 NIC = "eth0"  # of an emulated host, inside
@@ -145,15 +145,6 @@ def iteration_seconds(started: Sequence[float], ended: Sequence[float], iteratio
     dist.all_reduce(clocks, dist.ReduceOp.MAX)
     seconds: list[float] = ((clocks[1] - clocks[0]) / iterations).tolist()
     return seconds
-
-
-def sent_nbytes(nic: str) -> int:
-    """Return how many bytes the NIC of this process's network namespace has sent, headers included."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == nic:
-            return int(counters.split()[8])
-    raise AssertionError(f"no NIC called {nic} here")
 
 
 def main() -> None:

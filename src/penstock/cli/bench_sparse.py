@@ -23,8 +23,7 @@ def bench_sparse(
     json: JsonOption = False,
 ) -> None:
     """Time sparse all-reduces and the dense ring on emulated hosts. Needs root."""
-    from dataclasses import asdict
-
+    from penstock.bench.claim import claim_documents
     from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
     from penstock.bench.sparse import STRATEGIES, local_seconds, sparse_rows
@@ -43,7 +42,7 @@ def bench_sparse(
                 ring = 0 if turn else dense_rounds  # once is enough: it has no merges of blocks
                 job = Job(name, numel, shares, STRATEGIES, merge_seconds, how, index_form, rounds, ring, patience)
                 rows += list(sparse_rows(Place(count, rate), job, links))
-    answers = [{**asdict(claim), "holds": claim.holds} for claim in claims(rows)]
+    answers = claim_documents(claims(rows))
     if out:
         save_record(make_record("sparse", rows, claims=answers, local=local), out)
     if json:
@@ -71,6 +70,7 @@ def _milliseconds(seconds: float | None) -> object:
 
 
 def _print(rows: list[dict[str, Any]], answers: list[dict[str, Any]], local: list[dict[str, float]]) -> None:
+    from penstock.cli.claims import print_claims
     from penstock.cli.output import print_table
 
     columns = ("hosts", "engine", "density", "strategy", "merges")
@@ -87,16 +87,4 @@ def _print(rows: list[dict[str, Any]], answers: list[dict[str, Any]], local: lis
         tuple(local[0]),
         [[one["density"], *(round(1e3 * value, 2) for value in list(one.values())[1:])] for one in local],
     )
-    print_table(
-        "what these rows should show",
-        ("claim", "found", "wanted", "holds"),
-        [
-            (
-                one["text"],
-                round(one["value"], 3),
-                f"{'<=' if one['at_most'] else '>='} {one['wanted']:g}",
-                "yes" if one["holds"] else "no",
-            )
-            for one in answers
-        ],
-    )
+    print_claims(answers)

@@ -1,7 +1,6 @@
 """Counts the bytes that this worker puts on the wire: what its NIC says, or what its wrapper knows it sent."""
 
-from pathlib import Path
-
+from penstock.cluster.nics import sent_nbytes
 from penstock.train.method import Wrapped
 
 
@@ -21,12 +20,3 @@ class Meter:
         now, before = self._wrapped.traffic(), self._before
         sent = sent_nbytes(self._nic) - self._nic_before if self._nic else now.sent_nbytes - before.sent_nbytes
         return sent / iterations, (now.dense_nbytes - before.dense_nbytes) / iterations
-
-
-def sent_nbytes(nic: str) -> int:
-    """Return how many bytes an interface of this process's network namespace has sent."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == nic:
-            return int(counters.split()[8])
-    raise AssertionError(f"no NIC called {nic} here")
