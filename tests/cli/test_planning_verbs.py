@@ -167,6 +167,16 @@ BAD = [
     ),
     (("reproduce", "bible"), "no paper called 'bible'; wanted one of mg-wfbp, gtop-k, linear-pipeline, hipress or all"),
     (("reproduce", "mg-wfbp", "--trace", "gone.csv"), "gone.csv: file: found"),
+    (("reproduce", "mg-wfbp", "--trace", "{t}"), "wanted 64 tensors, 13379136 elements: the authors' GoogLeNet"),
+    (("reproduce", "gtop-k", "--trace", "{t}"), "only mg-wfbp's claims need one; leave it out"),
+    (
+        ("simulate", "{t}", "--network", "{n}", "--workers", "16,4", "--straggler", "2", "--stragglers", "9"),
+        "9 stragglers among 4 workers; wanted at most as many",
+    ),
+    (
+        ("simulate", "{t}", "--network", "{n}", "--stragglers", "9"),
+        "--stragglers 9 without --straggler: wanted how many times longer they take",
+    ),
 ]
 
 

@@ -18,6 +18,11 @@ def test_exact_points_give_back_their_line(a, b):
     assert fit.points == len(SIZES)
 
 
+def test_small_messages_that_a_coarse_clock_cannot_tell_apart_do_not_hide_that_large_ones_take_longer():
+    fit = fit_line([*((size, 1e-4) for size in SIZES[:6]), (1 << 26, 0.1)])
+    assert fit.line.b_seconds_per_byte == pytest.approx(0.1 / (1 << 26), rel=0.01)
+
+
 def test_noise_and_hiccups_hardly_move_the_line():
     random = np.random.default_rng(7)
     points = [(size, (1e-3 + 1e-9 * size) * random.normal(1, 0.02)) for size in SIZES for _ in range(5)]

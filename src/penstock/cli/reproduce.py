@@ -32,6 +32,8 @@ def reproduce(
     if paper not in (*PAPERS, "all"):
         raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
     chosen = PAPERS if paper == "all" else (paper,)
+    if trace and "mg-wfbp" not in chosen:
+        raise PenstockError(f"--trace {trace} with {paper}: only mg-wfbp's claims need one; leave it out")
     if record:
         _check_record(record, chosen)
     found = {name: claims_of(name, trace, column, record) for name in chosen}

@@ -33,6 +33,7 @@ def simulate(
     """Simulate one iteration on every number of workers: speed-up and efficiency of each planner."""
     from penstock.cli.output import format_seconds, print_json, print_table
     from penstock.cost.clusters import find_network
+    from penstock.errors import PlanError
     from penstock.planners import find_planner
     from penstock.simulator.scaling import Variation, scaling_study
     from penstock.traces import find_trace
@@ -41,6 +42,8 @@ def simulate(
     subject = subject.with_dtype(dtype) if dtype else subject
     counts = parse_counts(workers, "--workers")
     chosen = [find_planner(name.strip()) for name in planners.split(",")]
+    if stragglers != 1 and straggler == 1.0:
+        raise PlanError(f"--stragglers {stragglers} without --straggler: wanted how many times longer they take")
     slow = stragglers if straggler != 1.0 else 0
     variation = Variation(jitter, straggler, slow, iterations, seed)
     rows = scaling_study(subject, links, counts, chosen, all_reduce, variation if jitter or slow else None)

@@ -1,6 +1,7 @@
 """MG-WFBP (Shi, Chu, Li): Fig. 10 and 11, Table 4, and the merging example of the introduction."""
 
 from penstock.cost.clusters import CLUSTERS
+from penstock.errors import TraceError
 from penstock.planners import PLANNERS
 from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers
 from penstock.simulator.scaling import ScalingRow, scaling_study
@@ -10,13 +11,26 @@ from penstock.traces import load_shipped
 WORKERS = [2**exponent for exponent in range(2, 12)]
 FIG_10_MESSAGES = [10, 6, 6, 5, 3, 2, 1, 1, 1, 1]
 TABLE_4 = {"googlenet": (59, 13e6), "resnet50": (161, 25.5e6), "resnet152": (467, 60.1e6), "densenet201": (604, 20e6)}
+AUTHORS = (64, 13_379_136)  # layers with parameters, and elements, of the authors' GoogLeNet on a K80
 _CAFFE = "the shipped GoogLeNet has weights and biases as tensors of their own, auxiliary classifiers included"
 
 
 def claims(googlenet: Trace | None) -> list[Claim]:
     """Return every claim that can be checked; `googlenet` is the authors' K80 trace."""
+    if googlenet is not None:
+        _check_googlenet(googlenet)
     found = [*_table_4(), *_merging_example()]
     return [*_figure_10(googlenet), *_figure_11(googlenet), *found] if googlenet else found
+
+
+def _check_googlenet(trace: Trace) -> None:
+    """Refuse another model's trace, of which these claims say nothing."""
+    found = len(trace.tensors), sum(tensor.numel for tensor in trace.tensors)
+    if found != AUTHORS:
+        words = "{} tensors, {} elements"
+        raise TraceError(
+            f"{trace.model}: found {words.format(*found)}; wanted {words.format(*AUTHORS)}: the authors' GoogLeNet"
+        )
 
 
 def _study(trace: Trace, workers: list[int], strategy: str) -> dict[tuple[int, str], ScalingRow]:

@@ -45,12 +45,14 @@ class Variation:
 
     def slowest_factors(self, workers: int) -> list[float]:
         """Return, for each iteration, the factor of the slowest worker."""
+        if self.stragglers > workers:
+            raise PlanError(f"{self.stragglers} stragglers among {workers} workers; wanted at most as many")
         sigma = math.sqrt(math.log1p(self.jitter**2))
         draws = np.random.default_rng([self.seed, workers]).normal(
             -sigma * sigma / 2, sigma, (self.iterations, workers)
         )
         factors = np.exp(draws)
-        factors[:, : min(self.stragglers, workers)] *= self.straggler
+        factors[:, : self.stragglers] *= self.straggler
         return [float(factor) for factor in factors.max(axis=1)]
 
 

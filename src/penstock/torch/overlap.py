@@ -67,7 +67,7 @@ class BulkSynchronous(torch.nn.Module):
         chosen = ALGORITHMS[algorithm]
         ranks = dist.get_process_group_ranks(group)
         ours = [dist.new_group(ranks, backend="gloo") for _ in range(chosen.lanes)]
-        sender = Sender([Communicator(C10dTransport(each), TIMEOUT_SECONDS) for each in ours])
+        sender = Sender([Communicator(C10dTransport(each, parent=group), TIMEOUT_SECONDS) for each in ours])
         self._algorithm = chosen(module, make_optimizer, sender, strategy, resync_every)
         self._algorithm.begin()
 

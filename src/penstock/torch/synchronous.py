@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penstock.errors import PenstockError, TransportError
 from penstock.runtime.communicator import Communicator
 from penstock.strategies import names
 from penstock.torch.layers import Layer, one_layer
@@ -25,11 +26,22 @@ class Sender:
         transport = communicators[0].transport
         self.rank, self.world_size = transport.rank, transport.world_size
         self._lanes = [(each, ThreadPoolExecutor(1, thread_name_prefix="penstock-bsp")) for each in communicators]
+        self._failure: BaseException | None = None  # the first; all that follows fails because of it
 
     def start(self, operation: str, values: torch.Tensor, lane: int = 0, **options: Any) -> "Future[None]":
         """Start a collective on `values`, in place."""
         communicator, thread = self._lanes[lane]
-        return thread.submit(partial(getattr(communicator, operation), values, **options))
+        return thread.submit(self._run, partial(getattr(communicator, operation), values, **options))
+
+    def _run(self, collective: Callable[[], None]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            collective()
+        except BaseException as error:
+            if isinstance(error, TransportError) or not isinstance(error, PenstockError):
+                self._failure = self._failure or error
+            raise self._failure or error from None
 
     def close(self) -> None:
         """End the threads once they have done what they were given."""

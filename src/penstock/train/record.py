@@ -1,11 +1,13 @@
 """Builds the record of a run that is over."""
 
+from collections import Counter
 from typing import Any
 
 import torch.distributed as dist
 
 from penstock.machine import describe_machine, versions
 from penstock.network import Network
+from penstock.plan import Plan
 from penstock.run_record import CodecCost, CodecLine, RunRecord
 from penstock.timeline import Span, Timeline
 from penstock.torch.clocks import device_name
@@ -47,14 +49,18 @@ def make_record(loop: Loop) -> RunRecord:
         plan=plan,
         trace=trace,
         network=network,
-        codec_cost=_codec_cost(network, job.codec_spec),
+        codec_cost=_codec_cost(network, plan),
         predicted=plan.timeline if plan is not None and plan.timeline.spans else None,
         measured=_all_timelines(loop.wrapped.measured_timeline()),
     )
 
 
-def _codec_cost(network: Network | None, codec: str | None) -> CodecCost | None:
-    """Return what the codec costs, where it was measured with the network."""
+def _codec_cost(network: Network | None, plan: Plan | None) -> CodecCost | None:
+    """Return what the codec of most bytes costs, by the name it has in plans, where the network's curves say so."""
+    nbytes = Counter[str]()
+    for bucket in plan.buckets if plan is not None else ():
+        nbytes[bucket.codec or ""] += bucket.nbytes
+    codec = next((codec for codec, _ in nbytes.most_common() if codec), None)
     if network is None or codec is None or codec not in network.codecs:
         return None
     curves = network.codecs[codec]
