@@ -2,13 +2,7 @@ import pytest
 
 from penstock.report.benchmark_tables import Rivalry, cell, markdown_table
 
-RIVALRY = Rivalry(
-    group=("size",),
-    seconds="seconds",
-    label=lambda row: row["who"],
-    ours=lambda row: row["who"] == "us",
-    peer=lambda row: row["who"] != "us",
-)
+RIVALRY = Rivalry(group=("size",), name="who", ours=lambda name: name == "us", peer=lambda name: name != "us")
 
 
 def lines(rows, rivalry=RIVALRY, **options):

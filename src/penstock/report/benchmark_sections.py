@@ -1,50 +1,8 @@
 """What the page of benchmarks says about each benchmark: its title, its question, and who competes with whom."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 from penstock.bench.convergence.summary import against_dense
-from penstock.report.benchmark_tables import Rivalry, Row
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One benchmark on the page."""
-
-    title: str
-    text: str
-    rivalry: Rivalry | None = None
-    hidden: tuple[str, ...] = ()  # fields that stay in the JSON
-    shares: tuple[str, ...] = ()  # fields that are shown in percent
-    summarise: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # makes of all rows those that are shown
-
-
-def _penstock(name: str) -> Any:
-    return lambda row: str(row.get(name, "")).startswith("penstock")
-
-
-def _not_penstock(name: str) -> Any:
-    return lambda row: not str(row.get(name, "")).startswith("penstock")
-
-
-def _how(*names: str) -> Any:
-    return lambda row: str(row.get("how")) in names
-
-
-def _not_how(name: str) -> Any:
-    return lambda row: row.get("how") != name
-
-
-def _replayed(ours: Any, peer: Any, *further: str) -> Rivalry:
-    return Rivalry(
-        group=("hosts", "rate", "what", *further),
-        seconds="measured_seconds",
-        label=lambda row: str(row["how"]),
-        ours=ours,
-        peer=peer,
-    )
-
+from penstock.report.benchmark_section import Section, begins, equals, other, replayed
+from penstock.report.benchmark_tables import Rivalry
 
 _SIMULATED = (
     "`simulated` uses the network as measured in the same run (`native`: the line of gloo's all-reduce; `ring`: the "
@@ -64,13 +22,7 @@ SECTIONS: dict[str, Section] = {
         "each bucket (`strategies`); with `-native` it is the engine's own. `penstock-bsp-split` is an all-reduce of "
         "which half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
         "count the optimizer's step.",
-        Rivalry(
-            group=("hosts", "rate", "model"),
-            seconds="iteration_seconds",
-            label=lambda row: str(row["method"]),
-            ours=_penstock("method"),
-            peer=lambda row: str(row["method"]).startswith("ddp"),
-        ),
+        Rivalry(("hosts", "rate", "model"), "method", begins("penstock"), begins("ddp"), "iteration_seconds"),
     ),
     "memory": Section(
         "Memory",
@@ -84,7 +36,7 @@ SECTIONS: dict[str, Section] = {
         "Planners on a real network",
         "Replayed iterations: communication is real (gloo, emulated hosts), computation is waiting for as long as the "
         f"trace says. {_SIMULATED} VGG-16 is left out: its 553 MB take 7 s an iteration at 1 Gb/s.",
-        _replayed(_how("exact"), _not_how("exact")),
+        replayed(equals("exact"), other(equals("exact"))),
     ),
     "gains": Section(
         "What exact plans gain",
@@ -93,7 +45,7 @@ SECTIONS: dict[str, Section] = {
         "a CPU ([benchmarks/traces](../benchmarks/traces)), communication is real; `latency` is added to every message "
         "of a long link, and to the engine's all-reduce as often as messages must follow one another at least. "
         "`predicted gain` and `measured gain` are the plan's time over exact's. Settings were chosen in simulation.",
-        _replayed(_how("exact"), _not_how("exact"), "latency_seconds"),
+        replayed(equals("exact"), other(equals("exact")), "latency_seconds"),
     ),
     "casync": Section(
         "Compression, step by step",
@@ -117,7 +69,7 @@ SECTIONS: dict[str, Section] = {
         "All choices at once, replayed",
         "The same on emulated hosts, with the lines of all routes measured first: `joint`, and the hand-made "
         "configurations that were predicted to be fastest.",
-        _replayed(_how("joint"), _not_how("joint")),
+        replayed(equals("joint"), other(equals("joint"))),
         shares=("compressed_share",),
     ),
     "coordinator": Section(
@@ -126,29 +78,28 @@ SECTIONS: dict[str, Section] = {
         "while the backward pass makes them ready. `at will`: every message is sent as soon as it is ready. `online`: "
         "rank 0 hears what is ready, batches it and tells who sends to whom, no two links meeting. `steady`: the same "
         "decisions, made once and replayed without a coordinator.",
-        _replayed(_how("online", "steady"), _how("at will")),
+        replayed(equals("online", "steady"), equals("at will")),
     ),
     "scaling": Section(
         "More hosts",
         f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "
         "what the wire alone would take.",
-        _replayed(_how("ring", "exact"), _how("native", "wfbp", "threshold")),
+        replayed(equals("ring", "exact"), equals("native", "wfbp", "threshold")),
     ),
     "rates": Section(
         "Slower and faster links",
         f"The same on 4 hosts, from 100 Mb/s to links without a limit. {_SIMULATED}",
-        _replayed(_how("ring", "exact"), _how("native", "wfbp", "threshold")),
+        replayed(equals("ring", "exact"), equals("native", "wfbp", "threshold")),
     ),
     "collectives": Section(
         "Collectives",
         "Our programs beside the engines' own (`native`), taking turns on the same emulated hosts. `floor` is what "
         "the wire alone would take, `predicted` the simulator's time on the network as measured in the same run.",
         Rivalry(
-            group=("hosts", "rate", "engine", "operation", "nbytes"),
-            seconds="seconds",
-            label=lambda row: str(row["implementation"]),
-            ours=_penstock("implementation"),
-            peer=_not_penstock("implementation"),
+            ("hosts", "rate", "engine", "operation", "nbytes"),
+            "implementation",
+            begins("penstock"),
+            other(begins("penstock")),
         ),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "samples"),
     ),
@@ -164,11 +115,7 @@ SECTIONS: dict[str, Section] = {
         "time for hosts that share nothing, with alpha, beta and a merge as measured; `floor` the bytes that stand one "
         "after the other at the NIC's rate. (Records without these columns have the simulator's as `predicted`.)",
         Rivalry(
-            group=("hosts", "rate", "engine", "density", "merges"),
-            seconds="seconds",
-            label=lambda row: str(row["strategy"]),
-            ours=lambda row: str(row["strategy"]).startswith("gtopk"),
-            peer=lambda row: row["strategy"] == "topk_allgather",
+            ("hosts", "rate", "engine", "density", "merges"), "strategy", begins("gtopk"), equals("topk_allgather")
         ),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds", "rounds"),
     ),
@@ -178,13 +125,7 @@ SECTIONS: dict[str, Section] = {
         "0.001. Communication is real; computing and compressing is waiting as long as the paper's GPU took. The paper "
         "has 32 hosts with a processor each; here all of them share one machine. `penstock reproduce gtop-k --record` "
         "compares.",
-        Rivalry(
-            group=("hosts", "rate", "model"),
-            seconds="seconds",
-            label=lambda row: str(row["method"]),
-            ours=lambda row: str(row["method"]).startswith("gtopk"),
-            peer=lambda row: not str(row["method"]).startswith("gtopk"),
-        ),
+        Rivalry(("hosts", "rate", "model"), "method", begins("gtopk"), other(begins("gtopk"))),
     ),
     "codecs": Section(
         "Compressors",
@@ -194,11 +135,7 @@ SECTIONS: dict[str, Section] = {
         "and so is `torch.compile`: there is nothing left to be faster by. On a CPU a kernel may pass it, where a copy "
         "does not reach the memory's bandwidth or finds the gradient in the cache.",
         Rivalry(
-            group=("device", "codec", "operation", "nbytes"),
-            seconds="seconds",
-            label=lambda row: str(row["implementation"]),
-            ours=_penstock("implementation"),
-            peer=_not_penstock("implementation"),
+            ("device", "codec", "operation", "nbytes"), "implementation", begins("penstock"), other(begins("penstock"))
         ),
         shares=("spread",),
     ),
@@ -231,13 +168,7 @@ SECTIONS: dict[str, Section] = {
     "planners": Section(
         "Planning",
         "How long planning takes on one core; random traces with a fixed seed.",
-        Rivalry(
-            group=("tensors",),
-            seconds="seconds",
-            label=lambda row: str(row["planner"]),
-            ours=lambda row: str(row["planner"]).startswith("exact"),
-            peer=lambda row: str(row["planner"]).startswith("greedy"),
-        ),
+        Rivalry(("tensors",), "planner", begins("exact"), begins("greedy")),
     ),
     "overlap": Section(
         "Compression on a GPU",

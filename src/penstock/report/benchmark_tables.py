@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
+Choice = Callable[[str], bool]  # of names
 NOTE = "note"
 
 
@@ -13,21 +14,24 @@ class Rivalry:
     """Which rows of a benchmark compete with which."""
 
     group: tuple[str, ...]  # rows that agree in these fields compete
-    seconds: str  # the field in which less is better
-    label: Callable[[Row], str]  # how a rival is called
-    ours: Callable[[Row], bool]
-    peer: Callable[[Row], bool]
+    name: str  # the field that says how a rival is called
+    ours: Choice
+    peer: Choice
+    seconds: str = "seconds"  # the field in which less is better
 
     def note(self, row: Row, rows: Sequence[Row]) -> str:
         """Say by whom a row of ours is beaten, and by how much; nothing where it is not."""
-        if not self.ours(row) or not isinstance(row.get(self.seconds), float):
+        if not self.ours(self._name(row)) or not isinstance(row.get(self.seconds), float):
             return ""
-        rivals = [each for each in rows if self.peer(each) and isinstance(each.get(self.seconds), float)]
+        rivals = [each for each in rows if self.peer(self._name(each)) and isinstance(each.get(self.seconds), float)]
         rivals = [each for each in rivals if all(each.get(name) == row.get(name) for name in self.group)]
         best = min(rivals, key=lambda each: each[self.seconds], default=None)
         if best is None or best[self.seconds] >= row[self.seconds]:
             return ""
-        return f"**slower than {self.label(best)}: {row[self.seconds] / best[self.seconds]:.3f}x**"
+        return f"**slower than {self._name(best)}: {row[self.seconds] / best[self.seconds]:.3f}x**"
+
+    def _name(self, row: Row) -> str:
+        return str(row.get(self.name, ""))
 
 
 def markdown_table(
