@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import command
 from penstock.cli.cluster import parse_environment
 from penstock.cli.main import main
 from penstock.cluster import emulated_cluster
@@ -19,7 +20,7 @@ def why_not():
         return str(error)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts():
     """Skip where this machine cannot emulate hosts, and say why."""
     if reason := why_not():
@@ -27,8 +28,9 @@ def hosts():
 
 
 def penstock(*arguments):
-    command = [sys.executable, "-m", "penstock", "cluster", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    """Run a command in a process of its own, whose standard streams workers inherit."""
+    line = [sys.executable, "-m", "penstock", "cluster", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
 def complaint_of(capsys, monkeypatch, *arguments):
@@ -67,7 +69,7 @@ def test_without_iproute2_the_package_is_named(capsys, monkeypatch, tmp_path):
     ],
 )
 def test_bad_options_end_in_one_line_and_exit_code_2(hosts, options, message):
-    result = penstock("run", *options, "--", "true")
+    result = command.penstock("cluster", "run", *options, "--", "true")
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -124,8 +126,8 @@ def test_check_fails_where_the_deviation_is_too_large(hosts):
 
 def test_clean_says_when_there_is_nothing_to_do(hosts):
     """Tests beside this one may leave something to clean at any moment, but not at every one."""
-    assert any(penstock("clean").stdout == "nothing to clean\n" for _ in range(20))
-    assert any(json.loads(penstock("clean", "--json").stdout) == [] for _ in range(20))
+    assert any(command.penstock("cluster", "clean").stdout == "nothing to clean\n" for _ in range(20))
+    assert any(json.loads(command.penstock("cluster", "clean", "--json").stdout) == [] for _ in range(20))
 
 
 def test_settings_keep_everything_after_the_first_equals_sign():

@@ -1,12 +1,12 @@
 """`penstock compile`: shows generated code, and a mistake with its line and a caret."""
 
 import json
-import subprocess
-import sys
+from functools import partial
+
+from command import penstock
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "penstock", "compile", *arguments], capture_output=True, text=True)
+run = partial(penstock, "compile")
 
 
 def test_a_shipped_algorithm_is_shown_by_name():

@@ -1,13 +1,12 @@
 """The planning verbs as a user types them: tables, JSON, and one line with exit code 2 on bad input."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
 
+from command import penstock
 from penstock.cost.clusters import CLUSTERS
 from penstock.curves import CodecCurves, Curve
 from penstock.network import save_network
@@ -17,12 +16,6 @@ from toy_trace import toy_trace
 TRACE = toy_trace(20, 10_000, 0.001, forward_seconds=0.02)
 PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact", "selective", "joint"]
 ONEBIT = CodecCurves(1 / 32, Curve(1e-10, 1e-5), Curve(1e-10, 1e-5))
-
-
-def penstock(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
 
 
 def succeed(*arguments):

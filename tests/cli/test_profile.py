@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from command import penstock
 from penstock.trace import load_trace
 
 pytest.importorskip("torch", reason="profiling needs torch")
@@ -21,14 +22,15 @@ class Net(nn.Module):
 """
 
 
-def penstock(*arguments, cwd=None):
+def alone(*arguments, cwd):
+    """Run a command in a process of its own: it measures, and imports from the directory that it starts in."""
     command = [sys.executable, "-m", "penstock", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def test_a_table_of_the_slowest_tensors_and_a_trace_that_penstock_reads(tmp_path):
     out = tmp_path / "t.json"
-    result = penstock("profile", "gpt-small", "--batch", 1, "--iterations", 3, "--top", 4, "--out", out)
+    result = alone("profile", "gpt-small", "--batch", 1, "--iterations", 3, "--top", 4, "--out", out, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout.count("transformer.") == 4
@@ -42,7 +44,7 @@ def test_a_table_of_the_slowest_tensors_and_a_trace_that_penstock_reads(tmp_path
 def test_a_users_own_module_in_the_working_directory(tmp_path):
     (tmp_path / "mine.py").write_text(USERS)
     arguments = ("profile", "mine:Net", "--input-shape", "5,3", "--iterations", 2, "--json")
-    result = penstock(*arguments, cwd=tmp_path)
+    result = alone(*arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert sorted(tensor["name"] for tensor in document["tensors"]) == ["used.bias", "used.weight"]

@@ -1,18 +1,11 @@
 """`penstock report` as a user types it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from command import penstock
 from report_samples import save_sample_runs
-
-
-def penstock(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
 
 
 def test_a_report_is_a_page_its_data_and_a_perfetto_file(tmp_path):

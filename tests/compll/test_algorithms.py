@@ -1,5 +1,6 @@
 """The shipped algorithms: what each promises, against plain numpy, and that none is longer than the paper's Table 5."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"
 TABLE_5 = {"onebit": (21, 9), "tbq": (13, 18), "terngrad": (23, 7), "dgc": (29, 15), "graddrop": (29, 21)}
 
 
+@cache
 def kernels(name, **params):
     program = compile_file(ALGORITHMS / f"{name}.cll", params)
     names = [parameter.name for parameter in program.arguments]

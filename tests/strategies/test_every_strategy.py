@@ -1,5 +1,7 @@
 """Every strategy in the registry is proved for every world size up to 33 and several sizes."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from penstock.errors import StrategyError
@@ -12,8 +14,18 @@ EVERY = [*STRATEGIES, *SPARSE]
 
 
 @pytest.mark.parametrize(("operation", "name"), EVERY)
+def test_it_is_proved_for_all_world_sizes_to_17_and_two_beyond(operation: str, name: str) -> None:
+    prove(operation, name, (*range(1, 18), 32, 33))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operation", "name"), EVERY)
 def test_it_is_proved_for_all_world_sizes_to_33(operation: str, name: str) -> None:
-    for world_size in range(1, 34):
+    prove(operation, name, range(18, 32))
+
+
+def prove(operation: str, name: str, world_sizes: Iterable[int]) -> None:
+    for world_size in world_sizes:
         roots = {0, world_size // 2, world_size - 1} if operation in ROOTED else {0}
         for root in roots:
             for numel, block in ((0, None), (1, None), (world_size - 1, None), (world_size + 2, None), (41, 2)):
