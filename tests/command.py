@@ -1,4 +1,4 @@
-"""Runs `penstock` in this process: `penstock("plan", path, "--json")`. A process of its own would import it all again."""
+"""Runs `penstock` in this process: `penstock("plan", path, "--json")`. One of its own would import it all again."""
 
 import io
 import sys

@@ -5,7 +5,6 @@ from functools import partial
 
 from command import penstock
 
-
 run = partial(penstock, "compile")
 
 
