@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.codecs.elements import Floats, as_array, from_float32, to_float32
+from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, Header, header_nbytes, pack_header, parse_header
 from penstock.codecs.sparse_block import (
     INDEX_FORMS,
@@ -35,6 +36,7 @@ from penstock.codecs.sparse_block import (
     entry_count,
     index_dtype,
 )
+from penstock.codecs.sparse_bound import bound_encode
 from penstock.codecs.sparse_kernels import add_at, cut, gather, put_at, subtract_at, unite
 from penstock.codecs.spec import number_text
 from penstock.compll.select import select_largest
@@ -82,18 +84,39 @@ class SparseCodec:
     def encode(self, read: Any, residual: Any, out: Any, tensor: str = "the gradient") -> int:
         """Select from `read` plus `residual`; return the bytes written. The residual is left with what was not sent.
 
-        `residual` is None or float32 memory of as many elements; `tensor` is what an error calls the gradient.
+        `residual` is None, float32 memory of as many elements, or a `Residual` with such memory, whose factor `read`
+        is multiplied by; `tensor` is what an error calls the gradient.
         """
         values, block = to_float32(as_array(read)), as_array(out)
-        kept = None if residual is None else _residual_memory(residual, values.size, tensor)
+        memory, factor = _with_factor(residual)
+        kept = None if memory is None else _residual_memory(memory, values.size, tensor)
         if self.on_nonfinite == "skip" and not np.isfinite(values).all():
             return self.refuse(values.size, block)  # and the residual is as it was
         if kept is not None:
-            kept += values
+            kept += values if factor == 1.0 else values * np.float32(factor)
         entries = self._select(values if kept is None else kept, tensor)
         if kept is not None:
             subtract_at(kept, entries.indices, self._form(values.size).rounded(entries.values))
         return self.write(entries, block, values.size)
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether the residual is to be a `PutOff`: nothing is put off, but gradients are scaled as they are read."""
+        return True
+
+    def bound_encode(self, read: Any, residual: Any, out: Any) -> Callable[[], None] | None:
+        """Return an `encode` of memory that stays, in one pass over it; None where only the usual way will do."""
+        if not isinstance(residual, Residual) or self.on_nonfinite == "skip":
+            return None
+        start = header_nbytes(_PARAMETERS)
+        write_body = bound_encode(self._form(read.size), read, residual.factor, residual.memory, out[start:])
+        return write_body and partial(self._encode_bound, write_body, read.size, out)
+
+    def _encode_bound(self, write_body: Callable[[], int], numel: int, block: Bytes) -> None:
+        nbytes = write_body()
+        if not nbytes:
+            raise _not_finite("the gradient")
+        self.write_header(block, numel, nbytes)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write zeros, and the values of a block in their places."""
@@ -185,8 +208,7 @@ class SparseCodec:
         entries = self._chosen(self.entries(values.size), index_dtype(values.size))
         select_largest(values, entries.indices)
         if not gather(values, entries.indices, entries.values):
-            advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-            raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
+            raise _not_finite(tensor)
         return entries
 
     def _largest_of_sum(self, one: Entries, other: Entries, keep: Keep | None) -> Entries:
@@ -225,6 +247,16 @@ class SparseCodec:
             )
         if header.flags & ~NOT_FINITE or (header.flags and header.body_nbytes):
             raise CodecError(f"sparse block with flags {header.flags:#x} and {header.body_nbytes} bytes: it is damaged")
+
+
+def _not_finite(tensor: str) -> NonFiniteError:
+    advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
+    return NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
+
+
+def _with_factor(residual: Any) -> tuple[Any, float]:
+    """Return a residual's memory, and what gradients are multiplied by before they are added to it."""
+    return (residual.values(), residual.factor) if isinstance(residual, Residual) else (residual, 1.0)
 
 
 def _residual_memory(residual: Any, numel: int, what: str) -> Floats:

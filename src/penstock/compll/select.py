@@ -71,27 +71,34 @@ def _compile(function: Any) -> Any:
 
 
 @_compile
-def _select(bits: Any, indices: Any) -> None:
-    """Fill `indices` (length k, 0 < k < n) with the chosen positions, ascending."""
+def _select(bits: Any, indices: Any) -> Any:
+    """Fill `indices` (length k, 0 < k < n) with the chosen positions, ascending; return the least chosen magnitude."""
     k = len(indices)
     limit = 2 * k + 1024
     if limit < len(bits) // 2:
         candidates = np.empty(limit, indices.dtype)
         count = _collect(bits, _guess_threshold(bits, k), candidates)
         if k <= count <= limit:
-            magnitudes = np.empty(count, np.int32)
-            for i in range(count):
-                magnitudes[i] = bits[candidates[i]] & MAGNITUDE
-            threshold, ties = _kth_largest(magnitudes, k)
-            taken = 0
-            for i in range(count):
-                if magnitudes[i] > threshold or (magnitudes[i] == threshold and ties > 0):
-                    ties -= magnitudes[i] == threshold
-                    indices[taken] = candidates[i]
-                    taken += 1
-            return
+            return _choose(bits, candidates[:count], indices)
     threshold, ties = _kth_largest(bits, k)
     _take(bits, threshold, ties, indices)
+    return threshold
+
+
+@_compile
+def _choose(bits: Any, candidates: Any, indices: Any) -> Any:
+    """Fill `indices` from ascending candidates, the largest among them; return the least chosen magnitude."""
+    magnitudes = np.empty(len(candidates), np.int32)
+    for i in range(len(candidates)):
+        magnitudes[i] = bits[candidates[i]] & MAGNITUDE
+    threshold, ties = _kth_largest(magnitudes, len(indices))
+    taken = 0
+    for i in range(len(candidates)):
+        if magnitudes[i] > threshold or (magnitudes[i] == threshold and ties > 0):
+            ties -= magnitudes[i] == threshold
+            indices[taken] = candidates[i]
+            taken += 1
+    return threshold
 
 
 @_compile

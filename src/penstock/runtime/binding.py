@@ -156,7 +156,7 @@ class Binder:
         if instruction.op is Op.MERGE and self._is_encoded(write):
             merge: Compute = codec.merge  # type: ignore[attr-defined]  # `_check_codec` looked
             for piece, out, arrived in zip(pieces, payloads, self._payloads(read, pieces, memories), strict=True):
-                yield merge, (arrived, out, self._residual(piece, memories) if instruction.keeps else None)
+                yield merge, (arrived, out, self._memory_of(piece, memories) if instruction.keeps else None)
             return
         if self.varies:
             yield from self._packed_calls(instruction, coded, other, memories, fresh)
@@ -209,6 +209,11 @@ class Binder:
         if memories.deferred is not None:
             return memories.deferred.piece(*piece, memories.scale if scales else 1.0)
         return None if memories.residual is None else memories.residual[piece[0] : piece[1]]
+
+    def _memory_of(self, piece: Piece, memories: Memories) -> Residual | None:
+        """Return the residual of a piece as memory: codecs that merge put nothing off."""
+        residual = memories.residual if memories.deferred is None else memories.deferred.memory
+        return None if residual is None else residual[piece[0] : piece[1]]
 
     def _is_encoded(self, slice_: Slice | None) -> bool:
         return slice_ is not None and slice_.buffer in self.encoded

@@ -5,6 +5,7 @@ can raise, or skip the step, together with the others.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,6 +120,19 @@ class WatchedMerging(Watched):
         except NonFiniteError:
             self._seen = True
             return self._codec.refuse(read.size, out)
+
+    def bound_encode(self, read: Array, residual: Any, out: Bytes) -> Any:
+        """Return an `encode` of memory that stays, which says "not finite" in the block too."""
+        make = getattr(self._codec, "bound_encode", None)
+        bound = make and make(read, residual, out)
+        return bound and partial(self._encode_or_refuse, bound, read.size, out)
+
+    def _encode_or_refuse(self, bound: Callable[[], None], numel: int, out: Bytes) -> None:
+        try:
+            bound()
+        except NonFiniteError:
+            self._seen = True
+            self._codec.refuse(numel, out)
 
     def merge(self, read: Bytes, write: Bytes, residual: Array | None) -> None:
         """Add an encoded block to another; what falls out goes to the residual."""
