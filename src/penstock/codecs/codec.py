@@ -169,8 +169,7 @@ class Codec:
     def finish_skipped(self, out: Any, numel: int, tensor: str, flags: int = 0) -> int:
         """Raise for a gradient that is not finite, or write the payload that makes every rank skip the step."""
         if self.on_nonfinite == "raise":
-            advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-            raise NonFiniteError(f"{tensor} holds NaN or infinity; {advice}") from None
+            raise NonFiniteError(not_finite(tensor)) from None
         return self.finish(out, numel, 0, NOT_FINITE | flags)
 
     def refuse_if_skipping(self, values: NDArray[np.float32], kept: NDArray[Any] | None) -> None:
@@ -249,6 +248,12 @@ class Codec:
                 f"body of {header.body_nbytes} bytes for {header.numel} elements is more than any can take"
             )
         return header
+
+
+def not_finite(tensor: str = "the gradient") -> str:
+    """Return what an error says of values that are not finite."""
+    advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
+    return f"{tensor} holds NaN or infinity; {advice}"
 
 
 def _is_cuda(values: Any) -> bool:

@@ -10,11 +10,13 @@ Its payload says so instead, every rank decodes NaN as it would without a codec,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.bound import Bound, Usual, bound_decode, bound_encode
-from penstock.codecs.codec import Codec
+from penstock.codecs.bound_packed import DecodeFrom, EncodeInto, bound_decode_from, bound_encode_into
+from penstock.codecs.codec import Codec, not_finite
 from penstock.codecs.contraction import contracts
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.registry import make_codec
@@ -102,8 +104,12 @@ class WireCodec:
         try:
             return self.codec.encode(read, residual, out)
         except NonFiniteError as error:
-            self._nonfinite[:] = [str(error)]
-            return self.codec.finish(out, read.size, 0, NOT_FINITE)
+            return self._refuse(read.size, str(error), out)
+
+    def _refuse(self, numel: int, why: str, out: Any) -> int:
+        """Write the payload of values that are not finite; return its bytes."""
+        self._nonfinite[:] = [why]
+        return self.codec.finish(out, numel, 0, NOT_FINITE)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write the values of the payload that `read` begins with."""
@@ -120,6 +126,14 @@ class WireCodec:
     def bound_decode(self, read: Any, out: Any, adds: bool, usual: Usual | None = None) -> Bound | None:
         """Return the same of `decode` or `decode_add`."""
         return bound_decode(self.codec, usual or (self.decode_add if adds else self.decode), read, out, adds)
+
+    def bound_encode_into(self, read: Any, residual: Any) -> EncodeInto | None:
+        """Return an `encode` of memory that stays, for payloads that differ in size and thus in place."""
+        return bound_encode_into(self.codec, partial(self._refuse, read.size, not_finite()), read, residual)
+
+    def bound_decode_from(self, out: Any, adds: bool, usual: Usual | None = None) -> DecodeFrom | None:
+        """Return the same of `decode` or `decode_add`."""
+        return bound_decode_from(self.codec, usual or (self.decode_add if adds else self.decode), out, adds)
 
     def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
         """Return the codec's form on a device, None where it has none: without Triton, and where it may skip a step.

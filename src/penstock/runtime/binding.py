@@ -17,7 +17,7 @@ from penstock.program import DATA, Instruction, Op, Program, Slice
 from penstock.runtime.codec import Codec, Deferred, Varying
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
-from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes
+from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes, packed_decode, packed_encode
 from penstock.runtime.reduce import bits, merge_kernel
 from penstock.runtime.transport import Array, Bytes, Work
 from penstock.strategies.batches import Piece
@@ -182,11 +182,16 @@ class Binder:
                 yield from ((np.multiply, (each, np.float32(memories.scale), each)) for each in values)
             place = self._bytes(block, memories)
             if instruction.op is Op.ENCODE:
-                residuals = [self._residual(piece, memories) for piece in pieces]
-                yield encode_packed, (codec, list(zip(values, residuals, strict=True)), place)
+                residuals = (self._residual(piece, memories) for piece in pieces)
+                yield (
+                    encode_packed,
+                    ([packed_encode(codec, *each) for each in zip(values, residuals, strict=True)], place),
+                )
             else:
-                decode = codec.decode if instruction.op is Op.DECODE else codec.decode_add
-                yield decode_packed, (decode, codec, values, place)
+                yield (
+                    decode_packed,
+                    ([packed_decode(codec, each, instruction.op is Op.MERGE) for each in values], place),
+                )
 
     def _payloads(self, slice_: Slice, pieces: Sequence[Piece], memories: Memories) -> Iterator[Bytes]:
         start = self.layout.place(slice_).start

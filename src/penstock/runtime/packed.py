@@ -7,29 +7,46 @@ filled; the receive that it meets is as large as the block. Engines that take a 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.runtime.codec import Varying
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT
 from penstock.runtime.transport import Array, Bytes
 
+Packed = Callable[[Bytes], int]  # encodes to, or decodes from, where its payload begins; returns the payload's bytes
 
-def encode_packed(codec: Varying, pieces: Sequence[tuple[Array, Any]], block: Bytes) -> None:
-    """Write the payloads of some pieces, each given as its values and its residual."""
+
+def packed_encode(codec: Varying, values: Array, residual: Any) -> Packed:
+    """Return an encode, by what the codec has for values that stay where there is such (`codecs.bound_packed`)."""
+    make = getattr(codec, "bound_encode_into", None)
+    return (make and make(values, residual)) or partial(codec.encode, values, residual)
+
+
+def packed_decode(codec: Varying, values: Array, adds: bool) -> Packed:
+    """Return a decode that writes or adds, likewise."""
+    make = getattr(codec, "bound_decode_from", None)
+    decode = codec.decode_add if adds else codec.decode
+
+    def usual(payload: Bytes) -> int:
+        decode(payload, values)
+        return codec.payload_nbytes(payload)
+
+    return (make and make(values, adds)) or usual
+
+
+def encode_packed(encodes: Sequence[Packed], block: Bytes) -> None:
+    """Write the payloads of some pieces."""
     place = 0
-    for values, residual in pieces:
-        place += _aligned(codec.encode(values, residual, block[place:]))
+    for encode in encodes:
+        place += _aligned(encode(block[place:]))
 
 
-def decode_packed(
-    decode: Callable[[Bytes, Array], None], codec: Varying, pieces: Sequence[Array], block: Bytes
-) -> None:
+def decode_packed(decodes: Sequence[Packed], block: Bytes) -> None:
     """Write, or add, the values of the payloads in a block."""
     place = 0
-    for values in pieces:
-        payload = block[place:]
-        decode(payload, values)
-        place += _aligned(codec.payload_nbytes(payload))
+    for decode in decodes:
+        place += _aligned(decode(block[place:]))
 
 
 def filled_nbytes(codec: Varying, count: int, block: Bytes) -> int:

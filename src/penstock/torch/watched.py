@@ -103,6 +103,16 @@ class WatchedVarying(Watched):
     _codec: Varying
     varies = True
 
+    def bound_encode_into(self, read: Array, residual: Any) -> Any:
+        """Return an `encode` of values that stay; None where only the usual way will do."""
+        make = getattr(self._codec, "bound_encode_into", None)
+        return make and make(read, residual)
+
+    def bound_decode_from(self, out: Array, adds: bool) -> Any:
+        """Return the same of `decode` or `decode_add`; a payload that goes the quick way is finite."""
+        make = getattr(self._codec, "bound_decode_from", None)
+        return make and make(out, adds, self.decode_add if adds else self.decode)
+
     def payload_nbytes(self, read: Bytes) -> int:
         """Return the bytes of the payload that `read` begins with."""
         return self._codec.payload_nbytes(read)

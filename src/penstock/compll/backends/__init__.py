@@ -28,7 +28,11 @@ class ManyKernels(Kernels, Protocol):
     """Kernels of the CPU: they also put feedback off, and take several tensors at once, segments of one flat array."""
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
-        """Return the bare kernel `encode_later`, `decode` or `decode_add`: it says by a number how it went."""
+        """Return a bare kernel, `encode_later`, `decode` or another: it says by a number how it went."""
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether the kernel `encode_feedback` leaves the payload to be taken off the residual."""
 
     @property
     def defers(self) -> bool:
