@@ -4,7 +4,7 @@
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,7 @@ from weakref import finalize, ref
 import torch
 import torch.distributed as dist
 
-from penstock.errors import FitError, PlanError
+from penstock.errors import FitError
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
@@ -22,7 +22,6 @@ from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP, can_hold_plans, gradient_nbytes, release_buckets, trained
 from penstock.torch.compression import AUTO, MIXING_PLANNERS, NATIVE
 from penstock.torch.drift import Drift
-from penstock.torch.engines import check_engine
 from penstock.torch.explain import explain
 from penstock.torch.given import Given
 from penstock.torch.holder import Holder
@@ -34,7 +33,6 @@ from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import (
     Decision,
     agree,
-    check_options,
     decide,
     decide_whether,
     from_rank_0,
@@ -42,49 +40,14 @@ from penstock.torch.planning import (
 )
 from penstock.torch.profile import Profiler
 from penstock.torch.routes import candidates, further
+from penstock.torch.settings import WARMUP, Settings
 from penstock.torch.slowdown import Sending
 from penstock.torch.text_picture import text_picture
 from penstock.torch.together import together
 from penstock.trace import Trace
 
-WARMUP = 1  # profiled iterations that do not count: memory and connections are new
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
 KEPT_TIMES = 50  # iterations whose times `explain` reports
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a user asked of a wrapper."""
-
-    planner: str
-    strategy: str
-    network: Network | None  # None: measure
-    trace: Trace | None  # None: profile
-    plan: Plan | None  # None: plan
-    measurements: str | None  # folder of measured networks
-    profile_iterations: int
-    replan_drift: float  # 0: never plan again
-    engine: str | None = None  # what carries gradients; None: the process group
-
-    @property
-    def options(self) -> dict[str, str]:
-        """What all ranks must have asked for, as text."""
-        named = ("planner", "strategy", "profile_iterations", "replan_drift", "engine")
-        keeps = "a folder" if self.measurements is not None else "None"  # each rank may have another one
-        return {name: repr(getattr(self, name)) for name in named} | {"measurements": keeps}
-
-    def check(self) -> None:
-        """Refuse bad options before any iteration."""
-        check_options(self.planner, self.strategy)
-        check_engine(self.engine)
-        iterations, drift = self.profile_iterations, self.replan_drift
-        if not isinstance(iterations, int) or iterations <= WARMUP:
-            raise PlanError(f"profile_iterations is {iterations!r}; wanted a whole number, at least {WARMUP + 1}")
-        if not isinstance(drift, int | float) or not 0 <= drift < float("inf"):
-            raise PlanError(f"replan_drift is {drift!r}; wanted 0 (off) or a part such as 0.3")
-        for name, kind in (("network", Network), ("trace", Trace), ("plan", Plan)):
-            if not isinstance(given := getattr(self, name), kind | None):
-                raise PlanError(f"{name} is {given!r}; wanted a {kind.__name__}, the path of a file, or None")
 
 
 class Conductor:

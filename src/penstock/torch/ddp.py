@@ -24,9 +24,10 @@ from penstock.timeline import Timeline
 from penstock.torch.buckets import TorchDDP
 from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, Warmup, make_compression
-from penstock.torch.conductor import Conductor, Settings
+from penstock.torch.conductor import Conductor
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
+from penstock.torch.settings import Settings
 from penstock.torch.together import together
 from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace

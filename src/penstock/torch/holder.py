@@ -11,8 +11,8 @@ import torch.distributed as dist
 from penstock.plan import Plan, Route
 from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, gradient_nbytes, take_buckets, trained
 from penstock.torch.compression import NATIVE
-from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.memory import Memory
+from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender
 from penstock.torch.traffic import Traffic, ring_nbytes
 
 

@@ -29,8 +29,8 @@ from penstock.errors import PlanError
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import names
-from penstock.torch.hook import TIMEOUT_SECONDS
 from penstock.torch.layered import Layers, Split
+from penstock.torch.sender import TIMEOUT_SECONDS
 from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast, Sender
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

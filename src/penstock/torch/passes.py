@@ -1,4 +1,4 @@
-"""Tells of every backward pass that torch's reducer synchronises, and of no other.
+"""Tells of every backward pass that torch's reducer synchronises, and of no other; and of the end of one.
 
 A forward pass says nothing: an evaluation without `no_grad` is one too, and ranks need not evaluate alike. The reducer
 waits for gradients once a synchronised forward pass has run, and the next gradient of a parameter starts its work. So
@@ -34,3 +34,18 @@ class BackwardPasses:
 def _remove(handles: Sequence[torch.utils.hooks.RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def at_end_of_backward(call: Callable[[], None]) -> bool:
+    """Have `call` called once torch has finished the backward pass that is running; say whether one is.
+
+    What a future raises torch turns into a RuntimeError around its text; what is raised here reaches the user as it is.
+    Callbacks run in order, and the reducer adds its own, which waits for all buckets, with the last of them: this one
+    adds itself again, so as to come after it. In `join`, ranks without data call the hook outside of a backward pass.
+    """
+    engine = torch.autograd.Variable._execution_engine
+    try:
+        engine.queue_callback(lambda: engine.queue_callback(call))
+    except RuntimeError:
+        return False
+    return True
