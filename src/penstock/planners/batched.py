@@ -14,11 +14,12 @@ slower than one message each; with one way for all it is the optimum of that way
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate
 
 from penstock.cost.ways import Way, comparable
 from penstock.errors import PlanError
 from penstock.plan import Bucket, cut_into_buckets
+from penstock.planners.exact import ROUNDING
 from penstock.planners.selective import fastest_alone
 from penstock.trace import Trace
 
@@ -33,26 +34,46 @@ def plan_batched(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
 
 
 def _ends(trace: Trace, chosen: Sequence[Way]) -> list[int]:
-    """Return the index of the last tensor of each message; of equally early batchings the one with larger messages."""
-    prefix, ready = list(accumulate(trace.nbytes, initial=0)), trace.ready_seconds
-    finish, begins = [0.0], [0]  # of the first j tensors, and where their last message begins
-    for start, stop in _runs(chosen):
-        way = chosen[start]
-        spent = [way.whole.b_seconds_per_byte * n + way.seconds_per_tensor * j for j, n in enumerate(prefix)]
-        for j in range(start + 1, stop + 1):
-            now = ready[j - 1]
-            earliest, begin = min((max(finish[i], now) - spent[i], i) for i in range(start, j))
-            finish.append(earliest + way.whole.a_seconds + spent[j])
-            begins.append(begin)
-    ends, j = [], len(chosen)
+    """Return the index of the last tensor of each message of the earliest batching; of those, one with few messages.
+
+    As in `exact`: what is hidden costs nothing, so that walking back from the end each message takes in as many earlier
+    tensors of its run as it can without delaying what follows.
+    """
+    ready, starts = trace.ready_seconds, _run_starts(chosen)
+    by_route = {way.route: _spent(trace, way) for way in chosen}
+    spent, startup = [by_route[way.route] for way in chosen], [way.whole.a_seconds for way in chosen]
+    finish, begins = [0.0], [0]  # of the first j tensors, and where the last message of an earliest batching begins
+
+    def message_seconds(i: int, j: int) -> float:
+        return startup[j - 1] + (spent[j - 1][j] - spent[j - 1][i])
+
+    for j in range(1, len(chosen) + 1):
+        found = ((max(finish[i], ready[j - 1]) + message_seconds(i, j), i) for i in range(starts[j - 1], j))
+        earliest, begin = min(found)
+        finish.append(earliest)
+        begins.append(begin)
+    ends, j, deadline = [], len(chosen), finish[-1]
     while j > 0:
+        late = deadline * (1 + ROUNDING)
+        in_time = (i for i in range(starts[j - 1], j) if max(finish[i], ready[j - 1]) + message_seconds(i, j) <= late)
+        begin = next(in_time, begins[j])
         ends.append(j - 1)
-        j = begins[j]
+        deadline -= message_seconds(begin, j)
+        j = begin
     return ends[::-1]
 
 
-def _runs(chosen: Sequence[Way]) -> list[tuple[int, int]]:
-    """Return (first, one past the last) of each run of neighbours with the same way."""
-    lengths = [len(list(group)) for _, group in groupby(way.route for way in chosen)]
-    bounds = list(accumulate(lengths, initial=0))
-    return list(pairwise(bounds))
+def _spent(trace: Trace, way: Way) -> list[float]:
+    """Return what the first j tensors take by a way, startups left out."""
+    prefix = accumulate(trace.nbytes, initial=0)
+    line = way.whole
+    return [line.b_seconds_per_byte * nbytes + way.seconds_per_tensor * j for j, nbytes in enumerate(prefix)]
+
+
+def _run_starts(chosen: Sequence[Way]) -> list[int]:
+    """Return for each tensor the first of its run."""
+    starts: list[int] = []
+    for index, way in enumerate(chosen):
+        goes_on = index > 0 and way.route == chosen[index - 1].route
+        starts.append(starts[-1] if goes_on else index)
+    return starts

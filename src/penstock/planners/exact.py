@@ -31,7 +31,7 @@ from penstock.errors import PlanError
 from penstock.plan import Bucket, cut_into_buckets
 from penstock.trace import Trace
 
-_ROUNDING = 1e-12  # a message counts as in time within this relative error of float arithmetic
+ROUNDING = 1e-12  # a message counts as in time within this relative error of float arithmetic
 
 
 def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
@@ -99,7 +99,7 @@ def _fewest_messages(
     j, deadline = len(ready), finish[-1]
     while j > 0:
         start, way = cut[j]
-        late = deadline * (1 + _ROUNDING)
+        late = deadline * (1 + ROUNDING)
         for other, price in enumerate(prices):
             spent = price.spent
             earlier = _earliest_start(spent, j, deadline - ready[j - 1] - price.startup)
