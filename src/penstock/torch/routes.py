@@ -1,6 +1,6 @@
 """Which routes to measure, and so to choose from: first ones that every plan may want, then more of what looks best.
 
-Measuring a compressed all-reduce takes a second or two, so not every codec is measured by every strategy in every
+Measuring a compressed all-reduce takes seconds, so not every codec is measured by every strategy in every
 number of pieces. What curves and first lines suggest is measured as it runs before a plan may use it.
 """
 
