@@ -39,7 +39,7 @@ class Usual:
 
 @pytest.mark.parametrize("name", VARYING)
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), feeds_back=st.booleans(), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 def test_a_batch_of_bound_calls_makes_and_reads_the_bytes_of_calls_for_each_tensor(name, sizes, feeds_back, seed):
     rng, ends = np.random.default_rng(seed), np.cumsum(sizes)
     codecs = [wire(name), Usual(wire(name))]

@@ -76,7 +76,7 @@ CODECS = {
 
 
 @given(HOSTS, st.sampled_from([(codec, outer) for codec, outers in CODECS.items() for outer in outers]))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=16)
 def test_bits_are_the_same_everywhere_and_what_a_leader_does_not_send_it_keeps(
     hosts: list[str], way: tuple[str, str]
 ) -> None:
