@@ -146,7 +146,7 @@ def on_ranks(world_size: int, debts: dict[int, float], route: Route, steps: int)
 
     def rank(transport):
         counting, memory = CountingTransport(transport), Memory(make_compression(route.codec))
-        communicator = Communicator(counting, timeout_seconds=10, host=lambda: HOSTS[transport.rank])
+        communicator = Communicator(counting, timeout_seconds=120, host=lambda: HOSTS[transport.rank])
         exchange = Exchange(communicator, counting, memory, leaves_out=False)
         if transport.rank in debts:
             memory.residuals.load({"weight": np.full(NUMEL, debts[transport.rank], np.float32)})
@@ -179,7 +179,7 @@ def test_whatever_becomes_of_buckets_routes_and_pieces_nothing_is_lost_and_ranks
 
     def rank(transport):
         counting, memory = CountingTransport(transport), Memory(make_compression(EXACT))
-        exchange = Exchange(Communicator(counting, timeout_seconds=10), counting, memory, leaves_out=False)
+        exchange = Exchange(Communicator(counting, timeout_seconds=120), counting, memory, leaves_out=False)
         generator = np.random.default_rng(transport.rank)
         history, applied, given = [], dict.fromkeys(SIZES, 0.0), dict.fromkeys(SIZES, 0.0)
         for buckets, routes in plans:
