@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check bench bench-all docs clean
+.PHONY: setup demo test test-all check types arrows bench bench-all docs clean
 
 setup: $(READY)
 
@@ -17,9 +17,14 @@ demo: $(READY)
 	$(BIN)/penstock demo --out demo
 
 check: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 types arrows
+
+types:
+	$(BIN)/mypy
+
+arrows:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_imports.py
 
 # Files in the order of their folders: short ones come last, and codecs are compiled before others train with them.

@@ -24,7 +24,7 @@ from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook, layered
 from penstock.torch.overlap import BulkSynchronous
 
-CODECS = ("onebit", "terngrad(bitwidth=2)", "tbq", "topk(density=0.25)")
+CODECS = ("onebit", "terngrad", "tbq", "topk(density=0.25)")
 ROUTES = (
     "native",
     *(f"{name}+{codec}" for name in ("ring", "parameter_server", "all_gather", "linear_pipeline") for codec in CODECS),

@@ -9,7 +9,7 @@ from penstock.codecs.registry import codec_names, make_codec
 NOISY = ("qsgd", "qsgd(bits=2)", "terngrad(bitwidth=1)")
 
 
-@pytest.mark.parametrize("name", [*codec_names(), "qsgd(bits=8)", "terngrad(bitwidth=2)", *NOISY[1:]])
+@pytest.mark.parametrize("name", [*codec_names(), "qsgd(bits=8)", *NOISY[1:]])
 def test_a_codec_never_owes_more_than_it_was_given_in_two_hundred_steps(name: str) -> None:
     codec, rng = make_codec(name, seed=3), np.random.default_rng(5)
     residual, out = np.zeros(2000, np.float32), np.zeros(codec.max_nbytes(2000), np.uint8)

@@ -29,7 +29,7 @@ from runtime.programs import Halves
 from runtime.threads import outcomes, run_ranks
 
 TIMEOUT_SECONDS = 120.0  # nothing takes so long, however busy the machine
-EXACT = ("topk(density=0.25)", "dgc(density=0.25)", "graddrop(density=0.25)")  # send some values as they are
+EXACT = ("topk(density=0.25)", "dgc(density=0.25)", "graddrop(density=0.05)")  # send some values as they are
 
 
 def dyadic(world_size: int, numel: int, seed: int = 0) -> list[np.ndarray]:
@@ -105,12 +105,12 @@ def test_nothing_is_lost_in_exact_arithmetic(strategy: str, name: str, world_siz
 def test_dedicated_and_many_aggregators_conserve_the_sum(options: dict[str, int]) -> None:
     tensors, residuals = dyadic(5, 12345), dyadic(5, 12345, seed=2)
     total = np.sum(tensors + residuals, axis=0, dtype=np.float64)
-    applied = reduce_all(wire("topk(density=0.1)"), tensors, residuals, strategy="parameter_server", **options)
+    applied = reduce_all(wire("topk(density=0.25)"), tensors, residuals, strategy="parameter_server", **options)
     np.testing.assert_array_equal(np.sum(applied + residuals, axis=0, dtype=np.float64), total)
 
 
 @pytest.mark.parametrize("strategy", ["ring", "parameter_server", "all_gather"])
-@pytest.mark.parametrize("name", ["onebit", "terngrad(bitwidth=2)", "fp16", "topk(density=0.1)"])
+@pytest.mark.parametrize("name", ["onebit", "terngrad", "fp16", "topk(density=0.25)"])
 def test_feedback_that_is_put_off_gives_the_same_bits(name: str, strategy: str) -> None:
     rng = np.random.default_rng(1)
     tensors = [rng.standard_normal(7000, np.float32) for _ in range(3)]
@@ -311,7 +311,7 @@ def test_the_result_does_not_depend_on_how_tensors_are_bucketed(strategy, world_
 def test_ranks_of_one_node_share_the_first_ones_residual() -> None:
     tensors, residuals = dyadic(6, 4000), [np.zeros(4000, np.float32) for _ in range(6)]
     total = np.sum(tensors, axis=0, dtype=np.float64)
-    applied = reduce_all(wire("topk(density=0.1)"), tensors, residuals, strategy="hierarchical", ranks_per_node=3)
+    applied = reduce_all(wire("topk(density=0.25)"), tensors, residuals, strategy="hierarchical", ranks_per_node=3)
     np.testing.assert_array_equal(np.sum(applied + residuals, axis=0, dtype=np.float64), total)
     assert [bool(residual.any()) for residual in residuals] == [True, False, False, True, False, False]
 

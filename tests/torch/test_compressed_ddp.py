@@ -29,7 +29,7 @@ CASES = {
 }
 ROUNDED = {  # codecs whose values are rounded, so that sums are right to float32's precision only
     "onebit": {"codec": "onebit"},
-    "terngrad": {"codec": "terngrad(bitwidth=2)"},
+    "terngrad": {"codec": "terngrad"},
     "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
 }
 MIXED = {planner: training.mixed_options(planner, EXACT) for planner in ("joint", "selective")}

@@ -80,10 +80,10 @@ def run_steps(spec, strategy, gradients, on_device, parts=PARTS):
 @pytest.mark.parametrize(
     ("spec", "strategy", "world_size"),
     [
-        ("topk(density=0.1)", "ring", 2),
+        ("topk(density=0.25)", "ring", 2),
         ("sparse(density=0.01)", "gtopk_doubling", 3),
         ("sparse(density=0.01)", "gtopk", 1),
-        slow("topk(density=0.1)", "linear_pipeline", 3),
+        slow("topk(density=0.25)", "linear_pipeline", 3),
         slow("sparse(density=0.01)", "gtopk", 4),
         slow("sparse(density=0.01, value_bits=16)", "topk_allgather", 3),
     ],
