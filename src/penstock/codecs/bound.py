@@ -43,17 +43,17 @@ def bound_encode(codec: Codec, usual: Usual, values: Any, residual: Any, out: An
     return encode
 
 
-def bound_decode(codec: Codec, usual: Usual, payload: Any, out: Any, adds: bool) -> Bound | None:
-    """Return `usual(payload, out)` made quick, which writes or adds; None where it cannot be."""
+def bound_decode(codec: Codec, usual: Usual, payload: Any, out: Any, adds: bool, factor: float = 1.0) -> Bound | None:
+    """Return `usual(payload, out)` made quick, which writes or, `factor` times, adds; None where it cannot be."""
     if not _is_plain(codec, out):
         return None
     kernel = codec.kernels.bound("decode_add" if adds else "decode", codec.arguments)
     head, body = payload[: codec.header_nbytes], payload[codec.header_nbytes : codec.max_nbytes(out.size)]
-    header, factor = _header(codec, out.size), (np.float32(1.0),) if adds else ()
+    header, scaled = _header(codec, out.size), (np.float32(factor),) if adds else ()
 
     def decode() -> None:
-        if head.tobytes() != header or kernel(body, out, *factor) != 0:
-            usual(payload, out)
+        if head.tobytes() != header or kernel(body, out, *scaled) != 0:
+            usual(payload, out, *scaled)
 
     return decode
 

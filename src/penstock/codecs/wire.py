@@ -115,17 +115,21 @@ class WireCodec:
         """Write the values of the payload that `read` begins with."""
         self.codec.decode(self._payload(read), out)
 
-    def decode_add(self, read: Any, out: Any) -> None:
-        """Add the values of the payload that `read` begins with."""
-        self.codec.decode_add(self._payload(read), out)
+    adds_scaled = True  # `decode_add` and its bound form take a factor
+
+    def decode_add(self, read: Any, out: Any, factor: float = 1.0) -> None:
+        """Add `factor` times the values of the payload that `read` begins with."""
+        self.codec.decode_add(self._payload(read), out, factor)
 
     def bound_encode(self, read: Any, residual: Any, out: Any, usual: Usual | None = None) -> Bound | None:
         """Return an `encode` of memory that stays, None where only the usual way will do."""
         return bound_encode(self.codec, usual or self.encode, read, residual, out)
 
-    def bound_decode(self, read: Any, out: Any, adds: bool, usual: Usual | None = None) -> Bound | None:
+    def bound_decode(
+        self, read: Any, out: Any, adds: bool, factor: float = 1.0, usual: Usual | None = None
+    ) -> Bound | None:
         """Return the same of `decode` or `decode_add`."""
-        return bound_decode(self.codec, usual or (self.decode_add if adds else self.decode), read, out, adds)
+        return bound_decode(self.codec, usual or (self.decode_add if adds else self.decode), read, out, adds, factor)
 
     def bound_encode_into(self, read: Any, residual: Any) -> EncodeInto | None:
         """Return an `encode` of memory that stays, for payloads that differ in size and thus in place."""

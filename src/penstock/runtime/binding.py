@@ -19,6 +19,7 @@ from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
 from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes, packed_decode, packed_encode
 from penstock.runtime.reduce import bits, merge_kernel
+from penstock.runtime.scaling import Scaling, at_encodes, at_first_touch, is_power_of_two
 from penstock.runtime.transport import Array, Bytes, Work
 from penstock.strategies.batches import Piece
 
@@ -59,14 +60,13 @@ class Binder:
         self.codec = codec
         self.merge = merge_kernel(dtype)
         self._check_codec(program)
-        self._fresh: dict[int, frozenset[int]] | None = None
 
     def bind(self, addresses: tuple[float, ...], memories: Memories) -> Binding:
         """Return the instructions on this memory."""
         messages = [self._message(instruction, memories) for instruction in self.instructions]
-        fresh = self._first_touches() if memories.scale != 1.0 else {}
+        scaling = self._scaling(memories)
         computations = [
-            self._computation(instruction, memories, fresh.get(index, frozenset()))
+            self._computation(instruction, memories, scaling.at.get(index, ()), scaling.before.get(index, ()))
             for index, instruction in enumerate(self.instructions)
         ]
         natives = [self._native(instruction, memories) for instruction in self.instructions]
@@ -115,24 +115,27 @@ class Binder:
         """Whether `data` must be multiplied as a whole before the first action: some of it is sent as it is."""
         if self.layout.batches is None:
             return True
-        first = [self.instructions[index] for index in self._first_touches()]
+        first = [self.instructions[index] for index in self._at_first_touch.at]
         return any(not (self._is_encoded(one.read) or self._is_encoded(one.write)) for one in first)
 
-    def _first_touches(self) -> dict[int, frozenset[int]]:
-        """Return, by instruction, the positions of `data` that no earlier one touches."""
-        if self._fresh is None:
-            seen: set[int] = set()
-            self._fresh = {}
-            for index, one in enumerate(self.instructions):
-                slices = [each for each in (one.read, one.write) if each is not None and each.buffer == DATA]
-                new = {position for each in slices for position in range(each.start, each.stop)} - seen
-                seen |= new
-                if new:
-                    self._fresh[index] = frozenset(new)
-        return self._fresh
+    @cached_property
+    def _at_first_touch(self) -> Scaling:
+        return at_first_touch(self.instructions)
 
-    def _computation(self, instruction: Instruction, memories: Memories, fresh: Collection[int]) -> Call | None:
-        """Return function and operands in the order the function takes them."""
+    def _scaling(self, memories: Memories) -> Scaling:
+        """Return when `data` are multiplied: encodes do it in their own pass where feedback may be put off."""
+        if memories.scale == 1.0:
+            return Scaling()
+        able = memories.deferred is not None and getattr(self.codec, "adds_scaled", False) and not self.varies
+        return at_encodes(self.instructions) if able and is_power_of_two(memories.scale) else self._at_first_touch
+
+    def _computation(
+        self, instruction: Instruction, memories: Memories, fresh: Collection[int], waiting: Collection[int]
+    ) -> Call | None:
+        """Return function and operands in the order the function takes them.
+
+        `fresh` positions are multiplied by the scale first, `waiting` ones later.
+        """
         write, read = instruction.write, instruction.read
         if instruction.op is Op.COPY:
             return np.copyto, (self._bytes(write, memories), self._bytes(read, memories))
@@ -141,10 +144,12 @@ class Binder:
             return self.merge, (out, other)
         if instruction.op not in (Op.MERGE, Op.ENCODE, Op.DECODE):
             return None
-        calls = list(self._codec_calls(instruction, memories, fresh))
+        calls = list(self._codec_calls(instruction, memories, fresh, waiting))
         return calls[0] if len(calls) == 1 else (_call_each, (calls,))
 
-    def _codec_calls(self, instruction: Instruction, memories: Memories, fresh: Collection[int]) -> Iterator[Call]:
+    def _codec_calls(
+        self, instruction: Instruction, memories: Memories, fresh: Collection[int], waiting: Collection[int]
+    ) -> Iterator[Call]:
         """Yield one call for each piece of a block, and one before it where the piece is still to be multiplied."""
         write, read, codec = instruction.write, instruction.read, self.codec
         assert codec is not None  # `lay_out` refused encoded buffers without one
@@ -161,7 +166,7 @@ class Binder:
         if self.varies:
             yield from self._packed_calls(instruction, coded, other, memories, fresh)
             return
-        unscaled = {piece for position in fresh for piece in self.layout.pieces(Slice(DATA, position, position + 1))}
+        unscaled, late = self._pieces_at(fresh), self._pieces_at(waiting)
         for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
             scales = piece in unscaled
             if scales and not (instruction.op is Op.ENCODE and memories.deferred is not None):
@@ -169,7 +174,11 @@ class Binder:
             if instruction.op is Op.ENCODE:
                 yield _encoding(codec, values, self._residual(piece, memories, scales), payload)
             else:
-                yield _decoding(codec, payload, values, instruction.op is Op.MERGE)
+                factor = 1 / memories.scale if piece in late else 1.0
+                yield _decoding(codec, payload, values, instruction.op is Op.MERGE, factor)
+
+    def _pieces_at(self, positions: Collection[int]) -> set[Piece]:
+        return {piece for position in positions for piece in self.layout.pieces(Slice(DATA, position, position + 1))}
 
     def _packed_calls(
         self, instruction: Instruction, coded: Slice, other: Slice, memories: Memories, fresh: Collection[int]
@@ -239,10 +248,12 @@ def _encoding(codec: Codec, values: Array, residual: Any, payload: Bytes) -> Cal
     return (bound, ()) if bound else (codec.encode, (values, residual, payload))
 
 
-def _decoding(codec: Codec, payload: Bytes, values: Array, adds: bool) -> Call:
+def _decoding(codec: Codec, payload: Bytes, values: Array, adds: bool, factor: float) -> Call:
+    """Return a decode; one that adds may multiply what it adds, where the codec can (`adds_scaled`)."""
+    scaled = (factor,) if factor != 1.0 else ()
     make = getattr(codec, "bound_decode", None)
-    bound = make and make(payload, values, adds)
-    return (bound, ()) if bound else (codec.decode_add if adds else codec.decode, (payload, values))
+    bound = make and make(payload, values, adds, *scaled)
+    return (bound, ()) if bound else (codec.decode_add if adds else codec.decode, (payload, values, *scaled))
 
 
 def _filled_after(before: int, codec: Varying, count: int, block: Bytes) -> int:

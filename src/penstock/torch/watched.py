@@ -46,6 +46,7 @@ class Watched:
         self.name, self.max_nbytes = codec.name, codec.max_nbytes
         self.takes_feedback = takes_feedback  # else no residual is kept: it would grow
         self.puts_off: bool = getattr(codec, "puts_off", False)
+        self.adds_scaled: bool = getattr(codec, "adds_scaled", False)
         self.hears_later = False  # of values that are not finite, from a device on which this rank is alone
 
     def begin(self, iteration: int) -> None:
@@ -61,9 +62,9 @@ class Watched:
         self._codec.decode(read, out)
         self._look(out)
 
-    def decode_add(self, read: Bytes, out: Array) -> None:
-        """Add the values of a payload."""
-        self._codec.decode_add(read, out)
+    def decode_add(self, read: Bytes, out: Array, *factor: float) -> None:
+        """Add the values of a payload, times a factor where the codec `adds_scaled`."""
+        self._codec.decode_add(read, out, *factor)
         self._look(out)
 
     def bound_encode(self, read: Array, residual: Any, out: Bytes) -> Any:
@@ -71,10 +72,10 @@ class Watched:
         make = getattr(self._codec, "bound_encode", None)
         return make and make(read, residual, out, self.encode)
 
-    def bound_decode(self, read: Bytes, out: Array, adds: bool) -> Any:
+    def bound_decode(self, read: Bytes, out: Array, adds: bool, factor: float = 1.0) -> Any:
         """Return the same of `decode` or `decode_add`; a payload that goes the quick way is finite."""
         make = getattr(self._codec, "bound_decode", None)
-        return make and make(read, out, adds, self.decode_add if adds else self.decode)
+        return make and make(read, out, adds, factor, self.decode_add if adds else self.decode)
 
     def on_device(self, device: Any) -> Any:
         """Return the codec's form on a device; None where it has none there, as in host memory."""
