@@ -31,7 +31,6 @@ from penstock.errors import CodecError, NonFiniteError
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-ON_NONFINITE = ("raise", "skip")
 PUT_OFF_RATIO = 0.3  # of the gradient's bytes: with more, copying the payload costs what putting off saves
 _JUDGED = 1 << 20  # elements
 

@@ -40,6 +40,8 @@ PADDED = 1  # the fields may end before the body does: a GPU counts them, and th
 NOT_FINITE = 2  # nothing was encoded (`on_nonfinite="skip"`); decoding gives NaN, so that every rank skips the step
 SEGMENTED = 4  # the body holds several tensors: `many.py` says how
 
+ON_NONFINITE = ("raise", "skip")  # what a codec may do about a gradient that holds NaN or infinity
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

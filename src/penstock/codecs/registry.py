@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from penstock.codecs.codec import ON_NONFINITE, Codec
-from penstock.codecs.header import MAX_PARAMETERS
+from penstock.codecs.codec import Codec
+from penstock.codecs.header import MAX_PARAMETERS, ON_NONFINITE
 from penstock.codecs.spec import parse_spec
 from penstock.compll.ir import Program
 from penstock.compll.parameters import bind_arguments

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.codecs.elements import Floats, as_array, from_float32, to_float32
 from penstock.codecs.feedback import Residual
-from penstock.codecs.header import NOT_FINITE, Header, header_nbytes, pack_header, parse_header
+from penstock.codecs.header import NOT_FINITE, ON_NONFINITE, Header, header_nbytes, pack_header, parse_header
 from penstock.codecs.sparse_block import (
     INDEX_FORMS,
     VALUE_BITS,
@@ -43,7 +43,6 @@ from penstock.compll.select import select_largest
 from penstock.errors import CodecError, NonFiniteError
 
 NAME = "sparse"
-ON_NONFINITE = ("raise", "skip")
 Keep = Callable[[Indices, Floats], None]  # takes entries that are not sent
 MAX_NUMEL = 1 << 48  # more than any memory holds; a header that says more is damaged
 _PARAMETERS = 3

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.codecs.codec import ON_NONFINITE
+from penstock.codecs.header import ON_NONFINITE
 from penstock.errors import CodecError, NonFiniteError
 from penstock.torch.checkpoint import FORMAT, State, state_for
 from penstock.torch.compression import Compression

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from penstock.program import Collective
-from penstock.runtime.transport import Array, Bytes, Notes, Transport, Work
+from penstock.runtime.transport import Array, Bytes, Transport, Work
+from penstock.runtime.transport.forwarded import ForwardedNotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ def ring_nbytes(nbytes: int, world_size: int) -> int:
     return 2 * (world_size - 1) * nbytes // world_size
 
 
-class CountingTransport:
+class CountingTransport(ForwardedNotes):
     """Any engine, with a counter of the bytes sent."""
 
     def __init__(self, inner: Transport) -> None:
@@ -46,17 +47,3 @@ class CountingTransport:
         """Count what a ring would send, and run the engine's own collective."""
         self.sent_nbytes += ring_nbytes(values.nbytes, self.world_size)
         self._inner.native(collective, values, dtype, root, seconds)
-
-    def leave_note(self, text: str) -> None:
-        """Leave a line for the other ranks, where the engine can."""
-        if isinstance(self._inner, Notes):
-            self._inner.leave_note(text)
-
-    def read_note(self, peer: int, seconds: float) -> str | None:
-        """Return the line that `peer` left."""
-        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
-
-    def hang_up(self) -> None:
-        """Let the other ranks fail now, where the engine can."""
-        if isinstance(self._inner, Notes):
-            self._inner.hang_up()

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.program import Collective
-from penstock.runtime.transport import Array, Bytes, Notes, Transport, Work
+from penstock.runtime.transport import Array, Bytes, Transport, Work
+from penstock.runtime.transport.forwarded import ForwardedNotes
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def delayed(inner: Transport, delay_seconds: float) -> "Iterator[DelayedTranspor
         transport.close()
 
 
-class DelayedTransport:
+class DelayedTransport(ForwardedNotes):
     """Another transport, further away."""
 
     def __init__(self, inner: Transport, delay_seconds: float) -> None:
@@ -55,20 +56,6 @@ class DelayedTransport:
     def irecv(self, view: Bytes, peer: int, tag: int) -> Work:
         """Start receiving; the delay is the sender's business."""
         return self._inner.irecv(view, peer, tag)
-
-    def leave_note(self, text: str) -> None:
-        """Leave a line for the other ranks, where the engine can."""
-        if isinstance(self._inner, Notes):
-            self._inner.leave_note(text)
-
-    def read_note(self, peer: int, seconds: float) -> str | None:
-        """Return the line that `peer` left."""
-        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
-
-    def hang_up(self) -> None:
-        """Let the other ranks fail now, where the engine can."""
-        if isinstance(self._inner, Notes):
-            self._inner.hang_up()
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective, later by as many delays as messages must follow one another at least.

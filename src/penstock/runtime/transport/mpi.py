@@ -42,10 +42,9 @@ class MpiTransport:
     """A communicator of MPI; COMM_WORLD where none is given.
 
     It is duplicated, by all ranks together, so that messages of the user's own never meet ours; `close` frees the copy,
-    of which MPI has a limited number. `native` calls the
-    non-blocking collectives, which can be given up after a time; `blocking_native` the others, which Open MPI tunes
-    better and which wait for ever. With `rest_seconds`, a wait that takes long sleeps so long between two polls: for
-    ranks that compute at the same time on the same cores.
+    of which MPI has a limited number. `native` calls the non-blocking collectives, which can be given up after a time,
+    or with `blocking_native` the others, which Open MPI tunes better and which wait for ever. With `rest_seconds`, a
+    wait that takes long sleeps so long between two polls: for ranks that compute at the same time on the same cores.
     """
 
     def __init__(self, comm: Any = None, blocking_native: bool = False, rest_seconds: float = 0.0) -> None:
