@@ -1,5 +1,7 @@
 """What each process of a test of compressed training does: a model whose gradients are its inputs, and what is owed."""
 
+import copy
+import pickle
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.curves import CodecCurves, Curve
+from penstock.errors import NonFiniteError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
@@ -391,3 +394,49 @@ def echo_auto(rank: int, seconds_per_byte: float) -> dict[str, Any]:
     network = Network(2, 1e-4, 1e-3, 1e-10, lines, dict.fromkeys(("onebit", "bf16"), CodecCurves(1 / 32, curve, curve)))
     options = {"codec": "auto", "candidates": ["bf16", "onebit"], "strategy": "ring", "network": network}
     return _echo(rank, options, 8)
+
+
+def recover(rank: int) -> list[Any]:
+    """Have NaN on rank 1 raised, load the state from before and go on; return what was raised and what is right."""
+    wrapper = OurDDP(module := Echo(), **quick(), codec="topk", density=0.1)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
+    states: list[Any] = [None] * dist.get_world_size()
+    raised = []
+    for step in range(8):
+        dist.all_gather_object(states, wrapper.exchange_state_dict())
+        bad = torch.full((57,), float("nan") if rank == 1 and step == 5 else 0.0)
+        try:
+            wrapper(echo_inputs(rank, step) + bad).backward()
+            optimizer.step()
+        except NonFiniteError as error:
+            raised.append(str(error))
+            wrapper.load_exchange_state_dict(states)
+        optimizer.zero_grad()
+    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    applied = -torch.cat([module.first, module.second]).detach()
+    wanted = sum(echo_inputs(rank, step) for step in range(8) if step != 5) / dist.get_world_size()
+    return [raised, applied.numpy(), torch.cat([owed["first"], owed["second"]]).numpy(), wanted.numpy()]
+
+
+def copies(rank: int) -> list[bool]:
+    """Copy and pickle a wrapper that owes something; return whether the twins owe the same and train alike."""
+    wrapper = OurDDP(Echo(), **quick(), codec="topk", density=0.1, momentum=0.5)
+    steps = iter(range(20))
+
+    def train(one: OurDDP, step: int) -> torch.Tensor:
+        one(echo_inputs(rank, step)).backward()
+        with torch.no_grad():
+            for parameter in one.parameters():
+                parameter -= parameter.grad
+                parameter.grad = None
+        return torch.cat([parameter.detach() for parameter in one.parameters()])
+
+    for step in steps:
+        train(wrapper, step)
+        if step == 4:
+            break
+    twins = [wrapper, copy.deepcopy(wrapper), pickle.loads(pickle.dumps(wrapper))]
+    owed = [torch.cat(list(one.exchange_state_dict()["memories"]["residual"].values())) for one in twins]
+    ends = [train(one, 5) for one in twins[1:]]  # the first iteration of a new reducer has other buckets
+    ends = [train(one, 6) for one in twins[1:]]
+    return [bool(owed[0].any()), *(torch.equal(owed[0], each) for each in owed[1:]), torch.equal(*ends)]

@@ -5,9 +5,11 @@ import itertools
 import os
 import signal
 
+import torch
 import torch.distributed as dist
 
 from penstock.errors import TransportError
+from penstock.train.agree import same_weights
 from penstock.train.job import Job
 from penstock.train.stopping import Wish
 from penstock.train.worker import work
@@ -50,3 +52,9 @@ def _kill_at(module, function, call):
         return real(*arguments, **named)
 
     setattr(module, function, fatal)
+
+
+def digest(rank, shapes):
+    """Return what `same_weights` says of parameters of such shapes."""
+    parameters = [torch.nn.Parameter(torch.full(shape, 1.5)) for shape in shapes]
+    return same_weights(torch.nn.ParameterList(parameters))

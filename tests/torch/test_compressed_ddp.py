@@ -152,6 +152,19 @@ def test_nan_on_one_rank_is_raised_on_all_as_our_own_error_with_the_tensors_name
             assert rank[when].startswith("NonFiniteError: the gradient of 'first' holds NaN or infinity on some rank")
 
 
+def test_after_a_gradient_that_is_not_finite_a_checkpoint_s_state_lets_training_go_on():
+    ends = spawn(2, training.recover)
+    for raised, applied, _, _ in ends:
+        assert len(raised) == 1
+        assert "holds NaN or infinity on some rank" in raised[0]
+        assert (applied == ends[0][1]).all()
+    assert (ends[0][1] + sum(owed for _, _, owed, _ in ends) == sum(wanted for *_, wanted in ends)).all()
+
+
+def test_copies_and_pickles_owe_what_the_wrapper_owes():
+    assert spawn(2, training.copies) == [[True] * 4] * 2
+
+
 def test_a_step_that_is_skipped_changes_nothing_that_is_owed():
     ranks = spawn(2, training.not_finite, {"codec": EXACT, "on_nonfinite": "skip"})
     assert all(rank["taken"] == [0, 1, 2, 3, 4, 5, 7, 8] for rank in ranks)

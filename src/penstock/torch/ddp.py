@@ -200,6 +200,12 @@ class DistributedDataParallel(TorchDDP):
         rank, world_size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         renamed = with_names(states, [name for name, _ in self.module.named_parameters()])
         self._conductor.memory.load_state_dicts(renamed, rank, world_size)
+        self._conductor.holder.recover()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out our hook, which belongs to this process; what makes the reducer registers it anew."""
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        return state | {"_comm_hooks": [] if self._conductor.holder.sender else list(self._comm_hooks)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a reducer, with the plan's buckets where there is a plan."""

@@ -38,6 +38,11 @@ class Holder:
         """Return what this rank has sent so far."""
         return self._traffic + (self._sender.bytes_sent() if self._sender else Traffic(0, 0))
 
+    def recover(self) -> None:
+        """Go on after a gradient that was not finite: what is owed is known again."""
+        if self._sender is not None:
+            self._sender.recover()
+
     def hang_up(self) -> None:
         """Let ranks fail that wait for our buckets; nothing can be sent afterwards."""
         if self._sender is not None:

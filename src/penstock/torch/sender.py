@@ -14,6 +14,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from penstock.errors import NonFiniteError
 from penstock.codecs.replay import urgent_stream
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
@@ -137,6 +138,12 @@ class BucketSender:
         """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
         known = list(self._names.values()) if self._knows_names else []
         self._memory.load_state_dicts(with_names(states, known) if known else states, self.rank, self.world_size)
+        self.recover()
+
+    def recover(self) -> None:
+        """Forget a gradient that was not finite, which all ranks raised alike; connections that are lost stay so."""
+        if isinstance(self.failure, NonFiniteError):
+            self.failure = None
 
     def _parcel(self, bucket: dist.GradBucket) -> Parcel:  # type: ignore[name-defined]
         parameters = bucket.parameters()

@@ -48,7 +48,7 @@ def same_weights(module: nn.Module) -> str:
     """Return the digest of all parameters; raise on every rank unless all ranks hold the same bits."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     found: list[Any] = [None] * dist.get_world_size()
     with together("comparing weights", None):
         dist.all_gather_object(found, digest.hexdigest())
