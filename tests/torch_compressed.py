@@ -3,6 +3,8 @@
 import copy
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +16,8 @@ from penstock.curves import CodecCurves, Curve
 from penstock.errors import NonFiniteError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
+from penstock.torch import BulkSynchronous, comm_hook
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import comm_hook
 from penstock.torch.planning import Decision
 from penstock.trace import Tensor, Trace
 from torch_training import _loss, _watch, plain, quick
@@ -440,3 +442,19 @@ def copies(rank: int) -> list[bool]:
     ends = [train(one, 5) for one in twins[1:]]  # the first iteration of a new reducer has other buckets
     ends = [train(one, 6) for one in twins[1:]]
     return [bool(owed[0].any()), *(torch.equal(owed[0], each) for each in owed[1:]), torch.equal(*ends)]
+
+
+def halves(rank: int) -> list[Any]:
+    """Train even and odd ranks by themselves, in groups that only they know of; return what each rank applied."""
+    groups = [dist.new_group([other for other in range(4) if other % 2 == side]) for side in (0, 1)]
+    group, ends = groups[rank % 2], []
+    network = replace(quick()["network"], workers=2)
+    for codec in ({}, {"codec": "topk", "density": 1.0}):
+        wrapper = OurDDP(module := Echo(), process_group=group, profile_iterations=2, network=network, **codec)
+        wrapper(echo_inputs(rank, 0)).backward()
+        ends.append(torch.cat([module.first.grad, module.second.grad]).numpy())
+    synchronous = BulkSynchronous(module := Echo(), partial(torch.optim.SGD, lr=1.0), process_group=group)
+    synchronous(echo_inputs(rank, 0)).backward()
+    synchronous.step()
+    synchronous.close()
+    return [*ends, -torch.cat([module.first, module.second]).detach().numpy()]

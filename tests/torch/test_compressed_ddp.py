@@ -161,6 +161,13 @@ def test_after_a_gradient_that_is_not_finite_a_checkpoint_s_state_lets_training_
     assert (ends[0][1] + sum(owed for _, _, owed, _ in ends) == sum(wanted for *_, wanted in ends)).all()
 
 
+def test_groups_of_some_ranks_train_by_themselves_at_the_same_time():
+    ends = spawn(4, training.halves)
+    for rank, ways in enumerate(ends):
+        wanted = sum(training.echo_inputs(other, 0) for other in (rank % 2, rank % 2 + 2)).numpy() / 2
+        assert all((applied == wanted).all() for applied in ways)
+
+
 def test_copies_and_pickles_owe_what_the_wrapper_owes():
     assert spawn(2, training.copies) == [[True] * 4] * 2
 

@@ -36,7 +36,19 @@ def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
     """Return what carries messages of ours that never meet the user's; every rank must call this at the same time."""
     if engine == MPI:
         return mpi_transport(group)
-    return C10dTransport(dist.new_group(dist.get_process_group_ranks(group), backend="gloo"), parent=group)
+    return C10dTransport(own_group(group), parent=group)
+
+
+def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return a new gloo group of the same ranks, which must call this at the same time; other ranks need not.
+
+    Where there are others, torch must be told: it would wait for them, or mistake a group of theirs for this one.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    found: dist.ProcessGroup = dist.new_group(
+        ranks, backend="gloo", use_local_synchronization=len(ranks) < dist.get_world_size()
+    )
+    return found
 
 
 def release(transport: Transport) -> None:

@@ -29,6 +29,7 @@ from penstock.errors import PlanError
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import names
+from penstock.torch.engines import own_group
 from penstock.torch.layered import Layers, Split
 from penstock.torch.sender import TIMEOUT_SECONDS
 from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast, Sender
@@ -64,9 +65,10 @@ class BulkSynchronous(torch.nn.Module):
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
         self.module = module
         group = process_group or dist.group.WORLD
+        if group is None:
+            raise PlanError("no process group; call torch.distributed.init_process_group first")
         chosen = ALGORITHMS[algorithm]
-        ranks = dist.get_process_group_ranks(group)
-        ours = [dist.new_group(ranks, backend="gloo") for _ in range(chosen.lanes)]
+        ours = [own_group(group) for _ in range(chosen.lanes)]
         sender = Sender([Communicator(C10dTransport(each, parent=group), TIMEOUT_SECONDS) for each in ours])
         self._algorithm = chosen(module, make_optimizer, sender, strategy, resync_every)
         self._algorithm.begin()

@@ -14,8 +14,8 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from penstock.errors import NonFiniteError
 from penstock.codecs.replay import urgent_stream
+from penstock.errors import NonFiniteError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
