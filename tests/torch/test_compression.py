@@ -8,6 +8,7 @@ from penstock.codecs.momentum import Momentum
 from penstock.codecs.wire import wire_codec
 from penstock.errors import CodecError
 from penstock.torch.compression import ANY, SPARSE, make_compression
+from penstock.torch.given import difference
 
 
 @pytest.mark.parametrize("density", [1 / 3, 0.1234567, 1e-9, 1, 0.9999999])
@@ -120,3 +121,9 @@ def test_every_candidate_must_go_by_the_strategy():
     make_compression("auto", candidates=["gtopk"]).check_strategy("gtopk")
     with pytest.raises(CodecError, match="codec 'bf16' with strategy 'native': the engine compresses nothing"):
         make_compression("auto").check_strategy("native")
+
+
+def test_candidates_that_differ_between_ranks_are_named():
+    held = [make_compression("auto", candidates=each).options for each in (None, ["bf16"])]
+    assert difference(held).startswith("candidates is ['bf16', ")
+    assert difference(held).endswith(" on rank 0 and ['bf16'] on rank 1")

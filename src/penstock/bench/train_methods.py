@@ -103,7 +103,12 @@ METHODS: dict[str, Method] = {
             ("onebit", "onebit"),
             ("terngrad", "terngrad(bitwidth=2)"),
             ("gtopk", "gtopk(density=0.001)"),
+            ("auto", "auto"),
         )
+    },
+    **{
+        f"penstock-onebit-{name}": Method(partial(_planned, codec="onebit", planner=name), OTHER, plans=True)
+        for name in ("selective", "joint")
     },
 }
 

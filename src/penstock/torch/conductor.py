@@ -227,7 +227,10 @@ class Conductor:
 
         more = from_rank_0(look if self._is_first else None, self._group)
         folder = None if settings.network else settings.measurements
-        refined = with_lines(network, self._group, more, self._device, engine=settings.engine, folder=folder)
+        try:
+            refined = with_lines(network, self._group, more, self._device, engine=settings.engine, folder=folder)
+        except FitError:  # the same on all ranks; what was measured before will do
+            return network, routes
         return refined, (*routes, *more)
 
     def _measure(self) -> Network:
