@@ -44,15 +44,19 @@ measured = st.lists(lines, min_size=len(ROUTES), max_size=len(ROUTES)).map(
 
 
 @given(traces(4), measured)
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_mixing_planners_are_never_behind_any_single_choice_and_joint_is_the_optimum(trace, network):
-    """Compress or not, and K, within 1%, below which messages that cannot be told apart are merged."""
+    """Compress or not, and K, up to the 5% for which no further message is sent, and the 1% that make a tie."""
     ways = [way_for(network, route) for route in ROUTES]
     every = [predict(trace, PLANNERS[name], [way], 4) for way in ways for name in ("exact", "single", "wfbp")]
     best_single = min(plan.iteration_seconds for plan in every)
     joint, selective = (decide(trace, network, planner, ROUTES).plan for planner in ("joint", "selective"))
-    assert joint.iteration_seconds <= 1.01 * brute_force_seconds(trace, ways)
-    assert selective.iteration_seconds <= 1.01 * best_single
+    assert joint.iteration_seconds <= 1.01 / 0.95 * brute_force_seconds(trace, ways)
+    assert selective.iteration_seconds <= 1.01 / 0.95 * best_single
+    plain = decide(trace, network, "exact", ROUTES).plan
+    for plan in (joint, selective):
+        assert plan.iteration_seconds <= plain.iteration_seconds
+        assert len(plan.buckets) <= len(plain.buckets) or plan.iteration_seconds < 0.95 * plain.iteration_seconds
     assert {joint.planner, selective.planner} == {"joint", "selective"}
 
 
