@@ -7,10 +7,10 @@ READY := .venv/.ready
 
 setup: $(READY)
 
-# pip would compile every file of torch, for half a minute; Python compiles those that are imported.
+# pip compiles every file of torch, for half a minute: where Python may not write bytecode, each process of a test would.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,digits,tensorboard,examples,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,digits,tensorboard,examples,docs,dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -27,9 +27,8 @@ arrows:
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest tests/test_imports.py
 
-# Three, as tests that start workers wait for them a quarter of the time. Files in the order of their folders: short ones
-# come last, and codecs are compiled before others train with them.
-WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
+# Files in the order of their folders: short ones come last, and codecs are compiled before others train with them.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 # What `check` has tested is left out. What fails beside other tests on a busy machine gets one more try, by itself;
 # both tries stay in the log.
