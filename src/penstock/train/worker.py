@@ -136,10 +136,13 @@ def main() -> None:
         tell_launcher(Event("failed", 0, {"message": describe(error), "follows": follows_another(error)}))
         sys.stderr.flush()
         os._exit(1)  # gloo's own shutdown may wait for ranks that are gone
-    if job.engine != MPI:  # mpirun takes a rank that leaves without MPI's own shutdown for one that failed
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # on a busy machine torch once aborted while the interpreter took it down
+    if job.engine == MPI:  # mpirun takes a rank that leaves without MPI's own shutdown for one that failed
+        from penstock.runtime.transport.mpi import shut_down
+
+        shut_down()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch has aborted, now and then, while the interpreter took it down
 
 
 def describe(error: Exception) -> str:

@@ -223,3 +223,9 @@ _NAMES = {
     Collective.ALL_GATHER: "Allgatherv",
     Collective.REDUCE_SCATTER: "Allreduce",
 }
+
+
+def shut_down() -> None:
+    """End MPI for this process, together with all others: for a process that leaves without the interpreter's end."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
