@@ -100,3 +100,10 @@ def _complaint(rank: int, world_size: int, found: tuple[int, int, bool] | str) -
     if not any_thread:
         return f"engine 'mpi': MPI allows calls from one thread only on rank {rank}; wanted MPI_THREAD_SERIALIZED"
     return None
+
+
+def end_mpi() -> None:
+    """End MPI for this process, together with all others: for one that leaves without the interpreter's end."""
+    from penstock.runtime.transport.mpi import shut_down
+
+    shut_down()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, TrainError, TransportError
 from penstock.fields import Fields
 from penstock.run_record import run_document
+from penstock.torch.engines import end_mpi
 from penstock.torch.together import together
 from penstock.train.agree import same_weights
 from penstock.train.checkpoint import load_common, load_own
@@ -137,9 +138,7 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(1)  # gloo's own shutdown may wait for ranks that are gone
     if job.engine == MPI:  # mpirun takes a rank that leaves without MPI's own shutdown for one that failed
-        from penstock.runtime.transport.mpi import shut_down
-
-        shut_down()
+        end_mpi()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # torch has aborted, now and then, while the interpreter took it down
