@@ -186,8 +186,12 @@ def train_uneven(rank: int, ours: bool, options: dict[str, Any]) -> dict[str, An
 def follow_buckets(rank: int, planner: str) -> list[list[int]]:
     """Return, for each iteration, the bytes of the buckets that a user's hook sees."""
     seen: list[list[int]] = [[]]
+
+    def watch(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return _watch(seen, bucket)
+
     wrapper = OurDDP(plain(), planner=planner, strategy="native", network=NETWORK, profile_iterations=2)
-    wrapper.register_comm_hook(seen, _watch)
+    wrapper.register_comm_hook(None, watch)
     for step in range(6):
         _loss(wrapper, rank, step, {}).backward()
         seen.append([])

@@ -2,39 +2,88 @@
 
 torch closes a bucket as soon as it holds its limit, so limits equal to the planned sizes give the planned buckets. Its
 reducer cannot be given other limits once it exists: a fresh wrapper is built with them, through its public constructor,
-and the living one takes its reducer over. Parameters, gradients, hooks on modules, the optimizer and the join context
-stay as they are. The first iteration after a change uses buckets in registration order; torch then rebuilds them in the
-order gradients become ready, and from the second iteration on they are the plan's.
+and the living one takes its reducer and its logger, and nothing else. What a user set on the living one stays.
+
+Where torch rebuilds its buckets, the first iteration after a change uses buckets in registration order, and from the
+second iteration on they are the plan's. With find_unused_parameters torch never rebuilds them, and cuts parameters in
+registration order, the plan's last bucket first: limits are handed over in that order.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from penstock.plan import Plan
 
 TorchDDP = torch.nn.parallel.DistributedDataParallel
-Hook = tuple[Any, Callable[..., Any]]  # what register_comm_hook takes
 MIB = 1 << 20
-# What belongs to the living wrapper and not to its reducer: its module tree, the user's hooks on it, the join context.
-_KEPT = {"_parameters", "_buffers", "_modules", "_join_config", "training", "require_backward_grad_sync"}
+# What a reducer brings with it: itself, its logger, its limits, and how far it has got.
+_OF_THE_REDUCER = (
+    "reducer", "logger", "_bucket_config", "bucket_bytes_cap", "bucket_bytes_cap_list", "bucket_bytes_cap_default",
+    "_has_rebuilt_buckets", "_static_graph_delay_allreduce_enqueued",
+)  # fmt: skip
+# Arguments of torch's constructor that its reducer and its logger are made from.
+_SHAPES_THE_REDUCER = (
+    "device_ids", "output_device", "broadcast_buffers", "forward_sync_buffers", "bucket_cap_mb", "bucket_cap_mb_list",
+    "gradient_as_bucket_view", "skip_all_reduce_unused_params", "batched_grad_copy",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A communication hook as torch registers it: a function with its state, or one of torch's built-in hooks."""
+
+    function: Callable[..., Any] | None
+    state: object = None
+    builtin: Any = None  # dist.BuiltinCommHookType
+    is_torchs: bool = False  # torch's wrapper registered it by itself, for one of its options
+
+    def register(self, wrapper: TorchDDP) -> None:
+        """Register it with a wrapper of torch's."""
+        if self.function is None:
+            TorchDDP._register_builtin_comm_hook(wrapper, self.builtin)  # type: ignore[no-untyped-call]
+        else:
+            TorchDDP.register_comm_hook(wrapper, self.state, self.function)
+
+    @property
+    def may_keep_state_by_bucket(self) -> bool:
+        """Whether other buckets could break it. torch's own averaging hooks have a process group as state, or None."""
+        return not (self.is_torchs or self.function is None or isinstance(self.state, dist.ProcessGroup | None))
 
 
 def trained(wrapper: TorchDDP) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the parameters that have gradients, with their names in the module."""
-    named = wrapper.module.named_parameters()
-    return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    """Return the parameters whose gradients torch's reducer averages in dense buckets, with their names."""
+    return [(name, parameter) for name, parameter, is_sparse in averaged(wrapper) if not is_sparse]
+
+
+def averaged(wrapper: TorchDDP) -> list[tuple[str, torch.nn.Parameter, bool]]:
+    """Return all parameters that torch's reducer averages: name, parameter, and whether its gradients are sparse.
+
+    Shared ones are there once. Those that the module tells DDP to ignore are not.
+    """
+    names = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
+    parameters, sparse = wrapper._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    return [(names[id(each)], each, is_sparse) for each, is_sparse in zip(parameters, sparse, strict=True)]
 
 
 def gradient_nbytes(wrapper: TorchDDP) -> int:
-    """Return the bytes of all gradients."""
+    """Return the bytes of all dense gradients."""
     return sum(parameter.numel() * parameter.element_size() for _, parameter in trained(wrapper))
 
 
-def bucket_limits(plan: Plan) -> list[float]:
+def bucket_limits(plan: Plan, keeps_first_buckets: bool) -> list[float]:
     """Return the plan's bucket sizes in MiB, as `bucket_cap_mb_list` wants them; exact, since MiB is a power of two."""
-    return [max(bucket.nbytes, 1) / MIB for bucket in plan.buckets]
+    limits = [max(bucket.nbytes, 1) / MIB for bucket in plan.buckets]
+    return limits[::-1] if keeps_first_buckets else limits
+
+
+def keeps_first_buckets(wrapper: TorchDDP) -> bool:
+    """Whether torch keeps the buckets that it made in registration order, instead of rebuilding them once."""
+    return bool(wrapper.find_unused_parameters and not wrapper.static_graph)
 
 
 def release_buckets(wrapper: TorchDDP) -> None:
@@ -42,30 +91,64 @@ def release_buckets(wrapper: TorchDDP) -> None:
     wrapper.reducer = wrapper.logger = None  # type: ignore[assignment]
 
 
-def take_buckets(wrapper: TorchDDP, arguments: dict[str, Any], limits: list[float] | None, hook: Hook | None) -> None:
+def take_buckets(
+    wrapper: TorchDDP, arguments: Mapping[str, Any], limits: list[float] | None, hook: Hook | None
+) -> None:
     """Give `wrapper` a reducer with these limits (None: torch's own) and this communication hook.
 
-    `arguments` are those the wrapper was made with, the module excepted.
+    `arguments` are those the wrapper was made with, the module excepted; what can change later is read from it.
     """
     release_buckets(wrapper)  # the old reducer goes first: two must not listen to one gradient
-    planned = {} if limits is None else {"bucket_cap_mb_list": limits}
-    fresh = TorchDDP(wrapper.module, **{**arguments, "init_sync": False, **planned})
+    fresh = _fresh_wrapper(wrapper, arguments, {} if limits is None else {"bucket_cap_mb_list": limits})
     if hook is not None:
-        fresh.register_comm_hook(*hook)
-    for name, value in vars(fresh).items():
-        if name not in _KEPT and not name.endswith("_hooks") and name in vars(wrapper):
-            vars(wrapper)[name] = value
+        hook.register(fresh)
+        wrapper._comm_hooks = list(fresh._comm_hooks)
+    for name in _OF_THE_REDUCER:
+        if name in vars(fresh):
+            vars(wrapper)[name] = vars(fresh)[name]
+    if wrapper.mixed_precision is not None:
+        wrapper.reducer._set_mixed_precision_param_dtype(wrapper.mixed_precision.param_dtype)  # type: ignore[attr-defined]
+    if wrapper._lazy_init_ran and steps_in_backward(wrapper):
+        wrapper.reducer._set_optimizer_in_backward()  # type: ignore[attr-defined]
+
+
+def _fresh_wrapper(wrapper: TorchDDP, arguments: Mapping[str, Any], limits: dict[str, list[float]]) -> TorchDDP:
+    """Return a wrapper of the same module and ranks with a reducer like the living one's, but for its limits."""
+    given = {name: arguments[name] for name in _SHAPES_THE_REDUCER if name in arguments}
+    now = {
+        "process_group": wrapper.process_group,
+        "find_unused_parameters": wrapper.find_unused_parameters,
+        "static_graph": wrapper.static_graph,
+        "init_sync": False,
+    }
+    with warnings.catch_warnings():  # torch has said them once, when the user's own wrapper was made
+        warnings.simplefilter("ignore")
+        return TorchDDP(wrapper.module, **{**given, **now, **limits})
+
+
+def steps_in_backward(wrapper: TorchDDP) -> bool:
+    """Whether optimizers step during the backward pass (`_apply_optimizer_in_backward`)."""
+    return any(hasattr(each, "_in_backward_optimizers") for each in wrapper.parameters())
+
+
+def calls_no_hook(wrapper: TorchDDP) -> str:
+    """Return why torch averages gradients of this wrapper without its communication hook, or an empty string."""
+    if wrapper._use_python_reducer:
+        return "torch._dynamo's optimize_ddp='python_reducer', which averages gradients without buckets"
+    if wrapper._delay_all_reduce_params:
+        return "delay_all_reduce_named_params, which takes parameters out of the buckets"
+    return ""
 
 
 def can_hold_plans(wrapper: TorchDDP) -> str:
     """Return why this wrapper cannot hold a plan, or an empty string where it can."""
+    if obstacle := calls_no_hook(wrapper):
+        return f"of {obstacle}"
     parameters = [parameter for _, parameter in trained(wrapper)]
+    if not parameters:
+        return "all its gradients are sparse, and travel as torch sends them"
     if len({parameter.dtype for parameter in parameters}) > 1:
         return "its parameters have several types, and torch applies bucket limits to each type by itself"
     if len({parameter.device for parameter in parameters}) > 1:
         return "its parameters are on several devices, and their gradients are timed by one clock"
-    if wrapper.mixed_precision is not None:
-        return "torch's mixed_precision option binds its hooks to one reducer"
-    if getattr(wrapper, "_delay_all_reduce_params", None):
-        return "delay_all_reduce_named_params takes parameters out of the buckets"
     return ""

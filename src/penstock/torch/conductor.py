@@ -13,13 +13,23 @@ from weakref import finalize, ref
 import torch
 import torch.distributed as dist
 
-from penstock.errors import FitError
+from penstock.errors import FitError, PlanError
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.timeline import Timeline
-from penstock.torch.buckets import TorchDDP, can_hold_plans, gradient_nbytes, release_buckets, trained
+from penstock.torch.buckets import (
+    Hook,
+    TorchDDP,
+    averaged,
+    calls_no_hook,
+    can_hold_plans,
+    gradient_nbytes,
+    keeps_first_buckets,
+    release_buckets,
+    trained,
+)
 from penstock.torch.compression import AUTO, MIXING_PLANNERS, NATIVE
 from penstock.torch.drift import Drift
 from penstock.torch.explain import explain
@@ -37,10 +47,12 @@ from penstock.torch.planning import (
     decide_whether,
     from_rank_0,
     in_registration_order,
+    only,
 )
 from penstock.torch.profile import Profiler
 from penstock.torch.routes import candidates, further
 from penstock.torch.settings import WARMUP, Settings
+from penstock.torch.sizes import gradient_sizes
 from penstock.torch.slowdown import Sending
 from penstock.torch.text_picture import text_picture
 from penstock.torch.together import together
@@ -65,9 +77,12 @@ class Conductor:
         self._sending = Sending()  # of profiled iterations, on rank 0
         self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
         self._finished = False  # the iteration that was begun last had its backward pass
+        self._unwatched = False  # and was not yet compared with the plan
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
-        self._obstacle = can_hold_plans(wrapper)  # why torch's buckets are kept, or ""
-        if not self._obstacle:
+        self.obstacle = can_hold_plans(wrapper)  # why torch's buckets are kept, or ""
+        self._parameters = _identities(wrapper)
+        self._refuse_what_torch_would_not_call()
+        if not self.obstacle:
             self._check_given()
         self._hold()
         self._passes = self._watch_passes()
@@ -82,23 +97,28 @@ class Conductor:
         """The plan in force."""
         return self._decision.plan if self._decision else None
 
-    def begin_iteration(self) -> None:
-        """Do what is to be done between two iterations; a forward pass that no backward pass followed was none."""
+    def begin_forward(self, synchronises: bool) -> None:
+        """Do what is to be done between two iterations; a forward pass that no backward pass followed was none.
+
+        Buckets change at the first forward pass after a synchronised backward pass, inside of `no_sync` or not: a
+        reducer knows which parameters the passes inside used, and must not be replaced after them.
+        """
         if (sender := self.holder.sender) is not None and sender.failure is not None:
             raise sender.failure
-        if self._decision is None and not self._obstacle and not self._joining:
+        if self._decision is None and not self.obstacle and not self._joining:
             self._go_on_planning()
-        elif self._decision is not None and self.settings.replan_drift and self._finished and not self._joining:
+        elif self._decision is not None and self.settings.replan_drift and self._unwatched and not self._joining:
+            self._unwatched = False
             self._watch_drift()
-        if not self._finished and self._started:
-            self._started.pop()
-        self._started.append(perf_counter())
-        self._finished, self._passes.expected = False, True
-        self.holder.begin_iteration()
+        if synchronises:
+            if not self._finished and self._started:
+                self._started.pop()
+            self._started.append(perf_counter())
+            self._finished, self._passes.expected = False, True
 
     def _on_backward(self) -> None:
         """Count an iteration; ranks do so alike, but in `join` some have run out of data."""
-        self._finished = True
+        self._finished = self._unwatched = True
         if self._decision is None and not self._joining:
             self._profiled += 1
         self.holder.count_iteration()
@@ -132,22 +152,59 @@ class Conductor:
         measured = [after - before for before, after in pairwise(self._started)]
         wanted = self.settings.profile_iterations
         last = self.measured_timeline() if self._decision else None
-        words = explain(self._decision, self._obstacle, self._profiled, wanted, measured, self._drift, last)
+        used = self.holder.used() if self._finished or self._started else ()
+        words = explain(self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used)
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
 
     def _timelines(self) -> dict[str, Timeline]:
         found = {"predicted": self.plan.timeline if self.plan else None, "measured": self.measured_timeline()}
         return {name: timeline for name, timeline in found.items() if timeline is not None}
 
+    def change_group(self) -> None:
+        """Plan anew: the wrapper has another process group."""
+        self._decision, self._nodes, self._profiled = None, (), 0
+        self.holder.forget()
+        self._hold()
+
+    def register(self, hook: Hook) -> None:
+        """Register a communication hook of the user's; refuse it where the hook is needed for what was asked of us."""
+        if needed := self._needs_the_hook():
+            raise PlanError(f"{needed} needs the hook for itself; register none, or leave {needed.split()[0]} out")
+        self.holder.register(hook)
+
+    def _refuse_what_torch_would_not_call(self) -> None:
+        """Refuse options of torch's that leave no place for our hook, where it is needed."""
+        for hook, state in vars(self._wrapper).get("_comm_hooks", ()):  # that torch's constructor registered
+            self.holder.user_hook = Hook(hook, state, is_torchs=True)
+        taken = "mixed_precision, which registers a hook of its own; use torch.autocast"
+        reason = calls_no_hook(self._wrapper) or (taken if self.holder.user_hook else "")
+        if reason and (needed := self._needs_the_hook()):
+            raise PlanError(f"{needed} with {reason}; leave one of the two out")
+
+    def _needs_the_hook(self) -> str:
+        """Return which option of ours is carried out in a communication hook, or an empty string."""
+        compression, settings = self.memory.compression, self.settings
+        if compression.codec is not None:
+            return f"codec {compression.codec!r}"
+        if settings.engine is not None:
+            return f"engine {settings.engine!r}"
+        if compression.momentum.is_used:
+            return "momentum= or clip="
+        if settings.strategy not in (AUTO, NATIVE):
+            return f"strategy {settings.strategy!r}"
+        routes = {str(bucket.route) for bucket in settings.plan.buckets} if settings.plan else set()
+        return f"plan= with buckets by {', '.join(sorted(routes))}" if routes - {NATIVE} else ""
+
     def resume(self) -> None:
         """Hold the plan again, in a wrapper that was copied or unpickled."""
+        self._parameters = _identities(self._wrapper)
         self._hold()
         self._passes = self._watch_passes()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: hooks."""
         left_out = dict.fromkeys(("_profiler", "_passes"))
-        return vars(self) | left_out | {"_profiled": 0, "_finished": False}
+        return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_unwatched": False}
 
     # Planning
 
@@ -155,11 +212,21 @@ class Conductor:
         settings, compression = self.settings, self.memory.compression
         asked = settings.options | compression.options | {"on_nonfinite": "'skip'" if self.memory.skips else "'raise'"}
         given = Given(settings.plan, settings.trace, settings.network, asked)
-        nbytes = {name: each.numel() * each.element_size() for name, each in trained(self._wrapper)}
-        given.agree(nbytes, self._some_may_lack, compression, self._group)
+        found = averaged(self._wrapper)
+        nbytes = {name: each.numel() * each.element_size() for name, each, _ in found}
+        may_lack = self._some_may_lack or any(is_sparse for _, _, is_sparse in found)
+        given.agree(nbytes, may_lack, compression, self._group)
 
     def _go_on_planning(self) -> None:
-        if self.settings.plan is not None:
+        hook = self.holder.user_hook
+        if self._profiled and hook is not None and hook.may_keep_state_by_bucket:
+            self.obstacle = (
+                "your communication hook has state, which may belong to the buckets that it has seen; with plan= or "
+                "trace= it gets planned ones from the start"
+            )
+        elif self._parameters != _identities(self._wrapper):  # tensor parallelism does that, for one
+            self.obstacle = "its module has other parameters now than when it was wrapped"
+        elif self.settings.plan is not None:
             self._adopt(Decision(self.settings.plan))
         elif self.settings.trace is not None or self._profiled >= self.settings.profile_iterations:
             self._plan_together(self.settings.network)
@@ -200,7 +267,7 @@ class Conductor:
         except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
             self.holder.take_back()
             if self._decision is None:  # otherwise the plan stays in force
-                self._obstacle = f"the network could not be measured ({error})"
+                self.obstacle = f"the network could not be measured ({error})"
             self._hold()
         except BaseException:
             self.holder.take_back()  # a caller who goes on finds a whole wrapper
@@ -269,11 +336,12 @@ class Conductor:
             assert self._profiler is not None
             known = self._profiler.trace()
         wrapper = self._wrapper
-        if wrapper.find_unused_parameters and not wrapper.static_graph:  # torch never rebuilds these buckets
-            known = in_registration_order(known, {name: each.numel() for name, each in trained(wrapper)})
-        return known
+        _, planned = gradient_sizes(dict(trained(wrapper)))
+        return in_registration_order(known, planned) if keeps_first_buckets(wrapper) else only(known, planned)
 
     def _routes(self) -> tuple[Route, ...]:
+        if self.holder.user_hook is not None:
+            return (Route(NATIVE),)  # the hook sends the buckets, and does not say how
         engine = self.settings.engine or engine_of(self._group, self._device)
         settings, shares_hosts = self.settings, share_hosts(self._nodes)
         return candidates(settings.strategy, self.memory.compression, settings.planner, engine, shares_hosts)
@@ -309,7 +377,7 @@ class Conductor:
         if self._decision is not None:
             self.holder.hold(self._decision.plan)
         else:
-            self.holder.keep(self._route_without_a_plan() if self._obstacle else Route(NATIVE))
+            self.holder.keep(self._route_without_a_plan() if self.obstacle else Route(NATIVE))
 
     def _route_without_a_plan(self) -> Route:
         compression, strategy = self.memory.compression, self.settings.strategy
@@ -319,7 +387,7 @@ class Conductor:
 
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
-        parameters = [parameter for _, parameter in trained(self._wrapper)]
+        parameters = [parameter for _, parameter, _ in averaged(self._wrapper)]
         return BackwardPasses(parameters if self._some_may_lack else parameters[:1], self._on_backward)
 
     @property
@@ -328,7 +396,8 @@ class Conductor:
 
     @property
     def _device(self) -> torch.device:
-        return next(parameter.device for _, parameter in trained(self._wrapper))
+        device: torch.device = self._wrapper.device
+        return device
 
     @property
     def _some_may_lack(self) -> bool:
@@ -343,6 +412,11 @@ class Conductor:
     @property
     def _is_first(self) -> bool:
         return dist.get_rank(self._group) == 0
+
+
+def _identities(wrapper: TorchDDP) -> list[int]:
+    """Return which parameters torch averages, in order."""
+    return [id(parameter) for _, parameter, _ in averaged(wrapper)]
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

@@ -8,8 +8,10 @@ while the backward pass is profiled; then the network is measured, rank 0 plans,
 between two iterations. `conductor.py` does that; here is what a training script sees.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +23,7 @@ from penstock.errors import PlanError
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
 from penstock.timeline import Timeline
-from penstock.torch.buckets import TorchDDP
+from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor
@@ -34,10 +36,7 @@ from penstock.trace import Trace, load_trace
 
 Path = str | os.PathLike[str]
 Value = TypeVar("Value", Network, Trace, Plan)
-_TORCH_ARGUMENTS = (
-    "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group", "bucket_cap_mb",
-    "find_unused_parameters", "check_reduction", "gradient_as_bucket_view", "static_graph",
-)  # fmt: skip  # in the order torch takes them by position
+_TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 
 
 class DistributedDataParallel(TorchDDP):
@@ -109,7 +108,8 @@ class DistributedDataParallel(TorchDDP):
         compression.check_strategy(strategy)
         compression.check_planner(planner)
         memory = Memory(compression, on_nonfinite, grad_scaler)
-        options |= dict(zip(_TORCH_ARGUMENTS, arguments, strict=False))
+        bound = _TORCH_SIGNATURE.bind(self, module, *arguments, **options)  # a TypeError is what torch's would be
+        options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         options.setdefault("gradient_as_bucket_view", True)
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
@@ -117,8 +117,8 @@ class DistributedDataParallel(TorchDDP):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; between two iterations, go on with profiling and planning."""
-        if torch.is_grad_enabled() and self.require_backward_grad_sync:
-            self._begin_iteration()
+        if torch.is_grad_enabled():
+            self._begin_forward()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _sync_buffers(self) -> None:
@@ -127,21 +127,47 @@ class DistributedDataParallel(TorchDDP):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Register a hook of the user's: buckets are planned all the same, and every bucket goes through the hook."""
-        compression, engine = self._conductor.memory.compression, self._conductor.settings.engine
-        if compression.codec is not None or compression.momentum.is_used or engine is not None:
-            what = (
-                f"codec {compression.codec!r}"
-                if compression.codec
-                else f"engine {engine!r}"
-                if engine
-                else "momentum= or clip="
-            )
-            raise PlanError(
-                f"{what} needs the hook for itself; register none, or leave codec, momentum, clip and engine out"
-            )
-        super().register_comm_hook(state, hook)
-        self._conductor.holder.user_hook = (state, hook)
+        """Register a hook of the user's, which every bucket goes through.
+
+        Buckets are planned all the same, unless the hook has state and has seen torch's: it may belong to them.
+        """
+        if "_conductor" not in vars(self):  # torch's own constructor registers one, for mixed_precision
+            super().register_comm_hook(state, hook)
+        else:
+            self._conductor.register(Hook(hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Register one of torch's built-in hooks, which stays when the buckets change."""
+        self._conductor.register(Hook(None, builtin=comm_hook_type))
+
+    def _setup_in_backward_optimizers(self) -> None:
+        """Let optimizers step during the backward pass; torch registers a hook of its own for that."""
+        super()._setup_in_backward_optimizers()  # type: ignore[no-untyped-call]
+        holder = self._conductor.holder
+        if holder.user_hook is not None and steps_in_backward(self):
+            holder.user_hook = replace(holder.user_hook, is_torchs=True)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Have torch time one iteration in `sample_rate`, also when the buckets change."""
+        super()._set_ddp_runtime_logging_sample_rate(sample_rate)  # type: ignore[no-untyped-call]
+        self._conductor.holder.user_sample_rate = sample_rate
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Return torch's logging data, with the iterations that were counted before the buckets changed."""
+        data: dict[str, Any] = super()._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        before = self._conductor.holder.logged_before
+        return data | ({"iteration": data["iteration"] + before} if before and "iteration" in data else {})
+
+    def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
+        """Go on with other ranks, which plan anew; what is owed is kept."""
+        super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
+        if self.process_group is new_process_group:
+            self._conductor.change_group()
+
+    def _remove_autograd_hooks(self) -> None:
+        """Stop averaging gradients; no plan brings that back."""
+        super()._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        self._conductor.obstacle = "its autograd hooks were removed"
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Cover for ranks that ran out of data, as torch does; what a hook of ours sends is divided by all ranks."""
@@ -213,8 +239,8 @@ class DistributedDataParallel(TorchDDP):
         self._conductor.resume()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _begin_iteration(self) -> None:
-        self._conductor.begin_iteration()
+    def _begin_forward(self) -> None:
+        self._conductor.begin_forward(self.require_backward_grad_sync)
 
 
 def _loaded(given: Value | Path | None, load: Callable[[Path], Value]) -> Value | None:

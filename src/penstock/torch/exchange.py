@@ -19,7 +19,7 @@ from penstock.torch.watched import Watched, watched_codec
 
 DENSE = "ring"  # strategy of what travels dense beside a codec
 Bounds = tuple[int, int]  # where a tensor lies in its bucket
-COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16)  # other gradients travel dense
+COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # all as float32
 KEPT_CODECS = 16  # of different settings: a warm-up may have a density of its own for every iteration
 
 

@@ -7,6 +7,7 @@ from penstock.timeline import Timeline
 from penstock.torch.drift import Drift
 from penstock.torch.measured import communication_seconds
 from penstock.torch.planning import Decision
+from penstock.torch.traffic import Used
 
 SLOWED = 1.1  # times as long as alone: two that share cores, not noise
 
@@ -19,14 +20,25 @@ def explain(
     measured_seconds: Sequence[float],
     drift: Drift,
     last: Timeline | None = None,
+    used: Sequence[Used] = (),
 ) -> str:
-    """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured."""
+    """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured.
+
+    `used` is how the buckets of the last iteration really travelled.
+    """
     if obstacle:
-        return f"torch's own buckets are kept: {obstacle}"
+        return "\n".join([f"torch's own buckets are kept: {obstacle}", *_used(used)])
     if decision is None:
-        return f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
+        waiting = f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
+        return "\n".join([waiting, *_used(used)])
     return "\n".join(
-        [*_summary(decision, measured_seconds), *_slowed(decision, last), *_drift(drift), *_buckets(decision)]
+        [
+            *_summary(decision, measured_seconds),
+            *_slowed(decision, last),
+            *_drift(drift),
+            *_buckets(decision),
+            *_used(used),
+        ]
     )
 
 
@@ -88,6 +100,14 @@ def _drift(drift: Drift) -> Iterator[str]:
 def _buckets(decision: Decision) -> Iterator[str]:
     for index, bucket in enumerate(decision.plan.buckets):
         yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
+
+
+def _used(used: Sequence[Used]) -> Iterator[str]:
+    """Say how the last iteration's buckets really travelled, route by route."""
+    for route in dict.fromkeys(each.route for each in used):
+        messages = [each for each in used if each.route == route]
+        nbytes, sent = sum(each.nbytes for each in messages), sum(each.sent_nbytes for each in messages)
+        yield f"last iteration sent {sent} bytes for {nbytes} of gradients by {route}, in {len(messages)} messages"
 
 
 def _ms(seconds: float) -> str:

@@ -9,11 +9,19 @@ from typing import Any
 import torch.distributed as dist
 
 from penstock.plan import Plan, Route
-from penstock.torch.buckets import Hook, TorchDDP, bucket_limits, gradient_nbytes, take_buckets, trained
+from penstock.torch.buckets import (
+    Hook,
+    TorchDDP,
+    averaged,
+    bucket_limits,
+    gradient_nbytes,
+    keeps_first_buckets,
+    take_buckets,
+)
 from penstock.torch.compression import NATIVE
 from penstock.torch.memory import Memory
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender
-from penstock.torch.traffic import Traffic, ring_nbytes
+from penstock.torch.traffic import Traffic, Used, ring_nbytes
 
 
 class Holder:
@@ -24,9 +32,13 @@ class Holder:
     ) -> None:
         """`arguments` are those that torch's wrapper was made with; `is_watched`: drift is, at every iteration."""
         self.user_hook: Hook | None = None
+        self.user_sample_rate: int | None = None  # of torch's clocks, where the user set it
+        self.logged_before = 0  # iterations that loggers of earlier reducers counted
         self._wrapper, self._arguments, self._memory = wrapper, arguments, memory
         self._engine, self._is_watched = engine, is_watched
         self._sender: BucketSender | None = None
+        self._plan: Plan | None = None
+        self._counted = 0  # iterations
         self._traffic = Traffic(0, 0)  # of iterations that torch communicated by itself
 
     @property
@@ -38,6 +50,15 @@ class Holder:
         """Return what this rank has sent so far."""
         return self._traffic + (self._sender.bytes_sent() if self._sender else Traffic(0, 0))
 
+    def used(self) -> tuple[Used, ...]:
+        """Return how the buckets of the last iteration travelled; by a hook of the user's, that is not known."""
+        if self._sender is not None:
+            return tuple(self._sender.used)
+        if self.user_hook is not None:
+            return ()
+        nbytes = gradient_nbytes(self._wrapper)
+        return (Used("all buckets", Route(NATIVE), nbytes, ring_nbytes(nbytes, self._world_size)),)
+
     def recover(self) -> None:
         """Go on after a gradient that was not finite: what is owed is known again."""
         if self._sender is not None:
@@ -48,48 +69,80 @@ class Holder:
         if self._sender is not None:
             self._sender.hang_up()
 
-    def begin_iteration(self) -> None:
-        """Get ready for the buckets of an iteration."""
-        if self._sender is not None:
-            self._sender.begin()
-
     def count_iteration(self) -> None:
-        """Count what torch sent, where it did."""
+        """Count an iteration, and what torch sent of it, where it did."""
+        self._counted += 1
         if self._sender is None:
-            nbytes = ring_nbytes(gradient_nbytes(self._wrapper), dist.get_world_size(self._wrapper.process_group))
+            nbytes = ring_nbytes(gradient_nbytes(self._wrapper), self._world_size)
             self._traffic += Traffic(nbytes, nbytes)
 
     def hold(self, plan: Plan) -> None:
         """Make the plan's buckets."""
-        hook = self.user_hook
+        self._plan = plan
         ours = not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)
+        hook = self.user_hook
         if hook is None and (ours or self._always_ours):
             self._sender = self._sender or self._make_sender(Route(NATIVE))
             self._sender.follow(plan)
-            hook = (None, self._sender.hook)
+            hook = Hook(self._sender.hook)
         elif self._sender is not None:
             self._sender.close()
             self._traffic, self._sender = self.traffic(), None
-        take_buckets(self._wrapper, self._arguments, bucket_limits(plan), hook)
-        self._time_iterations()
+        self._take(bucket_limits(plan, keeps_first_buckets(self._wrapper)), hook)
 
     def keep(self, route: Route) -> None:
         """Leave torch's own buckets as they are and send all of them by one route."""
-        if route != Route(NATIVE) or self._always_ours:
+        if self.user_hook is None and (route != Route(NATIVE) or self._always_ours):
             if self._sender is None:
                 self._sender = self._make_sender(route)
-                TorchDDP.register_comm_hook(self._wrapper, None, self._sender.hook)
+                Hook(self._sender.hook).register(self._wrapper)
             self._sender.otherwise = route
-        self._time_iterations()
+        self.time_iterations()
+
+    def register(self, hook: Hook) -> None:
+        """Register a hook of the user's, in the place of ours where a plan brought one; all ranks together."""
+        if self._sender is None:
+            hook.register(self._wrapper)
+            self.user_hook = hook
+        else:
+            self._wrapper._check_comm_hook(hook.function)  # type: ignore[no-untyped-call]
+            self.user_hook = hook
+            assert self._plan is not None
+            self.hold(self._plan)
 
     def take_back(self) -> None:
         """Make torch's own buckets again, after they were released."""
-        ours = None if self._sender is None else (None, self._sender.hook)
-        take_buckets(self._wrapper, self._arguments, None, self.user_hook or ours)
+        ours = None if self._sender is None else Hook(self._sender.hook)
+        self._take(None, self.user_hook or ours)
+
+    def forget(self) -> None:
+        """Drop the plan and who sent its buckets: the process group is another one, whose ranks plan anew."""
+        self._traffic = self.traffic()
+        if self._sender is not None:
+            self._sender.abandon()
+        self._plan = self._sender = None
+        self._take(None, self.user_hook)
+
+    def time_iterations(self) -> None:
+        """Have torch time every iteration, or as often as the user said.
+
+        On a GPU it waits for the device then: only where drift is watched. Otherwise the first ten and every hundredth.
+        """
+        if "reducer" not in vars(self._wrapper):
+            return  # all gradients are delayed by torch's own option, and nothing is timed
+        if self.user_sample_rate is not None:
+            self._wrapper.reducer._set_ddp_runtime_logging_sample_rate(self.user_sample_rate)
+        elif self._wrapper.device.type == "cpu" or self._is_watched:
+            self._wrapper.reducer._set_ddp_runtime_logging_sample_rate(1)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the communication thread."""
         return vars(self) | {"_sender": None, "_traffic": self.traffic()}
+
+    def _take(self, limits: list[float] | None, hook: Hook | None) -> None:
+        take_buckets(self._wrapper, self._arguments, limits, hook)
+        self.logged_before = self._counted
+        self.time_iterations()
 
     @property
     def _always_ours(self) -> bool:
@@ -97,13 +150,11 @@ class Holder:
         memory = self._memory
         return memory.compression.momentum.is_used or memory.compresses or self._engine is not None
 
+    @property
+    def _world_size(self) -> int:
+        return dist.get_world_size(self._wrapper.process_group)
+
     def _make_sender(self, otherwise: Route) -> BucketSender:
-        names = {id(parameter): name for name, parameter in trained(self._wrapper)}
+        names = {id(parameter): name for name, parameter, _ in averaged(self._wrapper)}
         leaves_out, group = self._wrapper.find_unused_parameters, self._wrapper.process_group
         return BucketSender(group, TIMEOUT_SECONDS, otherwise, self._memory, names, leaves_out, self._engine)
-
-    def _time_iterations(self) -> None:
-        """Have torch time every iteration; on a GPU only where somebody watches, since it waits for the device then."""
-        if trained(self._wrapper)[0][1].device.type != "cpu" and not self._is_watched:
-            return  # the first ten, and every hundredth
-        self._wrapper._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Decides on a plan and lets all ranks agree on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -143,6 +143,22 @@ def _way(network: Network, route: Route) -> Way:
     if network.workers == 1 and str(route) not in network.all_reduce:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
     return way_for(network, route)
+
+
+def only(trace: Trace, names: Container[str]) -> Trace:
+    """Return the trace of these tensors alone; the next one is computed in the time of those before it that go.
+
+    Gradients that torch sends by itself, sparse ones or those that it is told to ignore, are in no bucket.
+    """
+    if all(tensor.name in names for tensor in trace.tensors):
+        return trace
+    tensors, passed = [], 0.0
+    for tensor in trace.tensors:
+        passed += tensor.backward_seconds
+        if tensor.name in names:
+            tensors.append(replace(tensor, backward_seconds=passed))
+            passed = 0.0
+    return replace(trace, tensors=tuple(tensors))
 
 
 def in_registration_order(trace: Trace, parameters: dict[str, int]) -> Trace:

@@ -5,17 +5,20 @@ one communication thread, which averages it by the route of the plan over a proc
 messages never meet the user's. The future torch waits for is completed by that thread.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
 from penstock.codecs.replay import urgent_stream
-from penstock.errors import NonFiniteError
+from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
@@ -27,16 +30,30 @@ from penstock.torch.measured import Sent
 from penstock.torch.memory import Memory
 from penstock.torch.passes import at_end_of_backward
 from penstock.torch.together import who_is_gone
-from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
+from penstock.torch.traffic import CountingTransport, Traffic, Used, ring_nbytes, sparse_nbytes
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
-Job = tuple[Parcel, Future, torch.cuda.Event | None]  # a bucket, who waits for it, and when a GPU has filled it
 TIMEOUT_SECONDS = 300.0  # of one message
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A bucket for the communication thread."""
+
+    buffer: torch.Tensor  # torch's, flat
+    parcels: tuple[Parcel, ...]  # stretches of the buffer, each with its route
+    future: Future  # that torch waits for
+    ready: torch.cuda.Event | None  # when a GPU has filled the buffer
+
+
 class BucketSender:
-    """Averages buckets by their planned routes; buckets the plan does not know go by `otherwise`."""
+    """Averages buckets by the planned routes of their tensors.
+
+    torch may make other buckets than planned: in the first iteration after a plan, or where gradients become ready in
+    another order. Every tensor then still travels by its own route, those beside each other with one route together.
+    Tensors that the plan does not hold go by `otherwise`; with a plan, as most of its bytes do.
+    """
 
     def __init__(
         self,
@@ -59,19 +76,26 @@ class BucketSender:
         self._communicator = communicator
         self._exchange = Exchange(communicator, transport, memory, leaves_out)
         self._engine_traffic = Traffic(0, 0)  # of buckets that the engine averaged by itself
-        self._routes: dict[frozenset[str], Route] = {}
+        self._routes: dict[str, Route] = {}  # of each tensor in the plan
+        self._planned: set[frozenset[str]] = set()  # the plan's buckets
+        self._followed = 0  # iterations since there is a plan: torch's first ones may be in another order
         self._overlap = True
         self._held: list[Job] = []  # where nothing is sent before the end
         self._fresh = True  # nothing of this iteration has come to the exchange yet
+        self._sparse_nonfinite = False  # a sparse gradient of this iteration holds NaN or infinity on some rank
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
+        self.used: list[Used] = []  # their routes and bytes
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
         self._raises_at_end = False  # of this backward pass, what is kept: futures then need not raise
 
-    def begin(self) -> None:
-        """Begin an iteration."""
-        self.sent = []
+    def _begin(self) -> None:
+        """Begin an iteration, with its first bucket."""
+        self._raises_at_end = at_end_of_backward(self._raise_failure)
+        self._held, self._fresh, self._sparse_nonfinite = [], True, False  # an earlier pass may have been broken off
+        self.sent, self.used = [], []
+        self._followed += 1
         if self.recorder is not None:
             self.recorder.clear()
 
@@ -88,41 +112,50 @@ class BucketSender:
         """Use the plan's routes from now on."""
         self._overlap = plan.overlap
         self._memory.compresses |= any(bucket.codec for bucket in plan.buckets)
-        self._routes = {
-            frozenset(bucket.tensors): Route(bucket.strategy, bucket.codec, bucket.partitions)
-            for bucket in plan.buckets
-        }
+        self._routes = {name: bucket.route for bucket in plan.buckets for name in bucket.tensors}
+        self._planned = {frozenset(bucket.tensors) for bucket in plan.buckets}
+        self._followed = 0
+        nbytes: Counter[Route] = Counter()
+        for bucket in plan.buckets:
+            nbytes[bucket.route] += bucket.nbytes
+        self.otherwise = nbytes.most_common(1)[0][0] if nbytes else self.otherwise
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
         """Average one bucket over all ranks."""
-        parcel = self._parcel(bucket)
-        if parcel.is_first:
-            self._raises_at_end = at_end_of_backward(self._raise_failure)
-            self._held, self._fresh = [], True  # an earlier pass may have been broken off
-        if self._is_for_torch(parcel):
-            return self._by_engine(parcel.values)
-        parcel, self._fresh = replace(parcel, is_first=self._fresh), False  # of those that come to the exchange
-        future = _future(parcel.values)
-        self._held.append((parcel, future, _event(parcel.values)))
-        if bucket.is_last() or (self._overlap and not self._momentum.clips_model):
+        if bucket.index() == 0:
+            self._begin()
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            future = self._average_sparse(buffer, self._named(bucket))
+        else:
+            future = self._average_dense(buffer, self._parcels(bucket))
+        if self._held and (bucket.is_last() or (self._overlap and not self._momentum.clips_model)):
             self._send_held()
         return future
+
+    def _average_dense(self, buffer: torch.Tensor, parcels: tuple[Parcel, ...]) -> Future:
+        if all(self._is_for_torch(each) for each in parcels):
+            return self._by_engine(buffer, parcels)
+        first, self._fresh = replace(parcels[0], is_first=self._fresh), False  # of those that come to the exchange
+        job = Job(buffer, (first, *parcels[1:]), _future(buffer), _event(buffer))
+        self._held.append(job)
+        return job.future
 
     def _send_held(self) -> None:
         """Give the communication thread what was held back; the norm of all of it is known now, where it counts."""
         if self._momentum.clips_model:
             self._thread.submit(self._clip, self._held)
         for job in self._held:
-            self._thread.submit(self._average, *job)
+            self._thread.submit(self._average, job)
         self._held = []
 
-    def _clip(self, jobs: "list[Job]") -> None:
+    def _clip(self, jobs: Sequence[Job]) -> None:
         """Scale this rank's gradients, all of them together; runs on the communication thread."""
         try:
             with ExitStack() as stack:
-                for parcel, _, ready in jobs:
-                    stack.enter_context(self._beside(parcel.values.device, ready))
-                self._exchange.clip([parcel.values for parcel, _, _ in jobs])
+                for job in jobs:
+                    stack.enter_context(self._beside(job))
+                self._exchange.clip([parcel.values for job in jobs for parcel in job.parcels])
         except Exception as error:
             self.failure = self.failure or error
 
@@ -145,21 +178,63 @@ class BucketSender:
         if isinstance(self.failure, NonFiniteError):
             self.failure = None
 
-    def _parcel(self, bucket: dist.GradBucket) -> Parcel:  # type: ignore[name-defined]
+    def _named(self, bucket: dist.GradBucket) -> tuple[str, ...]:  # type: ignore[name-defined]
+        """Return the names of a bucket's parameters; in the order in which they come where none are known."""
         parameters = bucket.parameters()
-        names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
-        route = route_over(self._engine, self._routes.get(frozenset(names), self.otherwise), bucket.buffer().dtype)
-        sizes = tuple(parameter.numel() for parameter in parameters)
-        return Parcel(bucket.buffer(), names, sizes, route, is_first=bucket.index() == 0)
+        return tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
+
+    def _parcels(self, bucket: dist.GradBucket) -> tuple[Parcel, ...]:  # type: ignore[name-defined]
+        """Return the stretches of a bucket whose tensors have one route; torch shows complex gradients as real pairs."""
+        names, values = self._named(bucket), bucket.buffer().view(-1)
+        self._compare_with_plan(names)
+        sizes = [parameter.numel() * (1 + parameter.is_complex()) for parameter in bucket.parameters()]
+        routes = [route_over(self._engine, self._routes.get(name, self.otherwise), values.dtype) for name in names]
+        starts, found = tuple(accumulate(sizes, initial=0)), []
+        for route, tensors in groupby(range(len(names)), key=lambda index: routes[index]):
+            here = list(tensors)
+            first, last = here[0], here[-1] + 1
+            found.append(
+                Parcel(values[starts[first] : starts[last]], names[first:last], tuple(sizes[first:last]), route)
+            )
+        return tuple(found)
+
+    def _compare_with_plan(self, names: tuple[str, ...]) -> None:
+        """Say once which buckets are not the plan's, from the second iteration on: then torch has rebuilt them."""
+        if self._planned and self._followed > 1 and (key := frozenset(names)) not in self._planned:
+            self._planned.add(key)
+            if self.rank == 0:
+                warnings.warn(
+                    f"torch made a bucket of {len(names)} tensors, {names[0]!r} to {names[-1]!r}, that is not in the "
+                    "plan: gradients become ready in another order than planned. Each tensor travels by its planned "
+                    "route; for planned messages, plan with a trace of this very training",
+                    stacklevel=2,
+                )
 
     def _is_for_torch(self, parcel: Parcel) -> bool:
-        """Whether the process group's own all-reduce is all that a bucket needs: nobody looks at what comes of it."""
+        """Whether the process group's own all-reduce is all that a bucket needs."""
         ours = self._engine is not None or self._momentum.is_used or self._memory.skips or self._memory.compresses
         return parcel.route == Route(NATIVE) and self._overlap and not ours
 
-    def _by_engine(self, values: torch.Tensor) -> Future:
+    def _by_engine(self, values: torch.Tensor, parcels: tuple[Parcel, ...]) -> Future:
         nbytes = ring_nbytes(values.nbytes, self.world_size)
         self._engine_traffic += Traffic(nbytes, nbytes)
+        self.used += [_used(each, ring_nbytes(each.values.nbytes, self.world_size)) for each in parcels]
+        return self._all_reduced(values)
+
+    def _average_sparse(self, values: torch.Tensor, names: tuple[str, ...]) -> Future:
+        """Average sparse gradients as torch does: the engine gathers what each rank has; no codec applies to them."""
+        if self._momentum.is_used:
+            raise CodecError(
+                f"the gradient of {names[0]!r} is sparse, and momentum= or clip= of the exchange want dense ones; "
+                "leave both to the optimizer, or make the embedding with sparse=False"
+            )
+        traffic = sparse_nbytes(values, self.world_size)
+        self._engine_traffic += traffic
+        self.used.append(Used(names[0], Route(NATIVE), traffic.dense_nbytes, traffic.sent_nbytes))
+        return self._all_reduced(values)
+
+    def _all_reduced(self, values: torch.Tensor) -> Future:
+        """Have the engine sum `values` over all ranks while this thread goes on."""
         values.div_(self.world_size)
         work = dist.all_reduce(values, group=self._group, async_op=True)
         averaged: Future = work.get_future().then(lambda done: self._averaged(done, values))
@@ -168,14 +243,17 @@ class BucketSender:
     def _averaged(self, done: Future, values: torch.Tensor) -> torch.Tensor:
         """Return what the engine made of a bucket; what went wrong is kept for the end of the backward pass."""
         try:
-            return done.value()[0]
+            total = done.value()[0]
+            if values.is_sparse and self._memory.skips and not torch.isfinite(total._values()).all():
+                self._sparse_nonfinite = self._memory.spoilt = True
+            return total
         except RuntimeError as error:
             if not self._raises_at_end:
                 raise
             self.failure = self.failure or error
             return values
 
-    def _average(self, parcel: Parcel, future: Future, ready: torch.cuda.Event | None) -> None:
+    def _average(self, job: Job) -> None:
         """Average one bucket; runs on the communication thread, and after a failure only passes that on.
 
         On a GPU this is queued on a stream beside the backward pass's, which says when the bucket is `ready`. The
@@ -184,17 +262,23 @@ class BucketSender:
         try:
             if self.failure is not None:
                 raise self.failure
-            start = perf_counter()
-            with self._beside(parcel.values.device, ready):
-                self._exchange.average(parcel)
-                self.sent.append(Sent(parcel.name, start, perf_counter()))
-                future.set_result(parcel.values)
+            with self._beside(job):
+                for parcel in job.parcels:
+                    self._average_parcel(parcel)
+                job.future.set_result(job.buffer)
         except Exception as error:
             self.failure = self.failure or error
             if self._raises_at_end:
-                future.set_result(parcel.values)
+                job.future.set_result(job.buffer)
             else:
-                future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
+                job.future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
+
+    def _average_parcel(self, parcel: Parcel) -> None:
+        start, before = perf_counter(), self._exchange.traffic().sent_nbytes
+        self._exchange.average(parcel)
+        self._memory.spoilt |= self._sparse_nonfinite
+        self.used.append(_used(parcel, self._exchange.traffic().sent_nbytes - before))
+        self.sent.append(Sent(parcel.name, start, perf_counter()))
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -202,14 +286,15 @@ class BucketSender:
             raise self.failure
 
     @contextmanager
-    def _beside(self, device: torch.device, ready: torch.cuda.Event | None) -> Iterator[None]:
+    def _beside(self, job: Job) -> Iterator[None]:
         """Work on our own stream of a GPU, behind the event that fills the bucket."""
-        if ready is None:
+        device = job.buffer.device
+        if job.ready is None:
             yield
             return
         if device not in self._streams:
             self._streams[device] = urgent_stream(device)
-        self._streams[device].wait_event(ready)
+        self._streams[device].wait_event(job.ready)
         with torch.cuda.stream(self._streams[device]):
             yield
 
@@ -217,11 +302,20 @@ class BucketSender:
         """Let ranks fail that wait for our buckets, since a rank is gone."""
         self._thread.submit(self._communicator.transport.hang_up).result()  # type: ignore[attr-defined]  # it counts
 
+    def abandon(self) -> None:
+        """End the communication thread without the other ranks, some of which may be gone."""
+        self._thread.shutdown()
+
     def close(self) -> None:
         """End the communication thread once it has sent what it was given; all ranks together."""
         self._thread.shutdown()
         if self.failure is None:
             release(self._transport)
+
+
+def _used(parcel: Parcel, sent_nbytes: int) -> Used:
+    """Return how a parcel travelled."""
+    return Used(parcel.name, parcel.route, parcel.values.nbytes, sent_nbytes)
 
 
 def _future(values: torch.Tensor) -> Future:

@@ -1,7 +1,9 @@
 """Counts what a rank puts on the wire."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from penstock.plan import Route
 from penstock.program import Collective
 from penstock.runtime.transport import Array, Bytes, Transport, Work
 from penstock.runtime.transport.forwarded import ForwardedNotes
@@ -17,6 +19,26 @@ class Traffic:
     def __add__(self, other: "Traffic") -> "Traffic":
         """Return both together."""
         return Traffic(self.sent_nbytes + other.sent_nbytes, self.dense_nbytes + other.dense_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """How one bucket, or a stretch of one, really travelled in an iteration."""
+
+    name: str
+    route: Route
+    nbytes: int  # of its gradients
+    sent_nbytes: int  # put on the wire by this rank
+
+
+def sparse_nbytes(values: Any, world_size: int) -> Traffic:
+    """Return what a rank sends of a sparse tensor (torch's COO): indices and values, to every other rank.
+
+    Dense is what a ring sends of all its elements.
+    """
+    indices, kept = values._indices(), values._values()
+    sent = (world_size - 1) * (indices.numel() * indices.element_size() + kept.numel() * kept.element_size())
+    return Traffic(sent, ring_nbytes(values.numel() * values.element_size(), world_size))
 
 
 def ring_nbytes(nbytes: int, world_size: int) -> int:

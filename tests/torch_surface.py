@@ -1,0 +1,393 @@
+"""What each process of `tests/torch/test_stock_surface.py` does: use a feature of torch's wrapper, with torch and ours.
+
+A case is a function of the wrapper class and its options. It returns what must be equal, whatever the wrapper is.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch_training as training
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from penstock.network import LinearCost
+from penstock.plan import Bucket, Plan
+from penstock.torch import DistributedDataParallel as OurDDP
+
+Make = Callable[..., nn.Module]  # a wrapper of a module, with torch's options
+STEPS = 6  # the plan comes after two profiled ones
+ROUTES = ("native", "ring")
+
+
+def run(rank: int, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Return what each case gives with torch's wrapper and with ours, by route; an exception counts as a result."""
+    return {name: {kind: _outcome(CASES[name], make, rank) for kind, make in _makers().items()} for name in names}
+
+
+def _makers() -> dict[str, Make]:
+    makers: dict[str, Make] = {"stock": TorchDDP}
+    for route in ROUTES:
+        makers[route] = _ours(route)
+    return makers
+
+
+def _ours(route: str) -> Make:
+    """Return our wrapper on a network where the planner chooses `route`."""
+    line = {"native": LinearCost(1.0, 0.0), route: LinearCost(1e-4, 1e-9)}
+    network = replace(training.quick()["network"], all_reduce=line)
+
+    def make(module: nn.Module, *arguments: Any, **options: Any) -> nn.Module:
+        return OurDDP(module, *arguments, strategy="auto", network=network, profile_iterations=2, **options)
+
+    return make
+
+
+def _outcome(case: Callable[[Make, int], Any], make: Make, rank: int) -> Any:
+    torch.manual_seed(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return case(make, rank)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def _train(wrapper: nn.Module, rank: int, steps: int = STEPS, inputs: Any = None) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05)
+    for step in range(steps):
+        loss = training._loss(wrapper, rank, step, {}) if inputs is None else wrapper(inputs(step)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(wrapper)
+
+
+def weights(wrapper: nn.Module) -> dict[str, Any]:
+    """Return the parameters and buffers of the wrapped module."""
+    return {name: value.detach().clone().numpy() for name, value in wrapper.module.state_dict().items()}
+
+
+def static_graph_set_later(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    wrapper._set_static_graph()
+    return _train(wrapper, rank) | {"static": wrapper.static_graph, "logged": _logged(wrapper, "static_graph")}
+
+
+def builtin_hook(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return _train(wrapper, rank) | {"logged": _logged(wrapper, "comm_hook")}
+
+
+def sink_clone(make: Make, rank: int) -> Any:
+    wrapper = make(training.Branches(), find_unused_parameters=True)
+    wrapper._set_ddp_sink_clone(False)
+    return _train(wrapper, rank) | {"clones": wrapper._ddp_sink_clone}
+
+
+def buffers_of_their_own(make: Make, rank: int) -> Any:
+    wrapper = make(training.normalised())
+    wrapper.broadcast_buffers = False
+    found = _train(wrapper, rank)
+    return found | {"broadcasts": wrapper.broadcast_buffers}
+
+
+def logged_iterations(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    _train(wrapper, rank)
+    wrapper.logger.set_runtime_stats_and_log()
+    data = wrapper._get_ddp_logging_data()
+    return {name: data.get(name) for name in ("iteration", "module_name", "world_size", "find_unused_parameters")}
+
+
+def hooks_on_the_wrapper(make: Make, rank: int) -> Any:
+    wrapper, seen = make(training.plain()), []
+    wrapper.register_forward_pre_hook(lambda m, a, k: seen.append(("pre", sorted(k))), with_kwargs=True)
+    wrapper.register_forward_hook(lambda m, a, k, out: seen.append(("post", sorted(k))), with_kwargs=True)
+    wrapper.register_forward_hook(lambda m, a, out: seen.append(("always", len(a))), always_call=True)
+    wrapper.register_full_backward_hook(lambda m, gi, go: seen.append(("backward", len(go))))
+    for step in range(STEPS):
+        wrapper(input=torch.ones(2, 8) * step).sum().backward()
+    return {"seen": seen}
+
+
+def another_group(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    _train(wrapper, rank, 4)
+    wrapper._update_process_group(dist.new_group([0, 1]))
+    return _train(wrapper, rank)
+
+
+def no_autograd_hooks(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    wrapper._remove_autograd_hooks()
+    return _train(wrapper, rank)
+
+
+def unused_with_no_sync(make: Make, rank: int) -> Any:
+    """The right branch is used in the first of two passes of every iteration, which does not synchronise."""
+    wrapper = make(training.Branches(), find_unused_parameters=True, gradient_as_bucket_view=False)
+    optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05)
+    for step in range(STEPS):
+        with wrapper.no_sync():
+            training._loss(wrapper, rank, 2 * step, {}).backward()
+        training._loss(wrapper, rank, 2 * step + 1, {}).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(wrapper)
+
+
+def optimizer_in_backward(make: Make, rank: int) -> Any:
+    module = training.plain()
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.05})
+    wrapper = make(module, **({"gradient_as_bucket_view": True} if make is TorchDDP else {}))
+    with _streams_on_the_cpu():
+        for step in range(STEPS):
+            training._loss(wrapper, rank, step, {}).backward()
+    return weights(wrapper)
+
+
+@contextlib.contextmanager
+def _streams_on_the_cpu() -> Iterator[None]:
+    """torch's own code for streams and events raises where there is no accelerator; here they need not do anything."""
+    nothing = mock.MagicMock()
+    with (
+        mock.patch.object(torch.accelerator, "current_stream", lambda *_: nothing),
+        mock.patch.object(torch, "Event", lambda *_: nothing),
+        mock.patch.object(torch, "Stream", lambda *_: contextlib.nullcontext()),
+    ):
+        yield
+
+
+def sliced_mesh(make: Make, rank: int) -> Any:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    module = parallelize_module(training.plain(), mesh["tp"], {"0": ColwiseParallel()})
+    wrapper = make(module, device_mesh=mesh["dp"])
+    return {name: value for name, value in _train(wrapper, rank).items() if not name.startswith("0.")}
+
+
+def power_sgd(make: Make, rank: int) -> Any:
+    module = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 4))
+    wrapper = make(module)
+    state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
+    wrapper.register_comm_hook(state, _first_bucket_of_power_sgd)
+    found = _train(wrapper, rank)
+    return found | {"compressed": sorted(state.error_dict)}
+
+
+def _first_bucket_of_power_sgd(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Keep state by bucket, as torch's PowerSGD does (which chains collectives and so dies on gloo), and check it."""
+    index, buffer = bucket.index(), bucket.buffer()
+    if state.iter >= state.start_powerSGD_iter:
+        kept = state.error_dict.setdefault(index, torch.zeros_like(buffer))
+        assert kept.numel() == buffer.numel(), f"bucket {index} had {kept.numel()} elements and has {buffer.numel()}"
+        buffer += kept
+    state.iter += bucket.is_last()
+    return default_hooks.allreduce_hook(None, bucket)
+
+
+def ignored_first(make: Make, rank: int) -> Any:
+    module = training.plain()
+    TorchDDP._set_params_and_buffers_to_ignore_for_model(module, ["0.weight", "0.bias"])
+    found = _train(make(module), rank)
+    return {name: value for name, value in found.items() if not name.startswith("0.")}
+
+
+def ignored_without_gradient(make: Make, rank: int) -> Any:
+    """The first parameter is ignored by DDP and never has a gradient: training is planned all the same."""
+
+    class Extra(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.extra, self.body = nn.Linear(2, 2), training.plain()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x)
+
+    module = Extra()
+    TorchDDP._set_params_and_buffers_to_ignore_for_model(module, ["extra.weight", "extra.bias"])
+    wrapper = make(module)
+    found = _train(wrapper, rank)
+    assert not isinstance(wrapper, OurDDP) or wrapper.plan is not None, wrapper.explain()
+    return {name: value for name, value in found.items() if name.startswith("body")}
+
+
+class _Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8, sparse=True), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embed(x))
+
+
+def sparse_gradients(make: Make, rank: int) -> Any:
+    wrapper = make(_Embedded())
+    return _train(wrapper, rank, inputs=lambda step: torch.tensor([rank, 3 + step, 3 + step]))
+
+
+class _Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.second = nn.Parameter(torch.randn(8, 4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(x.to(torch.complex64) @ self.first @ self.second)
+
+
+def complex_parameters(make: Make, rank: int) -> Any:
+    return _train(make(_Complex()), rank, inputs=lambda step: torch.full((1, 8), 0.01 * (step + rank)))
+
+
+def double_parameters(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain().double())
+    return _train(wrapper, rank, inputs=lambda step: torch.full((2, 8), 0.1 * step + rank, dtype=torch.float64))
+
+
+def positional_arguments(make: Make, rank: int) -> Any:
+    """All that torch takes by position, up to skip_all_reduce_unused_params."""
+    arguments = (None, None, 0, None, True, None, 1, False, False, True, True, None, None, None, None, True)
+    wrapper = make(training.plain(), *arguments)
+    return _train(wrapper, rank) | {"skips": wrapper.skip_all_reduce_unused_params, "static": wrapper.static_graph}
+
+
+def argument_given_twice(make: Make, rank: int) -> Any:
+    with contextlib.suppress(TypeError):
+        make(training.plain(), None, device_ids=None)
+        return "accepted"
+    return "TypeError"
+
+
+def too_many_arguments(make: Make, rank: int) -> Any:
+    with contextlib.suppress(TypeError):
+        make(training.plain(), *[None] * 40)
+        return "accepted"
+    return "TypeError"
+
+
+def nested_wrappers(make: Make, rank: int) -> Any:
+    inner = make(nn.Linear(8, 8))
+    outer = nn.Sequential(inner, nn.ReLU(), nn.Linear(8, 4))
+    TorchDDP._set_params_and_buffers_to_ignore_for_model(outer, ["0.module.weight", "0.module.bias"])
+    return _train(make(outer), rank)
+
+
+def hook_registered_later(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    _train(wrapper, rank, 5)
+    wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return _train(wrapper, rank)
+
+
+def full_surface(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain(), bucket_cap_mb=1, find_unused_parameters=True, gradient_as_bucket_view=False)
+    wrapper.eval()
+    with torch.no_grad():
+        wrapper(torch.ones(1, 8))
+    wrapper.train()
+    found = _train(wrapper, rank)
+    wrapper._check_reducer_finalized()
+    return found
+
+
+CASES: dict[str, Callable[[Make, int], Any]] = {
+    each.__name__: each
+    for each in (
+        static_graph_set_later, builtin_hook, sink_clone, buffers_of_their_own, logged_iterations,
+        hooks_on_the_wrapper, another_group, no_autograd_hooks, unused_with_no_sync,
+        optimizer_in_backward, sliced_mesh, power_sgd, ignored_first, ignored_without_gradient, sparse_gradients,
+        complex_parameters, double_parameters, positional_arguments, argument_given_twice, too_many_arguments,
+        nested_wrappers, hook_registered_later, full_surface,
+    )
+}  # fmt: skip
+
+
+def _logged(wrapper: nn.Module, name: str) -> Any:
+    wrapper.logger.set_runtime_stats_and_log()
+    return wrapper._get_ddp_logging_data().get(name)
+
+
+# Bytes
+
+
+class Wide(nn.Module):
+    """Tensors large enough for headers not to count, in two planned buckets, and one that most passes do not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right = (nn.Linear(128, 128, bias=False) for _ in range(3))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.left(torch.relu(self.stem(x)))
+        return hidden + (self.right(hidden) if self.calls % 2 else 0.0)
+
+
+def used_routes(rank: int, cases: list[tuple[str, str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """For each (codec, strategy, options): bytes of two iterations under the plan, and the routes that were used."""
+    return [_bytes_of(rank, codec, strategy, options) for codec, strategy, options in cases]
+
+
+def _bytes_of(rank: int, codec: str, strategy: str, options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(3)
+    options = dict(options)
+    module = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(3)))
+    if options.get("find_unused_parameters"):
+        module = Wide()
+    how = {"autocast": options.pop("autocast", False)}
+    given = _plan(module, strategy, codec, options.pop("order")) if "order" in options else None
+    wrapper = OurDDP(
+        module, **({"plan": given} if given else {"codec": codec, "strategy": strategy, **_quick(strategy, codec)}), **options
+    )
+    for step in range(3 + (0 if given else 2)):
+        _wide_loss(wrapper, rank, step, how).backward()
+    before = wrapper.bytes_sent()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(10, 12):
+            _wide_loss(wrapper, rank, step, how).backward()
+    after = wrapper.bytes_sent()
+    return {
+        "ratio": (after.sent_nbytes - before.sent_nbytes) / (after.dense_nbytes - before.dense_nbytes),
+        "explain": wrapper.explain(),
+        "warned": sorted({str(each.message) for each in caught if "not in the plan" in str(each.message)}),
+    }
+
+
+def _quick(strategy: str, codec: str) -> dict[str, Any]:
+    quick = training.quick()
+    lines = dict(quick["network"].all_reduce) | {f"{strategy}+{codec}": LinearCost(1e-4, 1e-9)}
+    return quick | {"network": replace(quick["network"], all_reduce=lines)}
+
+
+def _plan(module: nn.Module, strategy: str, codec: str, order: str) -> Plan:
+    """Two buckets of all tensors: in the order gradients become ready, or another one."""
+    names = [name for name, _ in module.named_parameters()]
+    names = names if order == "wrong" else names[::-1]
+    sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in module.named_parameters()}
+    split = names[:2], names[2:]
+    return Plan(
+        "m", 2, "hand", tuple(Bucket(tuple(part), sum(sizes[n] for n in part), strategy, codec) for part in split)
+    )
+
+
+def _wide_loss(wrapper: nn.Module, rank: int, step: int, how: dict[str, Any]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(4, 128, generator=generator)
+    with torch.autocast("cpu", torch.bfloat16) if how["autocast"] else contextlib.nullcontext():
+        return wrapper(x).float().square().sum()
+
