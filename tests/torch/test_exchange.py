@@ -117,11 +117,14 @@ def test_a_tensor_without_a_gradient_keeps_what_it_owes_and_its_velocity() -> No
         np.testing.assert_array_equal(after[kind]["weight"], before[kind]["weight"])
 
 
-def test_what_no_codec_takes_goes_dense_whatever_its_strategy() -> None:
-    values = GRADIENT.double()
-    given = Parcel(values, ("weight",), (NUMEL,), Route("all_gather", "onebit"), is_first=True)
-    one_rank(Memory(make_compression("onebit"))).average(given)
-    np.testing.assert_array_equal(values, GRADIENT.double())
+def test_gradients_of_64_bits_are_compressed_as_those_of_32_are() -> None:
+    found = []
+    for values in (GRADIENT.double(), GRADIENT.clone()):
+        given = Parcel(values, ("weight",), (NUMEL,), Route("all_gather", "onebit"), is_first=True)
+        one_rank(Memory(make_compression("onebit"))).average(given)
+        found.append(values.numpy())
+    np.testing.assert_array_equal(*found)
+    assert len(np.unique(found[0])) == 2
 
 
 def test_gradients_of_64_bits_are_clipped_too() -> None:

@@ -4,14 +4,15 @@ torch closes a bucket as soon as it holds its limit, so limits equal to the plan
 reducer cannot be given other limits once it exists: a fresh wrapper is built with them, through its public constructor,
 and the living one takes its reducer and its logger, and nothing else. What a user set on the living one stays.
 
-Where torch rebuilds its buckets, the first iteration after a change uses buckets in registration order, and from the
-second iteration on they are the plan's. With find_unused_parameters torch never rebuilds them, and cuts parameters in
-registration order, the plan's last bucket first: limits are handed over in that order.
+torch first cuts parameters in registration order, with the limits in order, and sends the last of these buckets first.
+After an iteration it rebuilds them, with the same limits, in the order gradients became ready: from then on they are
+the plan's. `Order` says where it does otherwise.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,16 +22,22 @@ from penstock.plan import Plan
 
 TorchDDP = torch.nn.parallel.DistributedDataParallel
 MIB = 1 << 20
-# What a reducer brings with it: itself, its logger, its limits, and how far it has got.
-_OF_THE_REDUCER = (
-    "reducer", "logger", "_bucket_config", "bucket_bytes_cap", "bucket_bytes_cap_list", "bucket_bytes_cap_default",
-    "_has_rebuilt_buckets", "_static_graph_delay_allreduce_enqueued",
-)  # fmt: skip
+# What a reducer brings with it: itself, its logger, and how far it has got. Limits stay the user's: torch.compile reads
+# them to split graphs.
+_OF_THE_REDUCER = ("reducer", "logger", "_has_rebuilt_buckets", "_static_graph_delay_allreduce_enqueued")
 # Arguments of torch's constructor that its reducer and its logger are made from.
 _SHAPES_THE_REDUCER = (
     "device_ids", "output_device", "broadcast_buffers", "forward_sync_buffers", "bucket_cap_mb", "bucket_cap_mb_list",
     "gradient_as_bucket_view", "skip_all_reduce_unused_params", "batched_grad_copy",
 )  # fmt: skip
+
+
+class Order(Enum):
+    """In which order torch's reducer sends parameters, from the second iteration on."""
+
+    READY = "as gradients become ready"
+    LAST_REGISTERED_FIRST = "last registered first"  # with find_unused_parameters: never rebuilt
+    REGISTERED = "as registered"  # of a static graph: rebuilt without looking at when gradients became ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +82,20 @@ def gradient_nbytes(wrapper: TorchDDP) -> int:
     return sum(parameter.numel() * parameter.element_size() for _, parameter in trained(wrapper))
 
 
-def bucket_limits(plan: Plan, keeps_first_buckets: bool) -> list[float]:
-    """Return the plan's bucket sizes in MiB, as `bucket_cap_mb_list` wants them; exact, since MiB is a power of two."""
+def bucket_limits(plan: Plan, order: Order) -> list[float]:
+    """Return the plan's bucket sizes in MiB, as `bucket_cap_mb_list` wants them; exact, since MiB is a power of two.
+
+    Buckets that are not rebuilt are cut from the first registered parameter on, which the plan has last.
+    """
     limits = [max(bucket.nbytes, 1) / MIB for bucket in plan.buckets]
-    return limits[::-1] if keeps_first_buckets else limits
+    return limits[::-1] if order is Order.LAST_REGISTERED_FIRST else limits
 
 
-def keeps_first_buckets(wrapper: TorchDDP) -> bool:
-    """Whether torch keeps the buckets that it made in registration order, instead of rebuilding them once."""
-    return bool(wrapper.find_unused_parameters and not wrapper.static_graph)
+def sending_order(wrapper: TorchDDP) -> Order:
+    """Return in which order this wrapper's reducer sends its parameters."""
+    if wrapper.static_graph:
+        return Order.REGISTERED
+    return Order.LAST_REGISTERED_FIRST if wrapper.find_unused_parameters else Order.READY
 
 
 def release_buckets(wrapper: TorchDDP) -> None:

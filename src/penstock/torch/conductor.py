@@ -21,13 +21,14 @@ from penstock.runtime.pages import give_back_pages
 from penstock.timeline import Timeline
 from penstock.torch.buckets import (
     Hook,
+    Order,
     TorchDDP,
     averaged,
     calls_no_hook,
     can_hold_plans,
     gradient_nbytes,
-    keeps_first_buckets,
     release_buckets,
+    sending_order,
     trained,
 )
 from penstock.torch.compression import AUTO, MIXING_PLANNERS, NATIVE
@@ -46,7 +47,7 @@ from penstock.torch.planning import (
     decide,
     decide_whether,
     from_rank_0,
-    in_registration_order,
+    in_order,
     only,
 )
 from penstock.torch.profile import Profiler
@@ -335,9 +336,14 @@ class Conductor:
         if known is None:
             assert self._profiler is not None
             known = self._profiler.trace()
-        wrapper = self._wrapper
-        _, planned = gradient_sizes(dict(trained(wrapper)))
-        return in_registration_order(known, planned) if keeps_first_buckets(wrapper) else only(known, planned)
+        _, planned = gradient_sizes(dict(trained(self._wrapper)))
+        match sending_order(self._wrapper):
+            case Order.READY:
+                return only(known, planned)
+            case Order.REGISTERED:
+                return in_order(known, planned)
+            case Order.LAST_REGISTERED_FIRST:
+                return in_order(known, dict(reversed(planned.items())))
 
     def _routes(self) -> tuple[Route, ...]:
         if self.holder.user_hook is not None:

@@ -42,7 +42,8 @@ _TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 class DistributedDataParallel(TorchDDP):
     """torch's DistributedDataParallel with planned buckets; every argument of torch's is passed on.
 
-    One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time.
+    One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time (not
+    around another wrapper).
     planner: naive, wfbp, single, threshold, greedy, exact, selective or joint. strategy: `native` (the engine's own
     all-reduce), the name of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace,
     plan: values or files, of this model and as many ranks, that replace measuring, profiling and planning; a plan
@@ -110,7 +111,8 @@ class DistributedDataParallel(TorchDDP):
         memory = Memory(compression, on_nonfinite, grad_scaler)
         bound = _TORCH_SIGNATURE.bind(self, module, *arguments, **options)  # a TypeError is what torch's would be
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
-        options.setdefault("gradient_as_bucket_view", True)
+        nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
+        options.setdefault("gradient_as_bucket_view", not nested)
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         self._conductor = Conductor(self, settings, options, memory)

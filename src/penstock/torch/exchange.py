@@ -19,7 +19,7 @@ from penstock.torch.watched import Watched, watched_codec
 
 DENSE = "ring"  # strategy of what travels dense beside a codec
 Bounds = tuple[int, int]  # where a tensor lies in its bucket
-COMPRESSIBLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # all as float32
+VELOCITIES = (torch.float32, torch.float16, torch.bfloat16)  # gradients that momentum is kept for, as float32
 KEPT_CODECS = 16  # of different settings: a warm-up may have a density of its own for every iteration
 
 
@@ -61,7 +61,12 @@ class Exchange:
             for part in torch.split(parcel.values, list(parcel.sizes)):
                 self.clip([part])
         self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
-        if parcel.route.codec is None or parcel.values.dtype not in COMPRESSIBLE or not parcel.values.numel():
+        if self.memory.compression.momentum.factor and parcel.values.dtype not in VELOCITIES:
+            raise CodecError(
+                f"momentum of {parcel.values.dtype} gradients; velocities are float32: wanted float32 or 16 bits; "
+                "leave momentum to the optimizer"
+            )
+        if parcel.route.codec is None or not parcel.values.numel():
             self._average_dense(parcel)
         else:
             if self.memory.count():
@@ -100,11 +105,6 @@ class Exchange:
         """Return gradients as they are, or where momentum is kept: float32 in host memory."""
         if not self.memory.compression.momentum.factor:
             return values
-        if values.dtype not in COMPRESSIBLE:
-            raise CodecError(
-                f"momentum of {values.dtype} gradients; velocities are float32: wanted float32 or 16 bits; leave "
-                "momentum to the optimizer"
-            )
         return values.to(HOST, torch.float32)
 
     def _put_back(self, values: torch.Tensor, parcel: Parcel) -> None:
@@ -129,7 +129,7 @@ class Exchange:
             self.memory.spoilt = True
 
     def _average_compressed(self, parcel: Parcel, codec: Watched) -> None:
-        """Send what a codec makes of the gradients; 16-bit ones as float32, so that errors are kept in full.
+        """Send what a codec makes of the gradients, as float32: errors of 16-bit ones are kept in full.
 
         Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
         """

@@ -15,7 +15,7 @@ from penstock.torch.buckets import (
     averaged,
     bucket_limits,
     gradient_nbytes,
-    keeps_first_buckets,
+    sending_order,
     take_buckets,
 )
 from penstock.torch.compression import NATIVE
@@ -88,7 +88,7 @@ class Holder:
         elif self._sender is not None:
             self._sender.close()
             self._traffic, self._sender = self.traffic(), None
-        self._take(bucket_limits(plan, keeps_first_buckets(self._wrapper)), hook)
+        self._take(bucket_limits(plan, sending_order(self._wrapper)), hook)
 
     def keep(self, route: Route) -> None:
         """Leave torch's own buckets as they are and send all of them by one route."""

@@ -1,6 +1,6 @@
 """Decides on a plan and lets all ranks agree on it."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -161,15 +161,15 @@ def only(trace: Trace, names: Container[str]) -> Trace:
     return replace(trace, tensors=tuple(tensors))
 
 
-def in_registration_order(trace: Trace, parameters: dict[str, int]) -> Trace:
-    """Return the trace in the order torch keeps where it does not rebuild its buckets: the last registered first.
+def in_order(trace: Trace, parameters: Mapping[str, int]) -> Trace:
+    """Return the trace with its tensors in another order: that of `parameters`, names and sizes.
 
-    A tensor counts as ready when all before it are: torch sends buckets in order. `parameters` are names and sizes in
-    registration order; those without a gradient in the trace are ready from the start.
+    A tensor counts as ready when all before it are: torch sends buckets in order. Those without a gradient in the trace
+    are ready from the start.
     """
     ready_at = dict(zip((tensor.name for tensor in trace.tensors), trace.ready_seconds, strict=True))
     tensors, now = [], trace.forward_seconds
-    for name, numel in reversed(parameters.items()):
+    for name, numel in parameters.items():
         ready = max(now, ready_at.get(name, now))
         tensors.append(Tensor(name, numel, ready - now))
         now = ready

@@ -184,7 +184,7 @@ class BucketSender:
         return tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
 
     def _parcels(self, bucket: dist.GradBucket) -> tuple[Parcel, ...]:  # type: ignore[name-defined]
-        """Return the stretches of a bucket whose tensors have one route; torch shows complex gradients as real pairs."""
+        """Return the stretches of a bucket whose tensors have one route; torch shows complex numbers as real pairs."""
         names, values = self._named(bucket), bucket.buffer().view(-1)
         self._compare_with_plan(names)
         sizes = [parameter.numel() * (1 + parameter.is_complex()) for parameter in bucket.parameters()]
