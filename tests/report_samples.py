@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.cost.ways import way_for
 from penstock.network import LinearCost, Network
 from penstock.planners import PLANNERS
-from penstock.run_record import CodecCost, CodecLine, Evaluation, RunRecord, Step, save_run
+from penstock.run_record import CodecCost, CodecLine, Evaluation, RouteUse, RunRecord, Step, save_run
 from penstock.simulator.iteration import predict
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Tensor, Trace
@@ -99,6 +99,7 @@ def sample_runs() -> list[RunRecord]:
             "onebit", onebit, 0.97, **common, hidden_seconds=2e-3, exposed_seconds=onebit - compute,
             bytes_per_iteration=dense / 31, planner="exact", strategy="ring", codec="onebit", plan=packed,
             codec_cost=CodecCost(1 / 32, CodecLine(4e-5, 3e-10), CodecLine(2e-5, 2e-9)),
+            routes_used=(RouteUse("ring+onebit", 3, 4_000_000, 130_000),),
             predicted=plan.timeline, measured=measured_timeline(trace, onebit, codec=True),
         ),
     ]  # fmt: skip

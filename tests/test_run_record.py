@@ -9,6 +9,7 @@ from penstock.run_record import (
     CodecCost,
     CodecLine,
     Evaluation,
+    RouteUse,
     RunRecord,
     Step,
     load_run,
@@ -46,6 +47,7 @@ FULL = RunRecord(
     trace=Trace("chars", "a CPU", 8, "float32", 0.1, (Tensor("b", 1, 0.1), Tensor("a", 3, 0.2))),
     network=Network(4, 1e-4, 1e-9, 1e-10, {"ring": LinearCost(6e-4, 1.6e-9)}),
     codec_cost=CodecCost(0.03, CodecLine(1e-5, 1e-10), CodecLine(2e-5, 2e-10)),
+    routes_used=(RouteUse("ring+onebit", 2, 4000, 130), RouteUse("native", 1, 40, 40)),
     predicted=TIMELINE,
     measured=TIMELINE,
 )

@@ -6,7 +6,7 @@ finds. Parts that a run cannot know are None: torch's own wrapper has no plan, a
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from penstock.fields import Fields, read_json, write_json
@@ -21,7 +21,7 @@ _FIELDS = (
     "format", "name", "task", "metric_name", "workers", "engine", "device", "where", "codec", "planner", "strategy",
     "machine", "versions", "steps", "evaluations", "iteration_seconds", "compute_seconds", "hidden_seconds",
     "exposed_seconds", "samples_per_second", "bytes_per_iteration", "dense_bytes_per_iteration", "plan", "trace",
-    "network", "codec_cost", "timeline",
+    "network", "codec_cost", "routes_used", "timeline",
 )  # fmt: skip
 
 
@@ -61,6 +61,19 @@ class CodecCost:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteUse:
+    """What one route really carried in an iteration, on one worker."""
+
+    route: str  # as plans write it: "ring+onebit"
+    messages: int  # buckets, or stretches of one
+    nbytes: int  # of gradients
+    sent_nbytes: int  # put on the wire
+
+    def __str__(self) -> str:
+        return f"{self.sent_nbytes} bytes for {self.nbytes} of gradients by {self.route}, in {self.messages} messages"
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One training run."""
 
@@ -89,6 +102,7 @@ class RunRecord:
     trace: Trace | None = None
     network: Network | None = None
     codec_cost: CodecCost | None = None
+    routes_used: tuple[RouteUse, ...] = ()  # in the last iteration, on rank 0; none where that is not known
     predicted: Timeline | None = None  # of one iteration
     measured: Timeline | None = None
 
@@ -125,6 +139,7 @@ def run_from_fields(fields: Fields) -> RunRecord:
         trace=None if trace is None else trace_from_fields(trace),
         network=None if network is None else network_from_fields(network),
         codec_cost=None if codec_cost is None else _codec_cost(codec_cost),
+        routes_used=tuple(_route_use(item) for item in fields.objects("routes_used", [])),
         predicted=None if timeline is None else _timeline(timeline, "predicted"),
         measured=None if timeline is None else _timeline(timeline, "measured"),
     )
@@ -138,6 +153,12 @@ _AMOUNTS = (
 
 def _moment(fields: Fields) -> tuple[int, float]:
     return fields.integer("step", 0), fields.amount("seconds")
+
+
+def _route_use(fields: Fields) -> RouteUse:
+    fields.reject_unknown(("route", "messages", "nbytes", "sent_nbytes"))
+    counts = (fields.integer(name, 0) for name in ("messages", "nbytes", "sent_nbytes"))
+    return RouteUse(fields.text("route"), *counts)
 
 
 def _codec_cost(fields: Fields) -> CodecCost:
@@ -173,6 +194,7 @@ def run_document(run: RunRecord) -> dict[str, Any]:
         "trace": None if run.trace is None else trace_document(run.trace),
         "network": None if run.network is None else network_document(run.network),
         "codec_cost": None if run.codec_cost is None else _codec_cost_document(run.codec_cost),
+        "routes_used": [asdict(each) for each in run.routes_used],
         "timeline": {
             "predicted": None if run.predicted is None else timeline_document(run.predicted),
             "measured": None if run.measured is None else timeline_document(run.measured),

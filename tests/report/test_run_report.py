@@ -160,6 +160,13 @@ def test_a_plan_without_a_trace_shows_its_buckets_alone():
     assert view["about"].startswith("12 tensors, 2.467 MB of gradients")
 
 
+def test_the_plan_is_told_with_the_routes_and_bytes_that_were_really_used(runs):
+    view = report_document(runs)["plans"][-1]
+    assert view["about"].endswith(
+        "The last iteration sent 0.13 MB for 4 MB of gradients by ring+onebit, in 3 messages."
+    )
+
+
 def test_a_plan_that_does_not_fit_its_trace_is_refused():
     run = sample_runs()[1]
     other = replace(run.trace, tensors=run.trace.tensors[1:])

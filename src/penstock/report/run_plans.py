@@ -1,12 +1,13 @@
 """Plans as the report shows them: every tensor with its bucket and its bytes, every bucket with its way."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.curves import CodecCurves
 from penstock.plan import Bucket, Plan
 from penstock.report.found_runs import FoundRun
 from penstock.report.run_codecs import run_codecs
+from penstock.run_record import RouteUse
 from penstock.trace import Trace
 
 
@@ -20,7 +21,7 @@ def plan_view(run: FoundRun) -> dict[str, Any] | None:
     codecs = run_codecs(run.record)
     return {
         "name": run.name,
-        "about": _about(plan),
+        "about": " ".join([_about(plan), *_used(run.record.routes_used)]),
         "tensors": [] if trace is None else _tensors(plan, trace, codecs),
         "buckets": [_bucket(index, bucket, codecs) for index, bucket in enumerate(plan.buckets)],
     }
@@ -33,6 +34,15 @@ def _about(plan: Plan) -> str:
         f"{tensors} tensors, {total / 1e6:.4g} MB of gradients, in {len(plan.buckets)} buckets by planner "
         f"{plan.planner} for {plan.workers} workers; {plan.times} times; hash {plan.hash}."
     )
+
+
+def _used(routes: Sequence[RouteUse]) -> Iterator[str]:
+    """Say how the last iteration really went, beside the plan."""
+    for each in routes:
+        yield (
+            f"The last iteration sent {each.sent_nbytes / 1e6:.4g} MB for {each.nbytes / 1e6:.4g} MB of gradients by "
+            f"{each.route}, in {each.messages} messages."
+        )
 
 
 def _tensors(plan: Plan, trace: Trace, codecs: Mapping[str, CodecCurves]) -> list[dict[str, Any]]:

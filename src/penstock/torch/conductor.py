@@ -153,7 +153,7 @@ class Conductor:
         measured = [after - before for before, after in pairwise(self._started)]
         wanted = self.settings.profile_iterations
         last = self.measured_timeline() if self._decision else None
-        used = self.holder.used() if self._finished or self._started else ()
+        used = self.holder.routes_used()
         words = explain(self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used)
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
 

@@ -22,6 +22,7 @@ from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
+from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.checkpoint import State, with_names
@@ -214,6 +215,13 @@ class DistributedDataParallel(TorchDDP):
     def bytes_sent(self) -> Traffic:
         """Return the bytes this rank has put on the wire so far, and what a dense all-reduce of the same would have."""
         return self._conductor.holder.traffic()
+
+    def routes_used(self) -> tuple[RouteUse, ...]:
+        """Return by which routes the gradients of the last iteration really travelled, with what this rank sent.
+
+        Of a hook of the user's nothing is known.
+        """
+        return self._conductor.holder.routes_used()
 
     def exchange_state_dict(self) -> State:
         """Return what this rank still owes of each parameter's gradient; call it between iterations, on every rank.

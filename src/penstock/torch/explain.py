@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.drift import Drift
 from penstock.torch.measured import communication_seconds
 from penstock.torch.planning import Decision
-from penstock.torch.traffic import Used
 
 SLOWED = 1.1  # times as long as alone: two that share cores, not noise
 
@@ -20,7 +20,7 @@ def explain(
     measured_seconds: Sequence[float],
     drift: Drift,
     last: Timeline | None = None,
-    used: Sequence[Used] = (),
+    used: Sequence[RouteUse] = (),
 ) -> str:
     """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured.
 
@@ -102,12 +102,9 @@ def _buckets(decision: Decision) -> Iterator[str]:
         yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
 
 
-def _used(used: Sequence[Used]) -> Iterator[str]:
+def _used(used: Sequence[RouteUse]) -> Iterator[str]:
     """Say how the last iteration's buckets really travelled, route by route."""
-    for route in dict.fromkeys(each.route for each in used):
-        messages = [each for each in used if each.route == route]
-        nbytes, sent = sum(each.nbytes for each in messages), sum(each.sent_nbytes for each in messages)
-        yield f"last iteration sent {sent} bytes for {nbytes} of gradients by {route}, in {len(messages)} messages"
+    return (f"last iteration sent {each}" for each in used)
 
 
 def _ms(seconds: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from penstock.plan import Plan, Route
+from penstock.run_record import RouteUse
 from penstock.torch.buckets import (
     Hook,
     TorchDDP,
@@ -21,7 +22,7 @@ from penstock.torch.buckets import (
 from penstock.torch.compression import NATIVE
 from penstock.torch.memory import Memory
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender
-from penstock.torch.traffic import Traffic, Used, ring_nbytes
+from penstock.torch.traffic import Traffic, by_route, ring_nbytes
 
 
 class Holder:
@@ -50,14 +51,14 @@ class Holder:
         """Return what this rank has sent so far."""
         return self._traffic + (self._sender.bytes_sent() if self._sender else Traffic(0, 0))
 
-    def used(self) -> tuple[Used, ...]:
-        """Return how the buckets of the last iteration travelled; by a hook of the user's, that is not known."""
+    def routes_used(self) -> tuple[RouteUse, ...]:
+        """Return what each route carried in the last iteration; by a hook of the user's, that is not known."""
         if self._sender is not None:
-            return tuple(self._sender.used)
-        if self.user_hook is not None:
+            return by_route(self._sender.used)
+        if self.user_hook is not None or not self._counted:
             return ()
         nbytes = gradient_nbytes(self._wrapper)
-        return (Used("all buckets", Route(NATIVE), nbytes, ring_nbytes(nbytes, self._world_size)),)
+        return (RouteUse(NATIVE, 1, nbytes, ring_nbytes(nbytes, self._world_size)),)
 
     def recover(self) -> None:
         """Go on after a gradient that was not finite: what is owed is known again."""

@@ -1,10 +1,12 @@
 """Counts what a rank puts on the wire."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.plan import Route
 from penstock.program import Collective
+from penstock.run_record import RouteUse
 from penstock.runtime.transport import Array, Bytes, Transport, Work
 from penstock.runtime.transport.forwarded import ForwardedNotes
 
@@ -29,6 +31,17 @@ class Used:
     route: Route
     nbytes: int  # of its gradients
     sent_nbytes: int  # put on the wire by this rank
+
+
+def by_route(used: Iterable[Used]) -> tuple[RouteUse, ...]:
+    """Return what each route carried, all its messages together."""
+    found: dict[Route, list[Used]] = {}
+    for each in used:
+        found.setdefault(each.route, []).append(each)
+    return tuple(
+        RouteUse(str(route), len(parts), sum(each.nbytes for each in parts), sum(each.sent_nbytes for each in parts))
+        for route, parts in found.items()
+    )
 
 
 def sparse_nbytes(values: Any, world_size: int) -> Traffic:

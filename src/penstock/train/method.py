@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.network import Network
 from penstock.plan import Plan
+from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
 from penstock.torch.measured import measured_timeline
@@ -51,6 +52,10 @@ class Wrapped:
     def explain(self) -> str:
         """Say in words what was decided."""
         return self._ours.explain() if self._ours is not None else "torch's own DistributedDataParallel"
+
+    def routes_used(self) -> tuple[RouteUse, ...]:
+        """Return how the gradients of the last iteration really travelled; by torch's own wrapper, all as they are."""
+        return self._ours.routes_used() if self._ours is not None else ()
 
     def count_iteration(self) -> None:
         """Take note of a synchronised iteration: torch's own wrapper does not count."""

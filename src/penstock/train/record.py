@@ -50,6 +50,7 @@ def make_record(loop: Loop) -> RunRecord:
         trace=trace,
         network=network,
         codec_cost=_codec_cost(network, plan),
+        routes_used=loop.wrapped.routes_used(),
         predicted=plan.timeline if plan is not None and plan.timeline.spans else None,
         measured=_all_timelines(loop.wrapped.measured_timeline()),
     )
