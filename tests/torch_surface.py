@@ -175,7 +175,9 @@ def sliced_mesh(make: Make, rank: int) -> Any:
 
     module = parallelize_module(training.plain(), mesh["tp"], {"0": ColwiseParallel()})
     wrapper = make(module, device_mesh=mesh["dp"])
-    return {name: value for name, value in _train(wrapper, rank).items() if not name.startswith("0.")}
+    found = _train(wrapper, rank)
+    assert not isinstance(wrapper, OurDDP) or any("0.weight" in each.tensors for each in wrapper.plan.buckets)
+    return {name: value for name, value in found.items() if not name.startswith("0.")}
 
 
 def power_sgd(make: Make, rank: int) -> Any:
@@ -318,6 +320,19 @@ CASES: dict[str, Callable[[Make, int], Any]] = {
 def _logged(wrapper: nn.Module, name: str) -> Any:
     wrapper.logger.set_runtime_stats_and_log()
     return wrapper._get_ddp_logging_data().get(name)
+
+
+def shrink_the_group(rank: int) -> dict[str, Any]:
+    """Three ranks train with a codec, then two of them go on; return what they end with, and the plan's workers."""
+    torch.manual_seed(1)
+    wrapper = OurDDP(training.plain(), codec="onebit", **training.quick())
+    _train(wrapper, rank, 4)
+    before = wrapper.plan.workers
+    group = dist.new_group([0, 1])
+    if rank == 2:
+        return {}
+    wrapper._update_process_group(group)
+    return _train(wrapper, rank, 4) | {"workers": (before, wrapper.plan.workers)}
 
 
 # Bytes

@@ -35,6 +35,12 @@ def assert_alike(expected, found):
             assert found[name] == value, name
 
 
+def test_fewer_ranks_go_on_with_a_plan_of_their_own_and_stay_alike():
+    first, second, _ = spawn(3, surface.shrink_the_group)
+    assert first["workers"] == (3, 2)
+    assert_alike(first, second)
+
+
 # What a codec makes of a dense float32 gradient, on two ranks: bits for each element over 32. A sparse entry is
 # a 16-bit index and a value, 6 bytes, and is sent once, where a dense ring sends 4 bytes an element in two halves.
 PROMISED = {

@@ -62,24 +62,41 @@ class Hook:
         return not (self.is_torchs or self.function is None or isinstance(self.state, dist.ProcessGroup | None))
 
 
-def trained(wrapper: TorchDDP) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the parameters whose gradients torch's reducer averages in dense buckets, with their names."""
-    return [(name, parameter) for name, parameter, is_sparse in averaged(wrapper) if not is_sparse]
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """A parameter whose gradient torch's reducer averages."""
+
+    name: str  # in the wrapped module
+    parameter: torch.nn.Parameter
+    is_sparse: bool  # its gradients are, and so in no planned bucket
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its gradient, if it is dense."""
+        return self.parameter.numel() * self.parameter.element_size()
 
 
-def averaged(wrapper: TorchDDP) -> list[tuple[str, torch.nn.Parameter, bool]]:
-    """Return all parameters that torch's reducer averages: name, parameter, and whether its gradients are sparse.
+Parameters = tuple[Averaged, ...]  # as registered
+
+
+def averaged(wrapper: TorchDDP) -> Parameters:
+    """Return all parameters that the reducer of a new wrapper averages; tensor parallelism hides some of them later.
 
     Shared ones are there once. Those that the module tells DDP to ignore are not.
     """
     names = {id(parameter): name for name, parameter in wrapper.module.named_parameters()}
     parameters, sparse = wrapper._build_params_for_reducer()  # type: ignore[no-untyped-call]
-    return [(names[id(each)], each, is_sparse) for each, is_sparse in zip(parameters, sparse, strict=True)]
+    return tuple(Averaged(names[id(each)], each, is_sparse) for each, is_sparse in zip(parameters, sparse, strict=True))
 
 
-def gradient_nbytes(wrapper: TorchDDP) -> int:
+def dense(parameters: Parameters) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are in buckets, by name."""
+    return {each.name: each.parameter for each in parameters if not each.is_sparse}
+
+
+def gradient_nbytes(parameters: Parameters) -> int:
     """Return the bytes of all dense gradients."""
-    return sum(parameter.numel() * parameter.element_size() for _, parameter in trained(wrapper))
+    return sum(each.nbytes for each in parameters if not each.is_sparse)
 
 
 def bucket_limits(plan: Plan, order: Order) -> list[float]:
@@ -104,14 +121,19 @@ def release_buckets(wrapper: TorchDDP) -> None:
 
 
 def take_buckets(
-    wrapper: TorchDDP, arguments: Mapping[str, Any], limits: list[float] | None, hook: Hook | None
+    wrapper: TorchDDP,
+    parameters: Parameters,
+    arguments: Mapping[str, Any],
+    limits: list[float] | None,
+    hook: Hook | None,
 ) -> None:
     """Give `wrapper` a reducer with these limits (None: torch's own) and this communication hook.
 
-    `arguments` are those the wrapper was made with, the module excepted; what can change later is read from it.
+    `parameters` are those that its reducer averages. `arguments` are those the wrapper was made with, the module
+    excepted; what can change later is read from it.
     """
     release_buckets(wrapper)  # the old reducer goes first: two must not listen to one gradient
-    fresh = _fresh_wrapper(wrapper, arguments, {} if limits is None else {"bucket_cap_mb_list": limits})
+    fresh = _fresh_wrapper(wrapper, parameters, arguments, {} if limits is None else {"bucket_cap_mb_list": limits})
     if hook is not None:
         hook.register(fresh)
         wrapper._comm_hooks = list(fresh._comm_hooks)
@@ -124,8 +146,19 @@ def take_buckets(
         wrapper.reducer._set_optimizer_in_backward()  # type: ignore[attr-defined]
 
 
-def _fresh_wrapper(wrapper: TorchDDP, arguments: Mapping[str, Any], limits: dict[str, list[float]]) -> TorchDDP:
+def _fresh_wrapper(
+    wrapper: TorchDDP, parameters: Parameters, arguments: Mapping[str, Any], limits: dict[str, list[float]]
+) -> TorchDDP:
     """Return a wrapper of the same module and ranks with a reducer like the living one's, but for its limits."""
+
+    class Fresh(TorchDDP):
+        def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+            self._assign_modules_buffers()  # type: ignore[no-untyped-call]
+            return [each.parameter for each in parameters], [each.is_sparse for each in parameters]
+
+        def _build_debug_param_to_name_mapping(self, _: object) -> dict[int, str]:
+            return {index: each.name for index, each in enumerate(parameters)}
+
     given = {name: arguments[name] for name in _SHAPES_THE_REDUCER if name in arguments}
     now = {
         "process_group": wrapper.process_group,
@@ -135,7 +168,7 @@ def _fresh_wrapper(wrapper: TorchDDP, arguments: Mapping[str, Any], limits: dict
     }
     with warnings.catch_warnings():  # torch has said them once, when the user's own wrapper was made
         warnings.simplefilter("ignore")
-        return TorchDDP(wrapper.module, **{**given, **now, **limits})
+        return Fresh(wrapper.module, **{**given, **now, **limits})
 
 
 def steps_in_backward(wrapper: TorchDDP) -> bool:
@@ -152,15 +185,15 @@ def calls_no_hook(wrapper: TorchDDP) -> str:
     return ""
 
 
-def can_hold_plans(wrapper: TorchDDP) -> str:
+def can_hold_plans(wrapper: TorchDDP, parameters: Parameters) -> str:
     """Return why this wrapper cannot hold a plan, or an empty string where it can."""
     if obstacle := calls_no_hook(wrapper):
         return f"of {obstacle}"
-    parameters = [parameter for _, parameter in trained(wrapper)]
-    if not parameters:
+    found = dense(parameters).values()
+    if not found:
         return "all its gradients are sparse, and travel as torch sends them"
-    if len({parameter.dtype for parameter in parameters}) > 1:
+    if len({parameter.dtype for parameter in found}) > 1:
         return "its parameters have several types, and torch applies bucket limits to each type by itself"
-    if len({parameter.device for parameter in parameters}) > 1:
+    if len({parameter.device for parameter in found}) > 1:
         return "its parameters are on several devices, and their gradients are timed by one clock"
     return ""

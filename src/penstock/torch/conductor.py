@@ -23,13 +23,12 @@ from penstock.torch.buckets import (
     Hook,
     Order,
     TorchDDP,
-    averaged,
     calls_no_hook,
     can_hold_plans,
+    dense,
     gradient_nbytes,
     release_buckets,
     sending_order,
-    trained,
 )
 from penstock.torch.compression import AUTO, MIXING_PLANNERS, NATIVE
 from penstock.torch.drift import Drift
@@ -80,8 +79,7 @@ class Conductor:
         self._finished = False  # the iteration that was begun last had its backward pass
         self._unwatched = False  # and was not yet compared with the plan
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
-        self.obstacle = can_hold_plans(wrapper)  # why torch's buckets are kept, or ""
-        self._parameters = _identities(wrapper)
+        self.obstacle = can_hold_plans(wrapper, self.holder.parameters)  # why torch's buckets are kept, or ""
         self._refuse_what_torch_would_not_call()
         if not self.obstacle:
             self._check_given()
@@ -162,8 +160,9 @@ class Conductor:
         return {name: timeline for name, timeline in found.items() if timeline is not None}
 
     def change_group(self) -> None:
-        """Plan anew: the wrapper has another process group."""
+        """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
         self._decision, self._nodes, self._profiled = None, (), 0
+        self.settings = replace(self.settings, network=None, plan=None)
         self.holder.forget()
         self._hold()
 
@@ -198,7 +197,7 @@ class Conductor:
 
     def resume(self) -> None:
         """Hold the plan again, in a wrapper that was copied or unpickled."""
-        self._parameters = _identities(self._wrapper)
+        self.holder.resume()
         self._hold()
         self._passes = self._watch_passes()
 
@@ -213,9 +212,9 @@ class Conductor:
         settings, compression = self.settings, self.memory.compression
         asked = settings.options | compression.options | {"on_nonfinite": "'skip'" if self.memory.skips else "'raise'"}
         given = Given(settings.plan, settings.trace, settings.network, asked)
-        found = averaged(self._wrapper)
-        nbytes = {name: each.numel() * each.element_size() for name, each, _ in found}
-        may_lack = self._some_may_lack or any(is_sparse for _, _, is_sparse in found)
+        found = self.holder.parameters
+        nbytes = {each.name: each.nbytes for each in found}
+        may_lack = self._some_may_lack or any(each.is_sparse for each in found)
         given.agree(nbytes, may_lack, compression, self._group)
 
     def _go_on_planning(self) -> None:
@@ -225,8 +224,6 @@ class Conductor:
                 "your communication hook has state, which may belong to the buckets that it has seen; with plan= or "
                 "trace= it gets planned ones from the start"
             )
-        elif self._parameters != _identities(self._wrapper):  # tensor parallelism does that, for one
-            self.obstacle = "its module has other parameters now than when it was wrapped"
         elif self.settings.plan is not None:
             self._adopt(Decision(self.settings.plan))
         elif self.settings.trace is not None or self._profiled >= self.settings.profile_iterations:
@@ -309,7 +306,7 @@ class Conductor:
             self._device,
             self.settings.measurements,
             engine=self.settings.engine,
-            most_nbytes=gradient_nbytes(self._wrapper) // 3,
+            most_nbytes=gradient_nbytes(self.holder.parameters) // 3,
         )
 
     def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
@@ -336,7 +333,7 @@ class Conductor:
         if known is None:
             assert self._profiler is not None
             known = self._profiler.trace()
-        _, planned = gradient_sizes(dict(trained(self._wrapper)))
+        _, planned = gradient_sizes(dense(self.holder.parameters))
         match sending_order(self._wrapper):
             case Order.READY:
                 return only(known, planned)
@@ -393,7 +390,7 @@ class Conductor:
 
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
-        parameters = [parameter for _, parameter, _ in averaged(self._wrapper)]
+        parameters = [each.parameter for each in self.holder.parameters]
         return BackwardPasses(parameters if self._some_may_lack else parameters[:1], self._on_backward)
 
     @property
@@ -418,11 +415,6 @@ class Conductor:
     @property
     def _is_first(self) -> bool:
         return dist.get_rank(self._group) == 0
-
-
-def _identities(wrapper: TorchDDP) -> list[int]:
-    """Return which parameters torch averages, in order."""
-    return [id(parameter) for _, parameter, _ in averaged(wrapper)]
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

@@ -36,6 +36,7 @@ class Holder:
         self.user_sample_rate: int | None = None  # of torch's clocks, where the user set it
         self.logged_before = 0  # iterations that loggers of earlier reducers counted
         self._wrapper, self._arguments, self._memory = wrapper, arguments, memory
+        self.parameters = averaged(wrapper)
         self._engine, self._is_watched = engine, is_watched
         self._sender: BucketSender | None = None
         self._plan: Plan | None = None
@@ -57,7 +58,7 @@ class Holder:
             return by_route(self._sender.used)
         if self.user_hook is not None or not self._counted:
             return ()
-        nbytes = gradient_nbytes(self._wrapper)
+        nbytes = gradient_nbytes(self.parameters)
         return (RouteUse(NATIVE, 1, nbytes, ring_nbytes(nbytes, self._world_size)),)
 
     def recover(self) -> None:
@@ -74,7 +75,7 @@ class Holder:
         """Count an iteration, and what torch sent of it, where it did."""
         self._counted += 1
         if self._sender is None:
-            nbytes = ring_nbytes(gradient_nbytes(self._wrapper), self._world_size)
+            nbytes = ring_nbytes(gradient_nbytes(self.parameters), self._world_size)
             self._traffic += Traffic(nbytes, nbytes)
 
     def hold(self, plan: Plan) -> None:
@@ -138,10 +139,14 @@ class Holder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the communication thread."""
-        return vars(self) | {"_sender": None, "_traffic": self.traffic()}
+        return vars(self) | {"_sender": None, "_traffic": self.traffic(), "parameters": ()}
+
+    def resume(self) -> None:
+        """Take the parameters of a wrapper that was copied or unpickled."""
+        self.parameters = averaged(self._wrapper)
 
     def _take(self, limits: list[float] | None, hook: Hook | None) -> None:
-        take_buckets(self._wrapper, self._arguments, limits, hook)
+        take_buckets(self._wrapper, self.parameters, self._arguments, limits, hook)
         self.logged_before = self._counted
         self.time_iterations()
 
@@ -156,6 +161,6 @@ class Holder:
         return dist.get_world_size(self._wrapper.process_group)
 
     def _make_sender(self, otherwise: Route) -> BucketSender:
-        names = {id(parameter): name for name, parameter, _ in averaged(self._wrapper)}
+        names = {id(each.parameter): each.name for each in self.parameters}
         leaves_out, group = self._wrapper.find_unused_parameters, self._wrapper.process_group
         return BucketSender(group, TIMEOUT_SECONDS, otherwise, self._memory, names, leaves_out, self._engine)
