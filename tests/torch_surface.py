@@ -294,6 +294,22 @@ def hook_registered_later(make: Make, rank: int) -> Any:
     return _train(wrapper, rank)
 
 
+def compiled_graphs(make: Make, rank: int) -> Any:
+    """How many graphs torch.compile makes on this rank, profiled or not: rank 0 alone is profiled."""
+    graphs: list[int] = []
+
+    def backend(module: Any, _: object) -> Any:
+        graphs.append(len(list(module.graph.nodes)))
+        return module.forward
+
+    torch._dynamo.reset()
+    wrapper = make(training.plain(), static_graph=True)
+    running = torch.compile(wrapper, backend=backend)
+    for step in range(STEPS):
+        running(torch.full((2, 8), 0.1 * step)).sum().backward()
+    return {"graphs": graphs}
+
+
 def full_surface(make: Make, rank: int) -> Any:
     wrapper = make(training.plain(), bucket_cap_mb=1, find_unused_parameters=True, gradient_as_bucket_view=False)
     wrapper.eval()
@@ -312,7 +328,7 @@ CASES: dict[str, Callable[[Make, int], Any]] = {
         hooks_on_the_wrapper, another_group, no_autograd_hooks, unused_with_no_sync,
         optimizer_in_backward, sliced_mesh, power_sgd, ignored_first, ignored_without_gradient, sparse_gradients,
         complex_parameters, double_parameters, positional_arguments, argument_given_twice, too_many_arguments,
-        nested_wrappers, hook_registered_later, full_surface,
+        nested_wrappers, hook_registered_later, compiled_graphs, full_surface,
     )
 }  # fmt: skip
 

@@ -115,6 +115,16 @@ class Conductor:
             self._started.append(perf_counter())
             self._finished, self._passes.expected = False, True
 
+    def before_module(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note when the wrapped module's forward pass begins, while profiling."""
+        if self._profiler is not None:
+            self._profiler.before_forward(inputs, kwargs)
+
+    def after_module(self, output: Any) -> None:
+        """Note when it has ended."""
+        if self._profiler is not None:
+            self._profiler.after_forward(output)
+
     def _on_backward(self) -> None:
         """Count an iteration; ranks do so alike, but in `join` some have run out of data."""
         self._finished = self._unwatched = True
@@ -237,7 +247,7 @@ class Conductor:
         if self._profiler is None and self._is_first:
             wrapper = ref(self._wrapper)  # the module keeps the profiler, and must not keep a dropped wrapper alive
             self._profiler = Profiler(warmup=WARMUP, counts=lambda: getattr(wrapper(), _SYNCHRONISES, False))
-            self._profiler.attach(self._wrapper.module)
+            self._profiler.attach(self._wrapper.module, hears_forward=False)
             finalize(self, _detach, ref(self._profiler))
 
     def _note_sending(self) -> None:

@@ -124,6 +124,13 @@ class DistributedDataParallel(TorchDDP):
             self._begin_forward()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module alone, and note when, on all ranks alike: torch.compile sees a module without hooks."""
+        self._before_module(inputs, kwargs)
+        output = super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        self._after_module(output)
+        return output
+
     def _sync_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as torch does before a forward pass."""
         with together("sharing buffers", self.process_group, self._conductor.holder.hang_up):
@@ -251,6 +258,14 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin_forward(self) -> None:
         self._conductor.begin_forward(self.require_backward_grad_sync)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_module(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._conductor.before_module(inputs, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_module(self, output: Any) -> None:
+        self._conductor.after_module(output)
 
 
 def _loaded(given: Value | Path | None, load: Callable[[Path], Value]) -> Value | None:

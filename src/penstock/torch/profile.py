@@ -92,18 +92,22 @@ class Profiler:
         """Finished iterations that count, warm-up excluded."""
         return max(0, len(self._finished) - self._warmup)
 
-    def attach(self, model: nn.Module) -> None:
-        """Hook into `model`: parameters that require gradients, shared ones once, and its forward pass."""
+    def attach(self, model: nn.Module, hears_forward: bool = True) -> None:
+        """Hook into `model`: parameters that require gradients, shared ones once, and its forward pass.
+
+        Without `hears_forward`, `before_forward` and `after_forward` are to be called: torch.compile compiles a module
+        with hooks otherwise than one without.
+        """
         assert not self._handles, "detach before attaching to another model"
         self._parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
         device = one_device(each.device for each in self._parameters.values())
         self._clock = clock_for(device, marks=self._expected * (len(self._parameters) + 3))
         self._model = model
-        self._handles = [
-            model.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True),
-            model.register_forward_hook(self._after_forward),
-            *(self._watch(name, parameter) for name, parameter in self._parameters.items()),
-        ]
+        self._handles = [self._watch(name, parameter) for name, parameter in self._parameters.items()]
+        if hears_forward:
+            before = model.register_forward_pre_hook(self._on_forward, prepend=True, with_kwargs=True)
+            after = model.register_forward_hook(lambda module, args, output: self.after_forward(output))
+            self._handles += [before, after]
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
         def hook(_: Tensor) -> None:
@@ -196,9 +200,11 @@ class Profiler:
             unused=tuple(each for each in self._parameters if each not in times.intervals),
         )
 
-    # Hooks
+    def _on_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.before_forward(args, kwargs)
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that the model's forward pass begins with these arguments."""
         if not torch.is_grad_enabled():
             return  # evaluation between two steps
         if not self._counts():
@@ -207,7 +213,8 @@ class Profiler:
         self.begin()
         self._batch = next((len(each) for each in tensors_in((args, kwargs)) if each.dim()), 1)
 
-    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after_forward(self, output: Any) -> None:
+        """Note that the model's forward pass has ended with this output."""
         if self._current is None or not torch.is_grad_enabled():
             return
         self._current.end = self._clock.mark()
