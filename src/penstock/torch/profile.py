@@ -106,7 +106,7 @@ class Profiler:
         self._handles = [self._watch(name, parameter) for name, parameter in self._parameters.items()]
         if hears_forward:
             before = model.register_forward_pre_hook(self._on_forward, prepend=True, with_kwargs=True)
-            after = model.register_forward_hook(lambda module, args, output: self.after_forward(output))
+            after = model.register_forward_hook(self._on_output)
             self._handles += [before, after]
 
     def _watch(self, name: str, parameter: nn.Parameter) -> RemovableHandle:
@@ -202,6 +202,9 @@ class Profiler:
 
     def _on_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.before_forward(args, kwargs)
+
+    def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.after_forward(output)
 
     def before_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that the model's forward pass begins with these arguments."""
