@@ -18,7 +18,7 @@ def test_the_algorithms_of_the_papers_are_there():
 
 def test_parameters_come_from_the_text_or_from_keywords():
     assert make_codec("topk(density=0.25)").name == make_codec("topk", density=0.25).name == "topk(density=0.25)"
-    assert make_codec(" terngrad( bitwidth = 4 ) ").parameters == {"bitwidth": 4.0}
+    assert make_codec(" terngrad( bitwidth = 4 ) ").parameters == {"bitwidth": 4.0, "block": 0.0}
 
 
 def test_a_path_to_a_compressor_is_compiled(tmp_path):
@@ -39,7 +39,7 @@ def test_a_path_to_a_compressor_is_compiled(tmp_path):
         ("topk(0.1", r"codec 'topk\(0.1'; wanted a name such as onebit, or topk\(density=0.01\)"),
         ("topk(density=7)", "parameter density is 7; wanted a number from 0"),
         ("terngrad(bitwidth=3)", "parameter bitwidth is 3; wanted one of 1, 2, 4, 8"),
-        ("onebit(bits=3)", "codec 'onebit': no parameter 'bits'; wanted none"),
+        ("onebit(bits=3)", "codec 'onebit': no parameter 'bits'; wanted block"),
     ],
 )
 def test_messages_say_what_is_wanted(spec, message):

@@ -420,7 +420,7 @@ MALFORMED = {
         "reduce(map(gradient, abs), sum, gradient.size)[0]",
         5,
         "gradient.size",
-        "the group size is not a constant above 0; write a number, or a uintN parameter",
+        "the size of a block is not a constant of 0 or more; write a number, or a uintN parameter",
     ),
     "scatter without size": (
         "    gradient = map(bits, back);",

@@ -65,5 +65,5 @@ def _is_plain(codec: Codec, values: Any) -> bool:
 
 
 def _header(codec: Codec, numel: int) -> bytes:
-    identity = codec.program.name, tuple(codec.parameters.values())
+    identity = codec.program.name, codec.settings
     return pack_header(Header(*identity, numel, codec.max_nbytes(numel) - codec.header_nbytes, 0))

@@ -83,7 +83,7 @@ def _is_plain(values: Any) -> bool:
 
 
 def _header(codec: Codec, numel: int, body_nbytes: int) -> Header:
-    return Header(codec.program.name, tuple(codec.parameters.values()), numel, body_nbytes, 0)
+    return Header(codec.program.name, codec.settings, numel, body_nbytes, 0)
 
 
 def _make_room(kept: dict[Any, Any]) -> None:

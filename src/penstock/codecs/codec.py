@@ -52,13 +52,24 @@ class Codec:
     @property
     def name(self) -> str:
         """The codec and its settings; equal names read one another's payloads."""
-        settings = ", ".join(f"{name}={value:g}" for name, value in self.parameters.items())
-        return f"{self.program.name}({settings})"
+        named = zip(self.parameters, self.settings, strict=False)
+        return f"{self.program.name}({', '.join(f'{name}={value:g}' for name, value in named)})"
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """The parameters as headers have them: zeros at the end are left out.
+
+        So an algorithm can get a parameter that does nothing at 0, such as `block`, and its payloads stay the same.
+        """
+        values = list(self.parameters.values())
+        while values and values[-1] == 0:
+            values.pop()
+        return tuple(values)
 
     @property
     def header_nbytes(self) -> int:
         """Bytes of the header before every body."""
-        return header_nbytes(len(self.parameters))
+        return header_nbytes(len(self.settings))
 
     def max_nbytes(self, numel: int) -> int:
         """Return the most bytes a payload of `numel` elements can take."""
@@ -193,7 +204,7 @@ class Codec:
 
     @property
     def _identity(self) -> tuple[str, tuple[float, ...]]:
-        return self.program.name, tuple(self.parameters.values())
+        return self.program.name, self.settings
 
     def _device(self, tensor: Any) -> DeviceCodec:
         return self.on(tensor.device)

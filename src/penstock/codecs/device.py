@@ -83,6 +83,6 @@ class DeviceCodec:
             flags = PADDED if any(item.counts for item in codec.program.layout.fields) else 0
             flags = NOT_FINITE if is_skipped else flags
             nbytes = codec.max_nbytes(numel) - codec.header_nbytes
-            packed = pack_header(Header(codec.program.name, tuple(codec.parameters.values()), numel, nbytes, flags))
+            packed = pack_header(Header(codec.program.name, codec.settings, numel, nbytes, flags))
             self._headers[numel, is_skipped] = torch.from_numpy(np.frombuffer(packed, np.uint8).copy()).to(self.device)
         return self._headers[numel, is_skipped]

@@ -22,7 +22,7 @@ def parameter_names(name: str) -> list[str]:
     """Return what a shipped algorithm can be told, by name.
 
     >>> parameter_names("terngrad")
-    ['bitwidth']
+    ['bitwidth', 'block']
     """
     return [parameter.name for parameter in _compile(name, {}).parameters]
 

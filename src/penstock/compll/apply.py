@@ -26,6 +26,8 @@ def apply(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str, operator:
         problem = f"{operator.name} takes {operator.takes.name}* and is given {operands[0].type.name}"
         raise ev.error(nodes[0], problem, f"map a function over it that returns {operator.takes.name}")
     scalars = [ev.scalar(item, scope) for item in node.arguments[operator.vectors :]]
+    for item, scalar in zip(node.arguments[operator.vectors :], scalars, strict=True):
+        ev.refuse_by_block(item, scalar)
     try:
         brought = tuple(arithmetic.convert(scalar, operator.scalar) for scalar in scalars)
     except arithmetic.OperandError as error:

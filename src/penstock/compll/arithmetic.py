@@ -1,6 +1,7 @@
 """Building scalar expressions: operands brought to one type, constants folded, ranges of integers followed."""
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,9 @@ from penstock.compll.types import BOOL, FLOAT, INT32, Scalar
 INT_LOW, INT_HIGH = INT32.low, INT32.high
 COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div"}
+ORDER: dict[str, Callable[[int, int], bool]] = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+}  # fmt: skip
 INTEGER_ONLY = {"%": "mod", "<<": "shl", ">>": "shr", "&": "and", "|": "or", "^": "xor"}
 
 
@@ -89,14 +93,19 @@ def convert(expr: Expr, target: Scalar, explicit: bool = False) -> Expr:
 
 
 def compare(op: str, left: Expr, right: Expr) -> Expr:
-    """Return a comparison."""
-    return Expr(op, BOOL, common(left, right))
+    """Return a comparison; of two integer constants, a constant."""
+    left, right = common(left, right)
+    if left.op == right.op == "const" and not left.type.is_float:
+        return Expr("const", BOOL, value=ORDER[op](left.value, right.value))
+    return Expr(op, BOOL, (left, right))
 
 
 def select(condition: Expr, yes: Expr, no: Expr) -> Expr:
     """Return `yes` where the condition holds and `no` elsewhere."""
     if yes.type is not BOOL or no.type is not BOOL:
         yes, no = common(yes, no)
+    if condition.op == "const":
+        return yes if condition.value else no
     return Expr("select", yes.type, (condition, yes, no), low=min(yes.low, no.low), high=max(yes.high, no.high))
 
 

@@ -29,6 +29,7 @@ def concat(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value
             fields.append(Field(name, Vector(value.element), value.length))
             sources.append(value.name)
         elif isinstance(value, Expr):
+            ev.refuse_by_block(argument, value)
             value = arithmetic.convert(value, SCALARS["uint1"]) if value.type is BOOL else value
             fields.append(Field(name, value.type))
             sources.append(value)

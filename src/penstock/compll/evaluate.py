@@ -9,10 +9,10 @@ from penstock.compll.apply import apply
 from penstock.compll.extract import extract
 from penstock.compll.functions import Function
 from penstock.compll.inline import choose, inline
-from penstock.compll.ir import Expr, Field, Layout
+from penstock.compll.ir import Expr, Field, Layout, Length, walk
 from penstock.compll.operators import Operator
 from penstock.compll.scope import ParamsRef, Scope, Value, VectorRef, Writer, size_of
-from penstock.compll.types import FLOAT, INT32, SCALARS, Scalar, Type, Vector
+from penstock.compll.types import FLOAT, INT32, SCALARS, ByBlock, Scalar, Type, Vector
 from penstock.compll.vectors import OPERATIONS
 from penstock.errors import CompileError
 
@@ -40,6 +40,7 @@ class Evaluator:
     packed: tuple[tuple[Field, ...], tuple[Expr | str, ...]] | None = None  # what concat wrote
     read: int = 0  # fields extracted so far
     inlining: list[str] = field(default_factory=list)
+    over: Length | None = None  # what the function at hand is mapped over; None in a body
 
     # Errors
 
@@ -60,7 +61,19 @@ class Evaluator:
     def type(self, node: syntax.TypeName) -> Type:
         """Return the type a program writes; `uint<width>` needs a constant width."""
         scalar = SCALARS[node.name] if node.width is None else self._uint(node.width)
+        if node.block is not None:
+            block = self.block(node.block, Scope())
+            return ByBlock(scalar, block) if block else scalar
         return Vector(scalar) if node.is_vector else scalar
+
+    def block(self, node: syntax.Expression, scope: Scope) -> int:
+        """Return the number of elements in a block, a constant; 0 stands for one block that holds everything."""
+        size = self.scalar(node, scope)
+        if size.op != "const" or size.type.is_float or size.value < 0:
+            raise self.error(
+                node, "the size of a block is not a constant of 0 or more", "write a number, or a uintN parameter"
+            )
+        return int(size.value)
 
     def _uint(self, node: syntax.Expression) -> Scalar:
         width = self.scalar(node, Scope())
@@ -76,11 +89,26 @@ class Evaluator:
         value = self.value(node, scope, want)
         if isinstance(value, Expr):
             return value
+        if isinstance(value, VectorRef) and value.by_block:
+            return self._of_block(node, value)
         if isinstance(value, VectorRef):
             raise self.error(
                 node, f"{value.type.name} is a vector, and a scalar is wanted", "index it, reduce it, or map"
             )
         raise self.error(node, "this is not a value", "use one of its members")
+
+    def _of_block(self, node: syntax.Expression, value: VectorRef) -> Expr:
+        """Return a value by block where one is wanted: that of the element at hand, or in a body that of each block."""
+        found = value.of_block(self.over or value.length)
+        if found is None:
+            problem = f"there is one value for {value.length} here, and the vectors at hand are those of {self.over}"
+            raise self.error(node, problem, "map over the gradient, or over values of as many blocks")
+        return found
+
+    def refuse_by_block(self, node: syntax.Node, expr: Expr) -> None:
+        """Refuse a value that there is one of for each block, where one for the whole gradient is wanted."""
+        if self.over is None and any(part.op == "element" for part in walk(expr)):
+            raise self.error(node, "there is one value for each block here", "assign it to a variable such as float[n]")
 
     def vector(self, node: syntax.Expression, scope: Scope) -> VectorRef:
         """Return the vector an expression stands for."""
@@ -164,7 +192,7 @@ class Evaluator:
 
     def _cast(self, node: syntax.Cast, scope: Scope) -> Expr:
         target = self.type(node.type)
-        if isinstance(target, Vector):
+        if not isinstance(target, Scalar):
             raise self.error(node, "a vector cannot be cast", "map a function over it that casts its elements")
         return arithmetic.convert(self.scalar(node.operand, scope), target, explicit=True)
 
@@ -189,6 +217,13 @@ class Evaluator:
             return self.unit.builtins[name].arity
         known = [*self.unit.functions, *self.unit.builtins, *self.unit.operators, *OPERATIONS, "extract"]
         raise self.unknown(node, name, known, "function")
+
+    def call_over(self, length: Length, node: syntax.Name, operands: Sequence[VectorRef]) -> Expr:
+        """Return a function applied to element i of vectors of one length."""
+        outer, self.over = self.over, length
+        made = self.call(node, node.name, [operand.at_i() for operand in operands])
+        self.over = outer
+        return made
 
     def call(self, node: syntax.Node, name: str, arguments: Sequence[Expr]) -> Expr:
         """Return a function of scalars applied: the program's own inlined, a built-in as a call."""

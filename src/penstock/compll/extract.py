@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from penstock.compll import syntax
-from penstock.compll.ir import Expr, Field, Read
+from penstock.compll.ir import GRADIENT, Expr, Field, Length, Read
 from penstock.compll.scope import Compressed, Scope, Value, VectorRef
-from penstock.compll.types import SCALARS, Type, Vector
+from penstock.compll.types import SCALARS, ByBlock, Scalar, Type, Vector
 
 if TYPE_CHECKING:
     from penstock.compll.evaluate import Evaluator
@@ -31,14 +31,17 @@ def extract(e: "Evaluator", node: syntax.Call, scope: Scope, want: Type | None, 
 
 
 def _field(e: "Evaluator", node: syntax.Call, number: int, written: Field, want: Type, hint: str) -> Value:
-    if written.type != want:
+    held = Vector(want.element) if isinstance(want, ByBlock) else want
+    fits = not isinstance(want, ByBlock) or written.length == Length(GRADIENT, want.block)
+    if written.type != held or not fits:
         problem = f"extract reads {want.name} where concat wrote {written.name!r}, a {written.type.name}"
         raise e.error(node, problem, "read what concat wrote, in its order")
-    if isinstance(want, Vector):
+    if not isinstance(want, Scalar):
         assert written.length is not None
         name = e.writer.fresh(hint or written.name)
         e.writer.statements.append(Read(name, number, want.element, written.length))
-        return VectorRef(name, want.element, written.length, want.element.low, want.element.high)
+        low, high = want.element.low, want.element.high
+        return VectorRef(name, want.element, written.length, low, high, isinstance(want, ByBlock))
     if number in e.expected:
         return e.expected[number]
     return Expr("field", want, value=number, low=want.low, high=want.high)

@@ -7,14 +7,14 @@ from penstock.compll import syntax
 from penstock.compll.evaluate import Evaluator, Unit
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.inline import inline
-from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Decode, Encode, Expr, Layout, Program, is_static
+from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Decode, Encode, Expr, Layout, Length, Program, is_static
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.parameters import parameter_expr, specialise
 from penstock.compll.parser import parse
 from penstock.compll.rank import select_ranks
 from penstock.compll.scope import Compressed, ParamsRef, Scope, Slot, VectorRef
 from penstock.compll.statements import elaborate
-from penstock.compll.types import FLOAT, UINT8, Scalar, Vector
+from penstock.compll.types import FLOAT, UINT8, ByBlock, Scalar, Vector
 
 Parameters = Mapping[str, int | float]
 
@@ -71,20 +71,22 @@ def _globals(ev: Evaluator, tree: syntax.Tree, assigned: bool = False) -> Scope:
         value: Expr | VectorRef | None = None
         if assigned and isinstance(kind, Scalar):
             value = Expr("name", kind, value=declared.name, low=kind.low, high=kind.high)
-        elif assigned and isinstance(kind, Vector):
-            value = VectorRef(declared.name, kind.element, NUMEL, kind.element.low, kind.element.high)
+        elif assigned and isinstance(kind, Vector | ByBlock):
+            length = Length(GRADIENT, kind.block) if isinstance(kind, ByBlock) else NUMEL
+            low, high = kind.element.low, kind.element.high
+            value = VectorRef(declared.name, kind.element, length, low, high, isinstance(kind, ByBlock))
         scope.slots[declared.name] = Slot(kind, value)
     return scope
 
 
 def _check_alone(unit: Unit, tree: syntax.Tree, function: syntax.Function) -> None:
     """Elaborate a function on any arguments, so that one nobody calls is checked too."""
-    ev = Evaluator(unit, Scope())
+    ev = Evaluator(unit, Scope(), over=NUMEL)
     ev.globals = _globals(ev, tree, assigned=True)
     arguments = []
     for declared in function.arguments:
         kind = FLOAT if isinstance(declared.type, str) else ev.type(declared.type)
-        scalar = kind.element if isinstance(kind, Vector) else kind
+        scalar = kind if isinstance(kind, Scalar) else kind.element
         arguments.append(Expr("param", scalar, value=declared.name, low=scalar.low, high=scalar.high))
     inline(ev, function, function, arguments)
 

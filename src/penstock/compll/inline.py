@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from penstock.compll import arithmetic, syntax
 from penstock.compll.ir import Expr
 from penstock.compll.scope import Scope, Slot
-from penstock.compll.types import Scalar, Vector
+from penstock.compll.types import Scalar
 
 if TYPE_CHECKING:
     from penstock.compll.evaluate import Evaluator
@@ -22,7 +22,7 @@ def inline(e: "Evaluator", node: syntax.Node, function: syntax.Function, argumen
     for declared, argument in zip(function.arguments, arguments, strict=True):
         scope.slots[declared.name] = _bind(e, node, declared, argument)
     result = e.type(function.result)
-    if isinstance(result, Vector):
+    if not isinstance(result, Scalar):
         raise e.error(function.result, "a function returns one element, not a vector", "drop the *")
     e.inlining.append(function.name)
     value = _run(e, function.body, scope, result)
@@ -38,7 +38,7 @@ def _bind(e: "Evaluator", node: syntax.Node, declared: syntax.Argument, argument
     if isinstance(declared.type, str):
         raise e.error(declared, "a function of elements takes no params", "write Block.parameter inside it")
     target = e.type(declared.type)
-    if isinstance(target, Vector):
+    if not isinstance(target, Scalar):
         raise e.error(declared, "a function of elements takes no vectors", "make the vector a global")
     try:
         return Slot(target, arithmetic.convert(argument, target))
@@ -87,7 +87,7 @@ def _merge(e: "Evaluator", condition: Expr, statement: syntax.Branch, scope: Sco
 def _assign_local(e: "Evaluator", statement: syntax.Declare | syntax.Assign, scope: Scope) -> None:
     if isinstance(statement, syntax.Declare):
         declared = e.type(statement.type)
-        if isinstance(declared, Vector):
+        if not isinstance(declared, Scalar):
             raise e.error(statement, "a function of elements holds no vectors", "declare a scalar")
         scope.slots[statement.name] = Slot(declared, None)
     slot = scope.slots.get(statement.name)

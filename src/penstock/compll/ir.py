@@ -66,7 +66,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.compll.types import Kind, Scalar, Type
+from penstock.compll.types import Kind, Scalar, Vector
 
 GRADIENT = "gradient"  # encode's input: what is to be sent, residual included; decode's result
 LATEST = "latest"  # encode's second input where a program asks for it: this step's gradient without the residual
@@ -207,7 +207,7 @@ class Field:
     """One field of the wire format; fields follow one another without gaps."""
 
     name: str
-    type: Type
+    type: Scalar | Vector
     length: Length | None = None  # of a vector
     counts: str = ""  # an int32 that `concat` adds: the size of this counted vector, before its first use
 

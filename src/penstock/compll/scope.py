@@ -9,13 +9,18 @@ from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Scalar, Type,
 
 @dataclass(frozen=True, slots=True)
 class VectorRef:
-    """A vector by name, with what its elements are proved to be."""
+    """A vector by name, with what its elements are proved to be.
+
+    `by_block`: it has one value for each block of the gradient, and stands for the value of the block at hand where a
+    scalar is wanted.
+    """
 
     name: str
     element: Scalar
     length: Length
     low: int = 0
     high: int = 0
+    by_block: bool = False
 
     @property
     def type(self) -> Vector:
@@ -25,6 +30,16 @@ class VectorRef:
     def at_i(self) -> Expr:
         """Element i."""
         return Expr("element", self.element, value=self.name, low=self.low, high=self.high)
+
+    def of_block(self, over: Length) -> Expr | None:
+        """The value for element i of a length: its block's; None where the length is not cut into these blocks."""
+        if self.length == over:
+            return self.at_i()
+        if self.length.of != over.of or self.length.group % over.group:
+            return None
+        index = Expr("index", INT32, low=0, high=MAX_NUMEL - 1)
+        block = binary("/", index, integer(self.length.group // over.group))
+        return Expr("at", self.element, (block,), self.name, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """The bodies of encode and decode: variables are given values, and `if` chooses between those of its branches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.compll import arithmetic, syntax
 from penstock.compll.inline import choose, condition_of, retype, stored
-from penstock.compll.ir import Expr, Let, is_static
+from penstock.compll.ir import GRADIENT, Expr, Length, Let, is_static
 from penstock.compll.scope import Compressed, Scope, Slot, Value, VectorRef
-from penstock.compll.types import Scalar, Vector
+from penstock.compll.types import ByBlock, Scalar, Vector
 
 if TYPE_CHECKING:
     from penstock.compll.evaluate import Evaluator
@@ -61,10 +62,13 @@ def _fitting(
     ev: "Evaluator", statement: syntax.Declare | syntax.Assign, node: syntax.Expression, slot: Slot, value: Value
 ) -> Value:
     if isinstance(slot.type, Scalar) and isinstance(value, Expr):
+        ev.refuse_by_block(node, value)
         return _let(ev, statement.name, stored(ev, node, value, slot.type))
+    if isinstance(slot.type, ByBlock):
+        return _by_block(ev, statement.name, node, slot.type, value)
     if isinstance(slot.type, Vector) and isinstance(value, VectorRef):
         if slot.type.element == value.element:
-            return value
+            return replace(value, by_block=False)
         problem = f"{statement.name!r} is {slot.type.name} and the value is {value.type.name}"
         raise ev.error(node, problem, f"declare it {value.type.name}, or map a function that returns the other")
     if isinstance(slot.value, Compressed) and isinstance(value, Compressed):
@@ -72,6 +76,21 @@ def _fitting(
     wanted = slot.type.name if slot.type else "what concat returns"
     found = value.type.name if isinstance(value, Expr | VectorRef) else "not a value"
     raise ev.error(node, f"{statement.name!r} is {wanted} and the value is {found}", "assign a value of its type")
+
+
+def _by_block(ev: "Evaluator", name: str, node: syntax.Expression, wanted: ByBlock, value: Value) -> VectorRef:
+    """Return a vector with one value for each block: as it is, or computed from others of as many."""
+    length = Length(GRADIENT, wanted.block)
+    if isinstance(value, VectorRef) and value.length == length and value.element == wanted.element:
+        return replace(value, by_block=True)
+    if isinstance(value, VectorRef) and (value.length != length or not value.by_block):
+        problem = f"{name!r} is {wanted.name} and the value is {value.type.name}, one for {value.length}"
+        raise ev.error(node, problem, f"reduce by blocks of {wanted.block}")
+    if not isinstance(value, Expr | VectorRef):
+        raise ev.error(node, f"{name!r} is {wanted.name} and the value is not a value", "assign a value of its type")
+    expr = value if isinstance(value, Expr) else value.at_i()
+    made = ev.writer.map(name, length, stored(ev, node, arithmetic.named(expr, name), wanted.element))
+    return replace(made, by_block=True)
 
 
 def _let(ev: "Evaluator", name: str, expr: Expr) -> Expr:

@@ -102,11 +102,12 @@ class Choose(Node):
 
 @dataclass(frozen=True, slots=True)
 class TypeName(Node):
-    """A type as written: a scalar's name or the width in `uint<width>`, and whether a star follows."""
+    """A type as written: a scalar's name or the width in `uint<width>`, and whether a star or `[block]` follows."""
 
     name: str
     width: "Expression | None"
     is_vector: bool
+    block: "Expression | None" = None
 
 
 @dataclass(frozen=True, slots=True)

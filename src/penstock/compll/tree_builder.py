@@ -103,6 +103,10 @@ class _Builder(Transformer[Token, Any]):
         (name, width), star = items
         return TypeName(name, width, star is not None, at=_position(meta))
 
+    def type_by_block(self, meta: Meta, items: list[Any]) -> TypeName:
+        (name, width), block = items
+        return TypeName(name, width, False, block, at=_position(meta))
+
     def scalar(self, meta: Meta, items: list[Any]) -> tuple[str, Expression | None]:
         item = items[0]
         return (str(item), None) if isinstance(item, Token) else ("uint", item)

@@ -74,6 +74,19 @@ class Vector:
         return f"{self.element.name}*"
 
 
+@dataclass(frozen=True, slots=True)
+class ByBlock:
+    """One scalar for every `block` neighbouring elements of the gradient, `float[256]` in the language."""
+
+    element: Scalar
+    block: int
+
+    @property
+    def name(self) -> str:
+        """As the language writes it."""
+        return f"{self.element.name}[{self.block}]"
+
+
 BOOL = Scalar("bool", Kind.BOOL, 1)
 INT32 = Scalar("int32", Kind.INT, 32)
 FLOAT = Scalar("float", Kind.FLOAT, 32)
@@ -87,7 +100,7 @@ SCALARS = {
     "int32": INT32,
     "float": FLOAT,
 }
-Type = Scalar | Vector
+Type = Scalar | Vector | ByBlock
 
 
 def packed_nbytes(element: Scalar, length: int) -> int:

@@ -1,13 +1,14 @@
 """Elaboration of the operators on vectors: how `map`, `reduce`, `filter`, ... become statements of the IR."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.compll import arithmetic, syntax
 from penstock.compll.apply import same_length, write_apply
 from penstock.compll.concat import concat
 from penstock.compll.ir import Expr, Filter, GroupReduce, Length, Reduce
-from penstock.compll.scope import Scope, Value, VectorRef, length_of
+from penstock.compll.scope import Scope, Value, VectorRef, length_of, size_of
 from penstock.compll.types import INT32, MAX_NUMEL
 
 if TYPE_CHECKING:
@@ -37,20 +38,20 @@ def _operands(
 def _is_function(ev: "Evaluator", node: syntax.Expression, scope: Scope) -> bool:
     if not isinstance(node, syntax.Name) or scope.find(node.name) or ev.globals.find(node.name):
         return False
-    return node.name in ev.unit.functions or node.name in ev.unit.builtins or node.name == "sum"
+    return node.name in ev.unit.functions or node.name in ev.unit.builtins or node.name in ("sum", "size")
 
 
 def lower_map(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
     """`map(v, ..., f)`: element i is f(v[i], ...)."""
     operands, function, _ = _operands(ev, node, scope)
-    expr = ev.call(function, function.name, [operand.at_i() for operand in operands])
+    expr = ev.call_over(operands[0].length, function, operands)
     return ev.writer.map(hint or function.name, operands[0].length, expr)
 
 
 def lower_filter(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
     """`filter(v, ..., f)`: the elements of v where f(v[i], ...) is not 0, in order."""
     operands, function, _ = _operands(ev, node, scope)
-    keep = ev.call(function, function.name, [operand.at_i() for operand in operands])
+    keep = ev.call_over(operands[0].length, function, operands)
     first = operands[0]
     name = ev.writer.fresh(hint or "filter")
     ev.writer.statements.append(Filter(name, first.length, arithmetic.truth(keep), first.at_i()))
@@ -58,15 +59,18 @@ def lower_filter(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
 
 
 def lower_reduce(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
-    """`reduce(v, r)`: one value; `reduce(v, r, n)`: one for each n neighbours."""
+    """`reduce(v, r)`: one value; `reduce(v, r, n)`: one for each n neighbours, where n is 0 one for all."""
     operands, function, rest = _operands(ev, node, scope, extra=1)
     if len(operands) != 1:
         raise ev.error(node, "reduce takes one vector", "map several into one first")
     expr, length = arithmetic.widen(operands[0].at_i()), operands[0].length
+    block = ev.block(rest[0], scope) if rest else 0
+    if function.name == "size" and "size" not in ev.unit.functions:
+        return _sizes(ev, hint, length, block)
     builtin = ev.unit.builtins.get(function.name)
     reducer = function.name if function.name == "sum" or (builtin and builtin.reduces) else "fold"
-    if rest:
-        return _group_reduce(ev, node, scope, hint, operands[0], reducer, rest[0])
+    if block:
+        return _group_reduce(ev, node, hint, operands[0], reducer, block)
     combine = _fold(ev, function, expr) if reducer == "fold" else None
     name = ev.writer.fresh(hint or reducer)
     ev.writer.statements.append(Reduce(name, reducer, length, expr, combine))
@@ -83,25 +87,26 @@ def _fold(ev: "Evaluator", function: syntax.Name, expr: Expr) -> Expr:
     return combine
 
 
-def _group_reduce(
-    ev: "Evaluator",
-    node: syntax.Call,
-    scope: Scope,
-    hint: str,
-    vector: VectorRef,
-    reducer: str,
-    size: syntax.Expression,
-) -> Value:
-    group = ev.scalar(size, scope)
-    if group.op != "const" or group.type.is_float or group.value < 1:
-        raise ev.error(size, "the group size is not a constant above 0", "write a number, or a uintN parameter")
+def _sizes(ev: "Evaluator", hint: str, length: Length, block: int) -> Value:
+    """Return how many elements there are: in all, or in each block, of which the last may be short."""
+    whole = size_of(length)
+    if not block:
+        return whole
+    index = Expr("index", INT32, low=0, high=MAX_NUMEL // block)
+    left = arithmetic.binary("-", whole, arithmetic.binary("*", index, arithmetic.integer(block)))
+    size = arithmetic.select(arithmetic.compare("lt", left, arithmetic.integer(block)), left, arithmetic.integer(block))
+    made = ev.writer.map(hint or "size", Length(length.of, length.group * block), replace(size, low=1, high=block))
+    return replace(made, by_block=True)
+
+
+def _group_reduce(ev: "Evaluator", node: syntax.Call, hint: str, vector: VectorRef, reducer: str, block: int) -> Value:
     if reducer == "fold":
         raise ev.error(node, "groups are reduced by smaller, greater or sum", "use one of those")
     name, expr = ev.writer.fresh(hint or reducer), arithmetic.widen(vector.at_i())
-    made = GroupReduce(name, reducer, vector.length, group.value, expr)
+    made = GroupReduce(name, reducer, vector.length, block, expr)
     ev.writer.statements.append(made)
-    low, high = _reduced_range(reducer, vector, group.value)
-    return VectorRef(name, expr.type, made.length, low, high)
+    low, high = _reduced_range(reducer, vector, block)
+    return VectorRef(name, expr.type, made.length, low, high, by_block=True)
 
 
 def _reduced_range(reducer: str, vector: VectorRef, count: int = MAX_NUMEL) -> tuple[int, int]:
@@ -120,7 +125,7 @@ def lower_sort(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> V
     vector, descending = operands[0], int(function.name == "greater")
     if function.name in ("smaller", "greater"):
         return write_apply(ev, "sort", hint, (vector,), (arithmetic.integer(descending),), vector)
-    keys = ev.writer.map("keys", vector.length, ev.call(function, function.name, [vector.at_i()]))
+    keys = ev.writer.map("keys", vector.length, ev.call_over(vector.length, function, [vector]))
     return write_apply(ev, "sort_by", hint, (keys, vector), (arithmetic.integer(0),), vector)
 
 
