@@ -9,6 +9,7 @@ from penstock.compll.ir import (
     NUMEL,
     RESIDUAL,
     Apply,
+    Expr,
     Filter,
     GroupReduce,
     Length,
@@ -16,6 +17,8 @@ from penstock.compll.ir import (
     Map,
     Reduce,
     VectorStatement,
+    expressions,
+    walk,
 )
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.show import show
@@ -73,7 +76,18 @@ class Pass:
     check: str = ""  # a vector (input or map) whose elements must be finite, else encode reports it
 
 
-Step = Let | Pass | Apply
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """Passes done together, a stretch of the gradient at a time: whole blocks, so that each finds there what it needs.
+
+    What one pass leaves for the next is still in the cache, or in registers: memory is gone over once.
+    """
+
+    passes: tuple[Pass, ...]
+    local: frozenset[str]  # vectors that only these passes read: no more of them is kept than a stretch has
+
+
+Step = Let | Pass | Tiled | Apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +102,16 @@ class Schedule:
         """Return how often it goes over the gradient's length."""
         total = 0.0
         for step in self.steps:
-            if isinstance(step, Pass) and step.length == NUMEL:
+            if isinstance(step, Tiled) or (isinstance(step, Pass) and step.length == NUMEL):
                 total += 1
             elif isinstance(step, Apply) and self.length(step.vectors[0]) == NUMEL:
                 total += operators[step.operator].passes
         return total
+
+    def each_pass(self) -> list[Pass]:
+        """Return all passes, in order."""
+        found = [step.passes if isinstance(step, Tiled) else (step,) for step in self.steps]
+        return [step for steps in found for step in steps if isinstance(step, Pass)]
 
     def length(self, vector: str) -> Length:
         """Return the length of a vector."""
@@ -100,8 +119,28 @@ class Schedule:
 
     def kept(self) -> dict[str, Keep]:
         """Return the vectors that passes leave in memory: a later pass that has one as input finds it there."""
-        outputs = [output for step in self.steps if isinstance(step, Pass) for output in step.outputs]
+        outputs = [output for step in self.each_pass() for output in step.outputs]
         return {output.vector: output for output in outputs if isinstance(output, Keep)}
+
+
+def nodes_of(step: Pass) -> list[Expr]:
+    """Return every expression that a pass evaluates, and all their parts."""
+    exprs = [item.expr for item in step.maps]
+    for output in step.outputs:
+        if isinstance(output, Reduce | GroupReduce | Filter):
+            exprs += expressions(output)
+    return [node for expr in exprs for node in walk(expr)]
+
+
+def block_read(node: Expr, step: Pass, schedule: Schedule) -> int:
+    """Return n where a node of a pass reads `v[i / n]` and v has one element for each n; otherwise 0."""
+    if node.op != "at" or node.args[0].op != "div" or node.args[0].args[1].op != "const":
+        return 0
+    index, divisor = node.args[0].args
+    indices = {item.name for item in step.maps if item.expr.op == "index"}
+    is_index = index.op == "index" or (index.op == "element" and index.value in indices)
+    wanted = Length(step.length.of, step.length.group * divisor.value)
+    return int(divisor.value) if is_index and schedule.length(node.value) == wanted else 0
 
 
 def show_schedule(schedule: Schedule) -> str:
@@ -115,6 +154,8 @@ def _show_step(step: Step) -> str:
             return f"{step.name} = {show(step.expr)}"
         case Apply():
             return f"{step.name} = {step.operator}({', '.join(step.vectors)})"
+        case Tiled():
+            return "".join(["stretch by stretch:", *(f"\n  {_show_step(each)}" for each in step.passes)])
         case Pass():
             made = [_show_output(output) for output in step.outputs]
             checks = [f"check {step.check}"] if step.check else []

@@ -133,15 +133,3 @@ def read_at(vector: Any, index: Any, zero: Any) -> Any:
     last = vector.size - 1
     inside = index if index < last else last
     return vector[inside if inside > 0 else 0]
-
-
-@helper
-def spread(values: Any, group: Any, start: Any, size: Any, out: Any) -> None:
-    """Element i of `out` is that of the group that element start + i belongs to; `start` is a multiple of `group`."""
-    first, whole = start // group, size // group
-    for j in range(whole):
-        value = values[first + j]
-        for i in range(group):
-            out[group * j + i] = value
-    for i in range(group * whole, size):
-        out[i] = values[first + whole]

@@ -16,7 +16,22 @@ OWN = frozenset(
     {
         *("np", "njit", "float32", "float64", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "range"),
         *("gradient", "residual", "out", "payload", "seed_low", "seed_high", "factor", "numel", "worst", "worst_b"),
-        *("start", "size", "i", "j", "first", "last", "place", "words", "word", "index", "left", "right", "magnitude"),
+        *(
+            "start",
+            "size",
+            "i",
+            "j",
+            "first",
+            "last",
+            "place",
+            "words",
+            "word",
+            "index",
+            "left",
+            "right",
+            "magnitude",
+            "lane",
+        ),
     }
 )
 

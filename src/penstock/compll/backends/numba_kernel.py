@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.compll.backends.numba_expr import Body, Names, bare
-from penstock.compll.backends.numba_pass import PassWriter
+from penstock.compll.backends.numba_pass import write_passes
 from penstock.compll.ir import GRADIENT, Apply, Expr, Length, Let, Program, Read, Statement, expressions, walk
 from penstock.compll.operators import Operator
-from penstock.compll.schedule import INPUTS, LAST, TOTAL, Pass, Schedule
+from penstock.compll.schedule import INPUTS, LAST, TOTAL, Pass, Schedule, Tiled
 from penstock.compll.types import Scalar, Vector
 
 
@@ -66,7 +66,11 @@ class KernelWriter:
                 case Pass():
                     number += 1
                     self.line(f"# pass {number} over {step.length}")
-                    PassWriter(self, step).write()
+                    write_passes(self, [step])
+                case Tiled():
+                    number += 1
+                    self.line(f"# pass {number} over {GRADIENT}, stretch by stretch")
+                    write_passes(self, step.passes, step.local)
                 case Apply():
                     self.apply(step, scalars)
 

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.compll.backends.numba_expr import Names
-from penstock.compll.ir import RESIDUAL, Expr, Filter, GroupReduce, Length, Read, Reduce, element_of, expressions, walk
-from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Pack, Pass, Schedule
+from penstock.compll.ir import RESIDUAL, Filter, GroupReduce, Read, element_of
+from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Pack, Pass, Schedule, block_read, nodes_of
 from penstock.compll.types import FLOAT, Scalar
+
+
+LOOP = 16  # elements that a loop of their own pays for
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,9 @@ class Places:
     schedule: Schedule
     names: Names  # identifiers of the kernel
     stored: Mapping[str, str]  # vector computed by the first loop -> array it is left in
-    group: int  # n of the reads below
-    per_group: Mapping[int, str]  # id of `v[i / n]` -> the vector v, spread over the block
+    block: int  # n, where the pass reduces by blocks of n or reads `v[i / n]`; else 0
+    per_block: Mapping[int, str]  # id of `v[i / n]` -> the vector v
+    local: frozenset[str]  # vectors of which only what belongs to this stretch is in memory
 
     def in_memory(self, array: str) -> bool:
         """Whether a stored vector's array is a part of one that outlives the pass."""
@@ -39,13 +43,21 @@ class Places:
         vector = self.schedule.vectors.get(name)
         return isinstance(vector, Read) and vector.element.bits != 8 and not self.is_kept(name)
 
-    def spread(self) -> list[str]:
-        """Return the vectors that have one element for each group."""
-        return list(dict.fromkeys(self.per_group.values()))
+    def window(self, name: str) -> str:
+        """Return the part of a vector's array that belongs to this stretch, as the text of a slice."""
+        return ":size" if name in self.local else "start : start + size"
+
+    def of_block(self, name: str) -> str:
+        """Return the place of block j of this stretch in the array of a vector with one element for each block."""
+        return "j" if name in self.local else f"start // {self.block} + j"
+
+    def blockwise(self) -> list[str]:
+        """Return the vectors of which the pass reads one element for each block."""
+        return list(dict.fromkeys(self.per_block.values()))
 
     def streams(self) -> list[tuple[int, Scalar]]:
         """Return the random streams this pass draws from."""
-        found = {node.value: node.type for node in _nodes(self.step) if node.op == "random"}
+        found = {node.value: node.type for node in nodes_of(self.step) if node.op == "random"}
         return sorted(found.items())
 
     def checked(self) -> list[str]:
@@ -59,11 +71,13 @@ class Places:
         return list(dict.fromkeys(found))
 
 
-def find_places(step: Pass, schedule: Schedule, names: Names, adds: bool) -> Places:
+def find_places(
+    step: Pass, schedule: Schedule, names: Names, adds: bool, local: frozenset[str] = frozenset()
+) -> Places:
     """Return where the vectors of a pass are; `adds` says that decode adds to the output instead of writing it."""
     stored = _stored(step, names, adds)
-    group, per_group = _per_group(step, schedule)
-    return Places(step, schedule, names, stored, group, per_group)
+    block, per_block = _per_block(step, schedule)
+    return Places(step, schedule, names, stored, block, per_block, local)
 
 
 def _stored(step: Pass, names: Names, adds: bool) -> dict[str, str]:
@@ -90,31 +104,12 @@ def _needs_copy(step: Pass, output: Pack) -> bool:
     return output.element.bits < 8 or any(item.name == output.vector for item in step.maps)
 
 
-def _per_group(step: Pass, schedule: Schedule) -> tuple[int, dict[int, str]]:
-    """Find reads of `v[i / n]` where v has one element for each n: it is spread over the block first."""
-    indices = {item.name for item in step.maps if item.expr.op == "index"}
-    chosen, found = 0, {}
-    for node in _nodes(step):
-        group = _group_of(node, indices, step.length, schedule)
-        if group and chosen in (0, group):
-            chosen, found[id(node)] = group, node.value
-    return chosen, found
+def _per_block(step: Pass, schedule: Schedule) -> tuple[int, dict[int, str]]:
+    """Find the size of the blocks that a pass reduces, or else reads by, and the reads of `v[i / n]` with that n.
 
-
-def _group_of(node: Expr, indices: set[str], length: Length, schedule: Schedule) -> int:
-    """Return n where a node reads `v[i / n]` and v has one element for each n; otherwise 0."""
-    if node.op != "at" or node.args[0].op != "div" or node.args[0].args[1].op != "const":
-        return 0
-    index, divisor = node.args[0].args
-    is_index = index.op == "index" or (index.op == "element" and index.value in indices)
-    wanted = Length(length.of, length.group * divisor.value)
-    return divisor.value if is_index and schedule.length(node.value) == wanted else 0
-
-
-def _nodes(step: Pass) -> list[Expr]:
-    """Return every expression the pass evaluates, and all their parts."""
-    exprs = [item.expr for item in step.maps]
-    for output in step.outputs:
-        if isinstance(output, Reduce | GroupReduce | Filter):
-            exprs += expressions(output)
-    return [node for expr in exprs for node in walk(expr)]
+    Few elements are no loop for vector instructions: they are reduced after the loop that computes them.
+    """
+    groups = [item.group for item in step.outputs if isinstance(item, GroupReduce) and item.group >= LOOP]
+    reads = [(node, block_read(node, step, schedule)) for node in nodes_of(step)]
+    chosen = next(iter([*groups, *(block for _, block in reads if block)]), 0)
+    return chosen, {id(node): node.value for node, block in reads if block == chosen and chosen}

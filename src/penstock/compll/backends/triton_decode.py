@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from penstock.compll.backends.triton_expr import Kernel
 from penstock.compll.backends.triton_procedure import Procedure
 from penstock.compll.functions import Function
+from penstock.compll.ir import NUMEL
 from penstock.compll.schedule import Pass, Scatter
 from penstock.compll.types import Vector
 
@@ -77,7 +78,8 @@ def _scalar_checks(k: Kernel, p: Procedure) -> list[str]:
 
 def write_result(p: Procedure, vector: str, is_checked: bool, functions: Functions) -> Kernel:
     """Return the kernel that writes the gradient or adds to it; `is_checked` where another kernel has looked before."""
-    k = Kernel("decode", "The gradient, written to `out` or added to it `factor` times.", functions=functions)
+    summary = "The gradient, written to `out` or added to it `factor` times."
+    k = Kernel("decode", summary, functions=functions, over=NUMEL)
     for argument in ("payload_ptr", "header_ptr", "out_ptr", "status_ptr", "factor", "numel"):
         k.use(argument)
     k.use_constants("HEADER", "ADD")

@@ -1,7 +1,7 @@
 """Expressions of the IR as Triton source that gives the same bits as the reference.
 
 `where` says which part of the kernel an expression is written for: "tile" (in the loop), "gather" (in the loop, at any
-index), "scalar" (the head) or "end".
+index), "block" (in the loop, once for each block of the tile), "scalar" (the head) or "end".
 """
 
 from collections import Counter
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from penstock.compll.backends.triton_kernel import KernelText
 from penstock.compll.backends.triton_procedure import Procedure
-from penstock.compll.backends.triton_text import INFIX, cast, literal, register, tensor
+from penstock.compll.backends.triton_text import INFIX, cast, limit, literal, register, tensor
 from penstock.compll.functions import FUNCTIONS, Function
-from penstock.compll.ir import GRADIENT, LATEST, Expr, Length, Read, walk
+from penstock.compll.ir import GRADIENT, LATEST, Expr, GroupReduce, Length, Read, walk
 from penstock.compll.types import Kind, Scalar
 
 
@@ -22,6 +22,8 @@ class Kernel(KernelText):
 
     functions: Mapping[str, Function] = field(default_factory=lambda: FUNCTIONS)
     over: Length | None = None  # what the loop goes over
+    local: frozenset[str] = frozenset()  # vectors with one element for each block, which nothing outside reads
+    block: int = 0  # elements of a block, where values by block are computed here
     finals: dict[str, str] = field(default_factory=dict)  # scalars known at the end only
     calls: dict[str, None] = field(default_factory=dict)  # functions of the program's table it calls
     known: dict[tuple[str, object], str] = field(default_factory=dict)  # (where, what) -> its text
@@ -70,11 +72,13 @@ class Kernel(KernelText):
             case "size":
                 return self.size(p, Length(expr.value))
             case "index":
-                return "0" if where in ("scalar", "end") else "i"
+                return {"scalar": "0", "end": "0", "block": self.block_places()}.get(where, "i")
             case "element":
                 return self.element(p, expr.value, where)
             case "at" if p.is_index(expr.args[0]) and where != "scalar" and p.length(expr.value) == self.over:
                 return self.element(p, expr.value, where)  # its own place: no need to look it up
+            case "at" if where == "tile" and self._reads_block(p, expr):
+                return self._spread(p, expr.value)
         arguments = [self.text(p, argument, where) for argument in expr.args]
         return self._operation(p, expr, arguments, where)
 
@@ -118,7 +122,7 @@ class Kernel(KernelText):
         if where == "tile":
             word = f"words(seed, {stream}, block, BLOCK)"
         else:
-            index = "i" if where == "gather" else "tl.full([], 0, tl.int32)"
+            index = {"gather": "i", "block": self.block_places()}.get(where, "tl.full([], 0, tl.int32)")
             word = f"words_at(seed, {stream}, {index})"
         if not expr.type.is_float:
             low, high = (tensor(a, t) for a, t in zip(expr.args, bounds, strict=True))
@@ -177,7 +181,50 @@ class Kernel(KernelText):
                 self.known[key] = self.let(where, p.prefix + vector, self._loaded(p, vector, where))
         return self.known[key]
 
+    def _reads_block(self, p: Procedure, expr: Expr) -> bool:
+        """Say whether `v[i / n]` is the same for all elements of blocks that tiles hold whole, and v is at hand."""
+        index, vector = expr.args[0], expr.value
+        if index.op != "div" or index.args[1].op != "const" or not p.is_index(index.args[0]) or self.over is None:
+            return False
+        block = int(index.args[1].value)
+        if p.length(vector) != Length(self.over.of, self.over.group * block) or not fits_tiles(block):
+            return False
+        if vector not in self.local and vector not in p.reads:
+            return False
+        self.block = self.block or block
+        return self.block == block
+
+    def _spread(self, p: Procedure, vector: str) -> str:
+        key = ("spread" + p.prefix, vector)
+        if key not in self.known:
+            text = f"spread({self.element(p, vector, 'block')}, {self.block}, BLOCK)"
+            self.known[key] = self.let("tile", f"{p.prefix}{vector}_each", text)
+        return self.known[key]
+
+    def block_places(self) -> str:
+        """Return the numbers of a tile's blocks."""
+        return f"block_places(block, {self.block}, BLOCK)"
+
+    def _reduced(self, p: Procedure, step: GroupReduce) -> str:
+        """Return the reduction of each block of a tile."""
+        is_float, size = step.expr.type.is_float, self.size(p, step.over)
+        start = ("0.0" if is_float else "0") if step.reducer == "sum" else limit(step.reducer, is_float)
+        value = f"held({self.text(p, step.expr, 'tile')}, i, {size}, full, {start})"
+        rows = f"by_block({value}, {step.group}, BLOCK)"
+        if step.reducer == "sum":
+            wide = ".to(tl.float64)" if is_float else ""
+            return f"tl.sum({rows}{wide}, axis=1).to({register(step.expr.type)})"
+        function = "tl.min" if step.reducer == "smaller" else "tl.max"
+        return f"{function}({rows}, axis=1)" + (" + 0.0" if is_float else "")
+
     def _loaded(self, p: Procedure, vector: str, where: str) -> str:
+        if where == "block":
+            made = p.statements[vector]
+            return (
+                self._reduced(p, made)
+                if isinstance(made, GroupReduce)
+                else self._read(p, p.reads[vector], self.block_places(), "full")
+            )
         if vector in p.reads:
             return self._read(p, p.reads[vector], "i", "full" if where == "tile" else "")
         pointer, kind = self.use(f"{vector}_ptr"), register(p.element(vector))
@@ -198,7 +245,7 @@ class Kernel(KernelText):
         """Return elements of a vector that is packed in the payload: a tile where `full` says so, else at any index."""
         size, offset = self.size(p, read.length), self.offset(p, read.field)
         pointer, bits = f"{self.use(p.payload)} + {offset}", read.element.bits
-        if bits < 8 and full:
+        if bits < 8 and full and index == "i":
             return f"load_packed({pointer}, block, {size}, full, {bits}, BLOCK)"
         if bits < 8:
             return f"load_packed_at({pointer}, {index}, {size}, {bits})"
@@ -230,3 +277,8 @@ class Kernel(KernelText):
             return "False"
         self.use_constants("ALIGNED")
         return "ALIGNED"
+
+
+def fits_tiles(block: int) -> bool:
+    """Say whether every tile holds whole blocks of so many elements: tiles have 512 or more, a power of two."""
+    return 8 <= block <= 512 and block & (block - 1) == 0

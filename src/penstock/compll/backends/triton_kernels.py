@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from penstock.compll.backends.triton_compact import write_compact, write_group, write_mask
 from penstock.compll.backends.triton_decode import write_check, write_result, write_scatter
-from penstock.compll.backends.triton_expr import Kernel
+from penstock.compll.backends.triton_expr import Kernel, fits_tiles
 from penstock.compll.backends.triton_pass import PassWriter, slots_of
 from penstock.compll.backends.triton_procedure import Procedure
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.fuse import schedule_decode, schedule_encode
 from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Apply, Expr, Filter, GroupReduce, Length, Let, Program, Reduce
-from penstock.compll.schedule import Emit, Keep, Pack, Pass, Scatter, Schedule
+from penstock.compll.schedule import Emit, Keep, Pack, Pass, Scatter, Schedule, Step, Tiled
 
 UNIT = 32768  # elements that a filter's compaction handles at a time: 1024 words of its mask
 ONE_PROGRAM = Length(GRADIENT, 1 << 30)  # no gradient is longer
@@ -96,14 +96,16 @@ class Kernels:
         feedback = replace(decode, payload="last_ptr", prefix="last_") if self.is_elementwise else None
         done: set[str] = set()
         offered = False
-        for step in encode.schedule.steps:
+        for step in untiled(encode.schedule):
             match step:
-                case Pass():
+                case Pass() | Tiled():
                     own = own_part(step)
                     if own.outputs:
                         offers = own.length == NUMEL and not self.encode
                         offered |= offers
-                        self.encode.append(self._write_pass(encode, own, feedback, offers, unwritten, done))
+                        self.encode.append(self._write_pass(encode, step, feedback, offers, unwritten, done))
+                    if isinstance(step, Tiled):
+                        continue
                     self.encode += self._write_others(encode, step, self.encode)
                     done |= {name for output in step.outputs for name in _made(output)}
                 case Apply():
@@ -118,13 +120,15 @@ class Kernels:
             self.prepare = self._add(writer.write(feedback, True, {}, set()), NUMEL, writer.step)
 
     def _write_pass(
-        self, p: Procedure, step: Pass, feedback: Procedure | None, offers: bool, unwritten: dict[int, Expr],
+        self, p: Procedure, step: Pass | Tiled, feedback: Procedure | None, offers: bool, unwritten: dict[int, Expr],
         done: set[str], name: str = "",
     ) -> Launch:  # fmt: skip
-        writer = PassWriter(p, name or f"encode_{len(self.encode) + 1}", step, self.functions)
+        own = own_part(step)
+        local, block = (step.local, block_of(step)) if isinstance(step, Tiled) else (frozenset[str](), 0)
+        writer = PassWriter(p, name or f"encode_{len(self.encode) + 1}", own, self.functions, local, block)
         if not any("header_ptr" in launch.arguments for launch in self.encode):
             writer.write_header()
-        return self._add(writer.write(feedback, offers, unwritten, done), step.length, step)
+        return self._add(writer.write(feedback, offers, unwritten, done), own.length, own)
 
     def _write_others(self, p: Procedure, step: Pass, before: list[Launch]) -> list[Launch]:
         """Write the outputs of a pass that are kernels of their own."""
@@ -163,8 +167,38 @@ class Kernels:
         return self._add(write_result(p, output.vector, not self.is_elementwise, self.functions), NUMEL, None)
 
 
-def own_part(step: Pass) -> Pass:
+def untiled(schedule: Schedule) -> list[Step]:
+    """Return the steps of a schedule; passes that no kernel can do together are steps of their own."""
+    return [
+        each
+        for step in schedule.steps
+        for each in (step.passes if isinstance(step, Tiled) and not block_of(step) else (step,))
+    ]
+
+
+def block_of(step: Tiled) -> int:
+    """Return the size of the blocks of passes that one kernel can do together; 0 where it cannot.
+
+    A tile must hold whole blocks, all of one size, and nothing but the payload may hold what there is one of for each.
+    """
+    groups = {each.length.group for each in step.passes} - {NUMEL.group}
+    groups |= {item.group for each in step.passes for item in each.outputs if isinstance(item, GroupReduce)}
+    by_block = [item for each in step.passes if each.length != NUMEL for item in each.outputs]
+    simple = all(
+        item.element.bits >= 8 if isinstance(item, Pack) else isinstance(item, Keep) and item.vector in step.local
+        for item in by_block
+    )
+    made = {item.name for each in step.passes for item in each.outputs if isinstance(item, GroupReduce)}
+    block = groups.pop() if len(groups) == 1 else 0
+    return block if simple and made <= step.local and fits_tiles(block) else 0
+
+
+def own_part(step: Pass | Tiled) -> Pass:
     """Return a pass with the outputs that one kernel makes together."""
+    if isinstance(step, Tiled):
+        outputs = [item for each in step.passes for item in each.outputs]
+        kept = [item for item in outputs if not (isinstance(item, Keep) and item.vector in step.local)]
+        return own_part(Pass(NUMEL, (), (), tuple(kept)))
     return replace(step, outputs=tuple(item for item in step.outputs if isinstance(item, Reduce | Keep | Pack)))
 
 

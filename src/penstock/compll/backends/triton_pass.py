@@ -21,10 +21,18 @@ REPORT = ["if tl.max(as_bits(worst)) >= NOT_FINITE:", "    tl.atomic_or(status_p
 class PassWriter:
     """Writes the kernel of a pass that reduces, keeps and packs; filters and groups have kernels of their own."""
 
-    def __init__(self, p: Procedure, name: str, step: Pass, functions: Mapping[str, Function]) -> None:
+    def __init__(
+        self,
+        p: Procedure,
+        name: str,
+        step: Pass,
+        functions: Mapping[str, Function],
+        local: frozenset[str] = frozenset(),
+        block: int = 0,
+    ) -> None:
         self.p, self.step = p, step
         self.kernel = Kernel(name, f"Over {step.length}: {describe(p, step) or 'fields'}.", functions=functions)
-        self.kernel.over = step.length
+        self.kernel.over, self.kernel.local, self.kernel.block = step.length, local, block
         self.reduces = [output for output in step.outputs if isinstance(output, Reduce)]
 
     def write_header(self) -> None:
@@ -69,7 +77,9 @@ class PassWriter:
                 value = k.element(p, output.vector, "tile")
                 k.loop.append(f"store({k.use(f'{output.vector}_ptr')}, i, {value}, {size}, full)")
         for output in self.step.outputs:
-            if isinstance(output, Pack):
+            if isinstance(output, Pack) and p.length(output.vector) != self.step.length:
+                checked += self._store_by_block(output)
+            elif isinstance(output, Pack):
                 value = k.element(p, output.vector, "tile")
                 k.loop.append(self._store_field(output, value, size))
                 if output.element.is_float and not is_checked:
@@ -79,7 +89,15 @@ class PassWriter:
             k.head.append(WORST_START)
             k.use("status_ptr")
 
-    def _store_field(self, output: Pack, value: str, size: str) -> str:
+    def _store_by_block(self, output: Pack) -> list[str]:
+        """Write the elements of a field that has one for each block; return what must be finite."""
+        k = self.kernel
+        value, size = k.element(self.p, output.vector, "block"), k.size(self.p, self.p.length(output.vector))
+        k.loop.append(self._store_field(output, value, size, k.block_places()))
+        inside = f"held({value}, {k.block_places()}, {size}, full, 0.0)"
+        return [f"spread({inside}, {k.block}, BLOCK)"] if output.element.is_float else []
+
+    def _store_field(self, output: Pack, value: str, size: str, at: str = "i") -> str:
         """Return the line that writes element i of a vector field."""
         k, bits = self.kernel, output.element.bits
         offset = k.offset(self.p, output.field)
@@ -87,9 +105,9 @@ class PassWriter:
         if bits < 8:
             return f"store_packed({pointer}, {value}, block, {size}, full, {bits}, BLOCK)"
         if bits == 8:
-            return f"store({pointer}, i, {value}, {size}, full)"
+            return f"store({pointer}, {at}, {value}, {size}, full)"
         value = f"as_bits({value})" if output.element.is_float else value
-        return f"store_words({pointer}, i, {value}, {size}, full, {bits // 8}, {k.aligned(offset, bits)})"
+        return f"store_words({pointer}, {at}, {value}, {size}, full, {bits // 8}, {k.aligned(offset, bits)})"
 
     def _accumulate(self, item: Reduce, value: str, size: str) -> None:
         k, name, is_float = self.kernel, f"{item.name}_part", item.expr.type.is_float

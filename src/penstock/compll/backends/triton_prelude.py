@@ -55,6 +55,24 @@ def held(value, i, size, full, other):
 
 
 @triton.jit
+def block_places(block, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the numbers of the blocks of N elements that a tile has."""
+    return block * (BLOCK // N) + tl.arange(0, BLOCK // N)
+
+
+@triton.jit
+def by_block(value, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a tile with one row for each block of N elements."""
+    return tl.reshape(value, (BLOCK // N, N))
+
+
+@triton.jit
+def spread(value, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Return a tile in which each element has its block's value."""
+    return tl.reshape(tl.broadcast_to(value[:, None], (BLOCK // N, N)), (BLOCK // ROW, ROW))
+
+
+@triton.jit
 def store_packed(pointer, value, block, size, full, BITS: tl.constexpr, BLOCK: tl.constexpr):
     """Write a tile of BITS-bit values (1, 2 or 4) from the low bit of each byte up; padding is 0."""
     per_byte: tl.constexpr = 8 // BITS
