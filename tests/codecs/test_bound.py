@@ -11,7 +11,7 @@ from penstock.errors import CodecError
 NUMEL = 1001
 
 
-@pytest.mark.parametrize("name", ["onebit", "terngrad", "tbq", "signsgd", "fp8", "qsgd(bits=8)"])
+@pytest.mark.parametrize("name", ["onebit", "terngrad", "tbq", "signsgd", "fp8", "qsgd(bits=8)", "blocks"])
 def test_bound_calls_make_and_read_the_same_bytes(name: str) -> None:
     quick, usual = (WireCodec(make_codec(name, seed=7)) for _ in range(2))
     rng, gradient = np.random.default_rng(0), np.zeros(NUMEL, np.float32)

@@ -422,6 +422,50 @@ MALFORMED = {
         "gradient.size",
         "the size of a block is not a constant of 0 or more; write a number, or a uintN parameter",
     ),
+    "a value by block for the whole tensor": (
+        "reduce(map(gradient, abs), sum) / greater(gradient.size, 1)",
+        "reduce(map(gradient, abs), sum, 4) / 4",
+        5,
+        "reduce(map(gradient, abs), sum, 4) / 4",
+        "there is one value for each block here; assign it to a variable such as float[n]",
+    ),
+    "a value by block as the count of an operator": (
+        "    uint1* bits = map(gradient, isUp);",
+        "    uint1* bits = map(gradient, isUp);\n    int32* w = topk(gradient, reduce(bits, sum, 4) + 1);",
+        7,
+        "reduce(bits, sum, 4) + 1",
+        "there is one value for each block here; assign it to a variable such as float[n]",
+    ),
+    "blocks of another size": (
+        "    uint1* bits = map(gradient, isUp);",
+        "    uint1* bits = map(gradient, isUp);\n    float[8] a = reduce(gradient, sum, 4);",
+        7,
+        "reduce(gradient, sum, 4)",
+        "'a' is float[8] and the value is float*, one for gradient / 4 up; reduce by blocks of 8",
+    ),
+    "blocks of two sizes": (
+        "    uint1* bits = map(gradient, isUp);",
+        "    uint1* bits = map(gradient, isUp);\n    float[8] a = 2 * reduce(gradient, sum, 4);",
+        7,
+        "2 * reduce(gradient, sum, 4)",
+        "'a' has one value for gradient / 8 up, and a part of this one for gradient / 4 up; use blocks of one size",
+    ),
+    "a type by blocks of unknown size": (
+        "    uint1* bits = map(gradient, isUp);",
+        "    uint1* bits = map(gradient, isUp);\n    float[-1] a = 0;",
+        7,
+        "-1",
+        "the size of a block is not a constant of 0 or more; write a number, or a uintN parameter",
+    ),
+    "values by block beside another vector": (
+        "void encode(float* gradient, uint8* compressed) {",
+        "float[4] top;\nuint1 isTop(float x) { return x >= top; }\nvoid encode(float* gradient, uint8* compressed) {\n"
+        "    top = reduce(gradient, greater, 4);\n    uint1* t = map(filter(gradient, isUp), isTop);",
+        5,
+        "top",
+        "there is one value for gradient / 4 up here, and the vectors at hand are those of filter; "
+        "map over the gradient, or over values of as many blocks",
+    ),
     "scatter without size": (
         "    gradient = map(bits, back);",
         "    gradient = scatter(map(bits, one), map(bits, back), 5);\n}\nint32 one(uint1 b) { return b;",

@@ -20,6 +20,7 @@ SPECS = {
     "dgc": "dgc(density=0.001)",
     "signsgd": "signsgd",
     "qsgd": "qsgd(bits=4)",
+    "blocks": "blocks(bits=4)",
     "graddrop": "graddrop(density=0.001)",
     "adacomp": "adacomp",
     "3lc": "3lc",

@@ -9,9 +9,9 @@ from penstock.compll.apply import apply
 from penstock.compll.extract import extract
 from penstock.compll.functions import Function
 from penstock.compll.inline import choose, inline
-from penstock.compll.ir import Expr, Field, Layout, Length, walk
+from penstock.compll.ir import Expr, Field, Layout, Length
 from penstock.compll.operators import Operator
-from penstock.compll.scope import ParamsRef, Scope, Value, VectorRef, Writer, size_of
+from penstock.compll.scope import ParamsRef, Scope, Value, VectorRef, Writer, blocks_read, size_of
 from penstock.compll.types import FLOAT, INT32, SCALARS, ByBlock, Scalar, Type, Vector
 from penstock.compll.vectors import OPERATIONS
 from penstock.errors import CompileError
@@ -107,7 +107,7 @@ class Evaluator:
 
     def refuse_by_block(self, node: syntax.Node, expr: Expr) -> None:
         """Refuse a value that there is one of for each block, where one for the whole gradient is wanted."""
-        if self.over is None and any(part.op == "element" for part in walk(expr)):
+        if self.over is None and blocks_read(expr):
             raise self.error(node, "there is one value for each block here", "assign it to a variable such as float[n]")
 
     def vector(self, node: syntax.Expression, scope: Scope) -> VectorRef:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.compll.arithmetic import binary, convert, integer
-from penstock.compll.ir import Expr, Length, Map, Statement
+from penstock.compll.ir import Expr, Length, Let, Map, Statement, walk
 from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Scalar, Type, Vector
 
 
@@ -110,10 +110,21 @@ class Writer:
         self.statements.append(Map(name, length, expr))
         return VectorRef(name, expr.type, length, expr.low, expr.high)
 
+    def length(self, vector: str) -> Length:
+        """Return the length of a vector that a statement has made."""
+        found = next(item for item in self.statements if item.name == vector)
+        assert not isinstance(found, Let)
+        return found.length
+
     def stream(self) -> int:
         """Return the next stream of random numbers."""
         self.streams += 1
         return self.streams - 1
+
+
+def blocks_read(expr: Expr) -> list[str]:
+    """Return the vectors by block that an expression of a body reads."""
+    return [node.value for node in walk(expr) if node.op == "element"]
 
 
 def size_of(length: Length) -> Expr:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.compll import arithmetic, syntax
 from penstock.compll.inline import choose, condition_of, retype, stored
 from penstock.compll.ir import GRADIENT, Expr, Length, Let, is_static
-from penstock.compll.scope import Compressed, Scope, Slot, Value, VectorRef
+from penstock.compll.scope import Compressed, Scope, Slot, Value, VectorRef, blocks_read
 from penstock.compll.types import ByBlock, Scalar, Vector
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ def _by_block(ev: "Evaluator", name: str, node: syntax.Expression, wanted: ByBlo
     if not isinstance(value, Expr | VectorRef):
         raise ev.error(node, f"{name!r} is {wanted.name} and the value is not a value", "assign a value of its type")
     expr = value if isinstance(value, Expr) else value.at_i()
+    others = [each for each in map(ev.writer.length, blocks_read(expr)) if each != length]
+    if others:
+        problem = f"{name!r} has one value for {length}, and a part of this one for {others[0]}"
+        raise ev.error(node, problem, "use blocks of one size")
     made = ev.writer.map(name, length, stored(ev, node, arithmetic.named(expr, name), wanted.element))
     return replace(made, by_block=True)
 

@@ -81,6 +81,7 @@ def lower_reduce(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
 def _fold(ev: "Evaluator", function: syntax.Name, expr: Expr) -> Expr:
     pair = [Expr("operand", expr.type, value=side, low=expr.type.low, high=expr.type.high) for side in (0, 1)]
     combine = ev.call(function, function.name, pair)
+    ev.refuse_by_block(function, combine)
     if combine.type != expr.type:
         problem = f"{function.name} returns {combine.type.name} and takes {expr.type.name}"
         raise ev.error(function, problem, "a reducer takes two elements and returns one of the same type")

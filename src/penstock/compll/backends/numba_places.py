@@ -8,7 +8,6 @@ from penstock.compll.ir import RESIDUAL, Filter, GroupReduce, Read, element_of
 from penstock.compll.schedule import INPUTS, TOTAL, Emit, Keep, Pack, Pass, Schedule, block_read, nodes_of
 from penstock.compll.types import FLOAT, Scalar
 
-
 LOOP = 16  # elements that a loop of their own pays for
 
 

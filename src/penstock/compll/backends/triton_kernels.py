@@ -33,6 +33,7 @@ class Launch:
     step: Pass | Filter | GroupReduce | Apply | None = None
     arguments: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    block: int = 0  # elements of a block, where the kernel computes values by block
 
     @property
     def parts(self) -> int:
@@ -87,7 +88,7 @@ class Kernels:
     def _add(self, kernel: Kernel, length: Length, step: Pass | Filter | GroupReduce | None) -> Launch:
         self.sources.append(kernel.source())
         self.calls |= kernel.calls
-        return Launch(kernel.name, length, step, tuple(kernel.arguments), tuple(kernel.constants))
+        return Launch(kernel.name, length, step, tuple(kernel.arguments), tuple(kernel.constants), kernel.block)
 
     # Encode
 

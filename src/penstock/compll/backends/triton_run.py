@@ -43,6 +43,7 @@ class Shape:
 
 
 DECODE, ENCODE = Shape(2048, 4, 1), Shape(2048, 4, 2)
+BY_BLOCK = Shape(512, 1, 8, stages=3)  # one warp: blocks are reduced without shared memory
 FILTER = Shape(2048, 4, stages=3)
 REDUCE, FEEDBACK = Shape(1024, 4, stages=3), Shape(512, 4)
 
@@ -139,7 +140,9 @@ class Run:
             return FEEDBACK
         if "PROGRAMS" in launch.constants:
             return REDUCE
-        return DECODE if launch.kernel == "decode" else ENCODE
+        if launch.kernel == "decode":
+            return DECODE
+        return BY_BLOCK if launch.block else ENCODE
 
     def _keep(self, name: str, length: Length, scalar: Scalar) -> None:
         """Make room for a vector."""
