@@ -30,6 +30,7 @@ CASES = {
 ROUNDED = {  # codecs whose values are rounded, so that sums are right to float32's precision only
     "onebit": {"codec": "onebit"},
     "terngrad": {"codec": "terngrad"},
+    "blocks": {"codec": "blocks(bits=4, block=16)"},
     "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
 }
 MIXED = {planner: training.mixed_options(planner, EXACT) for planner in ("joint", "selective")}
@@ -312,8 +313,8 @@ def deep_gradient_compression(
         ({"codec": "onebit", "dense_below": -5}, "dense_below is -5; wanted a number of elements, 0 or more"),
         ({"codec": "gtopk", "warmup_every": 5}, "warmup_every is 5, and there is no warmup; wanted both, or neither"),
         ({"density": 0.1}, "density or warmup without a codec; wanted one of gtopk, topk, gtopk_published"),
-        ({"codec": "onebit(foo=1)"}, "codec 'onebit': no parameter 'foo'; wanted none"),
-        ({"codec": "terngrad(foo=1)"}, "codec 'terngrad': no parameter 'foo'; wanted bitwidth"),
+        ({"codec": "onebit(foo=1)"}, "codec 'onebit': no parameter 'foo'; wanted block"),
+        ({"codec": "terngrad(foo=1)"}, "codec 'terngrad': no parameter 'foo'; wanted bitwidth, block"),
         ({"codec": "auto", "planner": "wfbp"}, "codec 'auto' with planner 'wfbp': it compares the best plans; wanted"),
     ],
 )
