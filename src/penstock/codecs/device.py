@@ -47,9 +47,7 @@ class DeviceCodec:
             out[: codec.header_nbytes] = self.header(numel, is_skipped=True)
             return nbytes
         if not isinstance(residual, Residual):
-            self.kernels.encode(gradient, codec.arguments, seed, residual, body, None, header)
-            if residual is not None:
-                self.kernels.decode_add(body, residual, codec.arguments, -1.0)
+            self.kernels.encode(gradient, codec.arguments, seed, residual, body, None, header, settle=True)
             return nbytes
         self.kernels.encode(gradient, codec.arguments, seed, residual.memory, body, residual.pending, header)
         residual.put_off(codec, body)

@@ -62,9 +62,7 @@ class WireForm:
     ) -> None:
         kernels, codec = self.codec.kernels, self.codec.codec
         body, header = payload[codec.header_nbytes :], self.codec.header(values.numel())
-        kernels.encode(values, codec.arguments, codec.next_seed(), residual, body, None, header, flag)
-        if residual is not None:
-            kernels.decode_add(body, residual, codec.arguments, -1.0)
+        kernels.encode(values, codec.arguments, codec.next_seed(), residual, body, None, header, flag, settle=True)
 
     def decodes(
         self, payloads: Sequence[torch.Tensor], pieces: Sequence[Piece], bucket: torch.Tensor, adds: bool

@@ -113,6 +113,22 @@ def test_feedback_keeps_what_was_not_sent_and_adds_it_next_time(both):
         assert np.array_equal(left.cpu().numpy(), error)
 
 
+def test_feedback_that_is_settled_at_once_leaves_what_was_not_sent(both):
+    reference, kernels, arguments = both
+    values, owed = gradient(3001), gradient(3001, seed=1)
+    left = on_device(owed)
+    payload = kernels.encode(on_device(values), arguments, seed=5, residual=left, settle=True)
+    wanted = reference.encode(values, arguments, seed=5, residual=owed.copy())
+    assert_same_payload(kernels, payload.cpu().numpy(), wanted, 3001)
+    sent = reference.decode(payload.cpu().numpy()[: wanted.size], 3001, arguments)
+    assert np.array_equal(left.cpu().numpy(), values + owed - sent)
+
+
+def test_where_one_kernel_is_all_of_encode_it_settles_feedback_too():
+    settling = {path.stem for path in SHIPPED if Kernels(compile_named(path.stem)).settles}
+    assert settling == {"bf16", "blocks", "fp16", "qsgd", "signsgd", "tbq"}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_gradients_are_read_and_written_as_they_are(both, dtype):
     reference, kernels, arguments = both

@@ -70,11 +70,12 @@ class TritonKernels:
         last: Any = None,
         header: Any = None,
         status: Any = None,
+        settle: bool = False,
     ) -> Any:
         """Return the body of the payload, at the start of `out` where that is given.
 
         With a `residual`, v = gradient + (residual - decode(last)) is encoded and left in `residual`: the error of this
-        call is v - decode(this payload), taken off by the next one, or by `decode_add(payload, residual, -1)`. `header`
+        call is v - decode(this payload), taken off by the next one, or here where that is to be `settle`d. `header`
         is written before `out`, which must have room there. `status` is where this call reports, if not to `check`.
         """
         sizes = self.sizes("encode", gradient.numel(), arguments)
@@ -88,6 +89,7 @@ class TritonKernels:
         run.given["last_ptr"] = out if last is None else last
         run.given["FEEDBACK"], run.given["LAST"] = residual is not None, last is not None
         run.given["status_ptr"] = self.status if status is None else status
+        run.given["SETTLE"] = settle and self.kernels.settles
         if residual is None:
             for launch in self.kernels.encode:
                 run.launch(launch)
@@ -99,6 +101,8 @@ class TritonKernels:
             run.launch(launch)
             if "FEEDBACK" in launch.constants:
                 run.read_residual(residual)
+        if settle and not self.kernels.settles:
+            self.decode_add(out, residual, arguments, -1.0)
         return out
 
     def decode(

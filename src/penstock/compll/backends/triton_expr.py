@@ -189,7 +189,7 @@ class Kernel(KernelText):
         block = int(index.args[1].value)
         if p.length(vector) != Length(self.over.of, self.over.group * block) or not fits_tiles(block):
             return False
-        if vector not in self.local and vector not in p.reads:
+        if not (vector in self.local or vector in p.reads or (self.local and vector in p.maps)):
             return False
         self.block = self.block or block
         return self.block == block
@@ -219,18 +219,22 @@ class Kernel(KernelText):
 
     def _loaded(self, p: Procedure, vector: str, where: str) -> str:
         if where == "block":
-            made = p.statements[vector]
-            return (
-                self._reduced(p, made)
-                if isinstance(made, GroupReduce)
-                else self._read(p, p.reads[vector], self.block_places(), "full")
-            )
+            return self._loaded_by_block(p, vector)
         if vector in p.reads:
             return self._read(p, p.reads[vector], "i", "full" if where == "tile" else "")
         pointer, kind = self.use(f"{vector}_ptr"), register(p.element(vector))
         if where == "tile":
             return f"load({pointer}, i, {self.size(p, p.length(vector))}, full).to({kind})"
         return f"tl.load({pointer} + i, mask=on, other=0).to({kind})"
+
+    def _loaded_by_block(self, p: Procedure, vector: str) -> str:
+        made = p.statements[vector]
+        if isinstance(made, GroupReduce) and vector in self.local:
+            return self._reduced(p, made)
+        if vector in p.reads:
+            return self._read(p, p.reads[vector], self.block_places(), "full")
+        pointer, size = self.use(f"{vector}_ptr"), self.size(p, p.length(vector))
+        return f"load({pointer}, {self.block_places()}, {size}, full).to({register(p.element(vector))})"
 
     def gather(self, p: Procedure, vector: str, index: str) -> str:
         """Return elements of a vector at any index, held inside; 0 from an empty one."""

@@ -1,6 +1,6 @@
 """The kernels of one program: which there are, what each does, and what the driver must launch in which order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.compll.backends.triton_compact import write_compact, write_group, write_mask
@@ -8,9 +8,23 @@ from penstock.compll.backends.triton_decode import write_check, write_result, wr
 from penstock.compll.backends.triton_expr import Kernel, fits_tiles
 from penstock.compll.backends.triton_pass import PassWriter, slots_of
 from penstock.compll.backends.triton_procedure import Procedure
+from penstock.compll.feedback import inlined_decode
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.fuse import schedule_decode, schedule_encode
-from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Apply, Expr, Filter, GroupReduce, Length, Let, Program, Reduce
+from penstock.compll.ir import (
+    GRADIENT,
+    LATEST,
+    NUMEL,
+    Apply,
+    Expr,
+    Filter,
+    GroupReduce,
+    Length,
+    Let,
+    Program,
+    Reduce,
+    Statement,
+)
 from penstock.compll.schedule import Emit, Keep, Pack, Pass, Scatter, Schedule, Step, Tiled
 
 UNIT = 32768  # elements that a filter's compaction handles at a time: 1024 words of its mask
@@ -54,6 +68,7 @@ class Kernels:
     prepare: Launch | None = None  # adds the residual, where no pass of encode does it on its way
     decode: list[Launch] = field(default_factory=list)
     slots: dict[str, dict[str, int]] = field(default_factory=dict)  # of each procedure, by scalar
+    settles: bool = False  # encode is one kernel, and can leave in the residual what is not sent
     is_elementwise: bool = True  # decode's element i needs nothing but scalars and element i of the payload
 
     def __post_init__(self) -> None:
@@ -97,6 +112,8 @@ class Kernels:
         feedback = replace(decode, payload="last_ptr", prefix="last_") if self.is_elementwise else None
         done: set[str] = set()
         offered = False
+        left = self._left(untiled(encode.schedule))
+        self.settles = bool(left)
         for step in untiled(encode.schedule):
             match step:
                 case Pass() | Tiled():
@@ -104,7 +121,7 @@ class Kernels:
                     if own.outputs:
                         offers = own.length == NUMEL and not self.encode
                         offered |= offers
-                        self.encode.append(self._write_pass(encode, step, feedback, offers, unwritten, done))
+                        self.encode.append(self._write_pass(encode, step, feedback, offers, unwritten, done, left=left))
                     if isinstance(step, Tiled):
                         continue
                     self.encode += self._write_others(encode, step, self.encode)
@@ -122,14 +139,24 @@ class Kernels:
 
     def _write_pass(
         self, p: Procedure, step: Pass | Tiled, feedback: Procedure | None, offers: bool, unwritten: dict[int, Expr],
-        done: set[str], name: str = "",
+        done: set[str], name: str = "", left: Sequence[Statement] = (),
     ) -> Launch:  # fmt: skip
         own = own_part(step)
         local, block = (step.local, block_of(step)) if isinstance(step, Tiled) else (frozenset[str](), 0)
         writer = PassWriter(p, name or f"encode_{len(self.encode) + 1}", own, self.functions, local, block)
         if not any("header_ptr" in launch.arguments for launch in self.encode):
             writer.write_header()
-        return self._add(writer.write(feedback, offers, unwritten, done), own.length, own)
+        return self._add(writer.write(feedback, offers, unwritten, done, left), own.length, own)
+
+    def _left(self, steps: Sequence[Step]) -> Sequence[Statement]:
+        """Return what computes the part of the gradient that is not sent, where one kernel knows all that is."""
+        passes = [step for step in steps if not isinstance(step, Let)]
+        if len(passes) != 1 or isinstance(passes[0], Apply | Let) or own_part(passes[0]).length != NUMEL:
+            return ()
+        known = isinstance(passes[0], Tiled) or all(isinstance(item, Pack) for item in passes[0].outputs)
+        reduces = any(isinstance(item, Reduce) for item in own_part(passes[0]).outputs)
+        made = inlined_decode(self.program, self.program.encode.fields) if known and not reduces else None
+        return made or ()
 
     def _write_others(self, p: Procedure, step: Pass, before: list[Launch]) -> list[Launch]:
         """Write the outputs of a pass that are kernels of their own."""

@@ -1,14 +1,14 @@
 """The kernel of one pass: maps in registers, reductions carried from tile to tile, vectors and fields stored."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.compll.backends.triton_expr import Kernel
-from penstock.compll.backends.triton_feedback import load_with_feedback
+from penstock.compll.backends.triton_feedback import load_with_feedback, settle
 from penstock.compll.backends.triton_fold import fold_end, fold_part, fold_step
 from penstock.compll.backends.triton_procedure import Procedure
 from penstock.compll.backends.triton_text import limit, register
 from penstock.compll.functions import Function
-from penstock.compll.ir import Expr, Reduce
+from penstock.compll.ir import Expr, Reduce, Statement
 from penstock.compll.schedule import Keep, Pack, Pass
 from penstock.compll.show import show
 from penstock.compll.types import Scalar
@@ -44,11 +44,15 @@ class PassWriter:
         k.head += ["if HEADER > 0:", "    if tl.program_id(0) == 0:"]
         k.head.append("        copy_bytes(payload_ptr - HEADER, header_ptr, HEADER)")
 
-    def write(self, feedback: Procedure | None, offers: bool, unwritten: dict[int, Expr], done: set[str]) -> Kernel:
+    def write(
+        self, feedback: Procedure | None, offers: bool, unwritten: dict[int, Expr], done: set[str],
+        left: Sequence[Statement] = (),
+    ) -> Kernel:  # fmt: skip
         """Write the whole kernel; return it.
 
         `offers` says that this pass loads the gradient with feedback, `unwritten` are the scalar fields still to be
-        written (those that can be are taken out), `done` the names that earlier steps have left.
+        written (those that can be are taken out), `done` the names that earlier steps have left. `left` computes what
+        is not sent, where all that is sent is computed here.
         """
         k, p = self.kernel, self.p
         size = k.size(p, self.step.length)
@@ -59,8 +63,10 @@ class PassWriter:
         k.count_uses([*roots, *(item.expr for item in p.maps.values()), *(item.expr for item in p.lets.values())])
         checked = ["gradient"] if offers else []
         if offers:
-            load_with_feedback(k, feedback)
+            load_with_feedback(k, feedback, bool(left))
         self._fill_loop(size, checked)
+        if left:
+            settle(k, p, left)
         if k.loop:
             carried = [name for item in self.reduces for name in _carried(item)]
             k.loop_over(size, [*carried, *(["worst"] if checked else [])], k.summary)

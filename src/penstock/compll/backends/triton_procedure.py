@@ -1,6 +1,6 @@
 """Encode or decode as kernels see it: what is computed, what is in memory, and where."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.compll.ir import (
@@ -38,11 +38,15 @@ class Procedure:
     reads: dict[str, Read] = field(init=False)
 
     def __post_init__(self) -> None:
-        statements = self.program.encode.statements if self.is_encode else self.program.decode.statements
-        self.statements = {item.name: item for item in statements}
-        self.maps = {item.name: item for item in statements if isinstance(item, Map)}
-        self.lets = {item.name: item for item in statements if isinstance(item, Let)}
-        self.reads = {item.name: item for item in statements if isinstance(item, Read)}
+        self.statements, self.maps, self.lets, self.reads = {}, {}, {}, {}
+        self.add(self.program.encode.statements if self.is_encode else self.program.decode.statements)
+
+    def add(self, statements: Sequence[Statement]) -> None:
+        """Let kernels see these statements too."""
+        self.statements |= {item.name: item for item in statements}
+        self.maps |= {item.name: item for item in statements if isinstance(item, Map)}
+        self.lets |= {item.name: item for item in statements if isinstance(item, Let)}
+        self.reads |= {item.name: item for item in statements if isinstance(item, Read)}
 
     def scalar_type(self, name: str) -> Scalar:
         """Return the type of a scalar."""
