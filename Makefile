@@ -30,11 +30,9 @@ arrows:
 # Files in the order of their folders: short ones come last, and codecs are compiled before others train with them.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-# What `check` has tested is left out. What fails beside other tests on a busy machine gets one more try, by itself;
-# both tries stay in the log.
+# What `check` has tested is left out.
 test: check
-	$(BIN)/python -m pytest $(WORKERS) --durations 20 --ignore tests/test_imports.py || \
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest $(WORKERS) --durations 20 --ignore tests/test_imports.py
 
 test-all: check
 	$(BIN)/python -m pytest $(WORKERS) -m 'not gpu' --hypothesis-profile=search

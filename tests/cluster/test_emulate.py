@@ -129,7 +129,12 @@ def test_an_exception_in_the_block_cleans_up_too():
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_launcher_cleans_up(number, code):
     run = [sys.executable, "-m", "penstock", "cluster", "run", "--hosts", "2", "--", "sh", "-c"]
-    launcher = subprocess.Popen([*run, "echo $PENSTOCK_CLUSTER_SLOT; sleep 300"], stdout=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        [*run, "echo $PENSTOCK_CLUSTER_SLOT; sleep 300"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup and `&` have it ignored, and so inherited
+    )
     assert launcher.stdout is not None
     slot = int(launcher.stdout.readline().split()[1])
     made = made_when(slot)
