@@ -49,10 +49,12 @@ def test_without_root_every_verb_says_so_in_one_line(capsys, monkeypatch, verb):
     assert complaint_of(capsys, monkeypatch, *verb) == expected
 
 
-def test_without_iproute2_the_package_is_named(capsys, monkeypatch, tmp_path):
+def test_without_util_linux_the_package_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "need `ip`, which is not on PATH; `apt install iproute2`" in complaint_of(capsys, monkeypatch, "clean")
+    assert "need `nsenter`, which is not on PATH; `apt install util-linux`" in complaint_of(
+        capsys, monkeypatch, "clean"
+    )
 
 
 @pytest.mark.parametrize(

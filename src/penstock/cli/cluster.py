@@ -99,10 +99,10 @@ def check(
 def clean(json: JsonOption = False) -> None:
     """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
     from penstock.cluster.clean import clean_dead_runs
-    from penstock.cluster.tools import require_tools
+    from penstock.cluster.tools import require_tools, this_kernel
 
     require_tools(sys.platform, os.geteuid())
-    removed = clean_dead_runs()
+    removed = clean_dead_runs(this_kernel())
     if json:
         print_json([asdict(run) for run in removed])
     elif removed:

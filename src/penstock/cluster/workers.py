@@ -4,12 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.cluster.layout import Host, Layout
+from penstock.cluster.layout import Host, Layout, namespace_path
 from penstock.cluster.links import NIC
 
 MASTER_PORT = 29500  # always free: the host's ports are its own
-# Run by sh in a mount and a host name space of its own, so that name and /etc/hosts change for this worker alone.
-AS_HOST = 'echo "$0" > /proc/sys/kernel/hostname; mount --bind "$1" /etc/hosts; shift; exec "$@"'
+# Run by sh in a mount and a host name space of its own, so that name, /etc/hosts and the NICs in /sys change for this
+# worker alone. A container that may not mount /sys shows its own NICs there.
+AS_HOST = (
+    'mount -t sysfs sysfs /sys 2> /dev/null; echo "$0" > /proc/sys/kernel/hostname; mount --bind "$1" /etc/hosts; '
+    'shift; exec "$@"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ def plan_workers(
 
 def enter_host(namespace: str, hosts_file: Path) -> tuple[str, ...]:
     """Return the command that runs what follows it on a host, under the host's own name."""
-    enter = ("ip", "netns", "exec", namespace, "unshare", "--uts", "--")
-    return (*enter, "sh", "-c", AS_HOST, namespace, str(hosts_file))
+    own = ("unshare", "--uts", "--mount", "--propagation", "slave", "--")
+    return ("nsenter", f"--net={namespace_path(namespace)}", *own, "sh", "-c", AS_HOST, namespace, str(hosts_file))
 
 
 def hosts_lines(layout: Layout) -> str:
@@ -55,8 +59,9 @@ def hosts_lines(layout: Layout) -> str:
 
 def rank_environment(layout: Layout, host: Host, local_rank: int, per_host: int) -> dict[str, str]:
     """Return `torchrun`'s variables for one worker."""
+    rank = host.index * per_host + local_rank
     return common_environment(layout) | {
-        "RANK": str(host.index * per_host + local_rank),
+        "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "GROUP_RANK": str(host.index),
         "WORLD_SIZE": str(len(layout.hosts) * per_host),
