@@ -1,4 +1,7 @@
-"""Removing an emulated cluster: its processes first, then its namespaces; the kernel takes the links with them."""
+"""Removing an emulated cluster: its processes first, then its namespaces; the kernel takes the links with them.
+
+Everything a run starts is in one of its namespaces, the multi-process service of its GPUs included.
+"""
 
 import contextlib
 import os
@@ -8,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.cluster.gpus import stop_service
 from penstock.cluster.layout import namespace_path, slot_of
 from penstock.cluster.slots import STATE_DIRECTORY, Slot, dead_slots
 from penstock.cluster.tools import Kernel
 from penstock.errors import ClusterError
 
-KILL_WAIT_SECONDS = 10.0
+KILL_WAIT_SECONDS = 30.0  # a process with a GPU's memory takes a while to end
+SWITCH = "-switch"  # ends the name of the namespace that holds the switches, and the service of shared GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,9 @@ def clean_dead_runs(kernel: Kernel, directory: Path = STATE_DIRECTORY) -> list[R
 def remove_run(slot: Slot, kernel: Kernel) -> Removed:
     """Remove everything in a slot that the caller holds, then give up the slot."""
     namespaces = [name for name in kernel.namespaces() if slot_of(name) == slot.index]
-    killed = kill_inside(namespaces)
+    killed = kill_inside(name for name in namespaces if not name.endswith(SWITCH))  # ranks before what serves them
+    stop_service(slot.files)
+    killed += kill_inside(namespaces)
     for name in namespaces:
         try:
             kernel.remove(name)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.cluster.clean import clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
 from penstock.cluster.launch import Forward, Outcome, Sink, run_workers
 from penstock.cluster.layout import Layout, plan_layout
 from penstock.cluster.links import Buckets, setup_steps, smooth_bucket
@@ -37,6 +38,7 @@ class EmulatedCluster:
 
     layout: Layout
     files: Path  # directory for what its runs write; it goes with the cluster
+    gpu: SharedGpu | None = None  # None: ranks are not given one
 
     @property
     def hosts_file(self) -> Path:
@@ -67,7 +69,7 @@ class EmulatedCluster:
             raise ClusterError(f"{per_host} workers per host: wanted at least 1")
         to = sink or default_sink(len(self.layout.hosts) * per_host)
         if engine == "gloo":
-            workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
+            workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment, self.gpu)
             return run_workers(workers, to, grace_seconds, timeout_seconds, forward=forward)
         return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds, forward)
 
@@ -84,7 +86,7 @@ class EmulatedCluster:
         scratch = Path(tempfile.mkdtemp(prefix="mpi-", dir=self.files))
         write_agent(scratch, self.hosts_file)
         mpirun = find_mpirun(run_command)
-        launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment)
+        launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment, self.gpu)
         report = partial(first_failure, scratch / FAILURES)
         outcome = Outcome(1, None, 0.0)
         try:
@@ -105,6 +107,7 @@ def emulated_cluster(
     *,
     uplink: str | None = None,
     racks: int | None = None,
+    gpus: str = "none",
     bucket: Buckets = smooth_bucket,
     kernel: Kernel | None = None,
     state_directory: Path = STATE_DIRECTORY,
@@ -113,6 +116,7 @@ def emulated_cluster(
 
     `rate` is each NIC's, in both directions: one for all (`1gbit`), or one per host (`1gbit,1gbit,100mbit`), or `none`.
     With `uplink`, the hosts stand in `racks` racks (2 where not given), each joined to a core switch at that rate.
+    With `gpus="shared"` all ranks are on one GPU, each a host of its own to NCCL; `cluster.gpu` says how they share it.
     `bucket` makes the token buckets of a rate.
     """
     require_tools(sys.platform, os.geteuid())
@@ -120,6 +124,8 @@ def emulated_cluster(
     uplink_bits_per_second = None if uplink is None else parse_rate(uplink)
     rates = parse_rates(rate, hosts)
     plan_layout(0, rates, rack_count, uplink_bits_per_second)  # complain before anything is made
+    if gpus not in GPUS:
+        raise ClusterError(f"gpus {shorten(gpus)}: wanted one of {', '.join(GPUS)}")
     machine = kernel or this_kernel()
     with signals_unwind(), contextlib.ExitStack() as stack:
         with signals_wait():
@@ -132,6 +138,8 @@ def emulated_cluster(
             cluster.files.mkdir(exist_ok=True)
             cluster.hosts_file.write_text(hosts_lines(layout))
             machine.build(setup_steps(layout, bucket))
+            if gpus == SHARED:
+                cluster = replace(cluster, gpu=start_service(cluster.files, layout.switch))
         yield cluster
 
 
