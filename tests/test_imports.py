@@ -62,6 +62,7 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
     "mpi4py": ("runtime/transport/mpi.py", "cli/"),
     "lark": ("compll/",),
     "matplotlib": ("report/",),
+    "pyroute2": ("cluster/netlink.py",),
     "typer": ("cli/",),
     "rich": ("cli/", "report/", "train/view.py"),
 }

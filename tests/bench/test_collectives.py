@@ -10,7 +10,7 @@ from penstock.bench.coarse_links import plain_bucket
 from penstock.bench.collectives import CASES, floor_seconds, predicted_seconds
 from penstock.bench.jobs import Place
 from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import setup_steps
+from penstock.cluster.links import LimitRate, setup_steps
 from penstock.network import Network
 
 FIELDS = {"hosts", "rate", "engine", "operation", "strategy", "implementation", "nbytes", "seconds", "spread"}
@@ -69,11 +69,7 @@ def test_unknown_links_are_one_line():
 
 
 def test_coarse_links_have_the_same_rate_and_one_bucket():
-    steps = [step.argv for step in setup_steps(plan_layout(0, (10**9, None), 1, None)) if step.argv[0] == "tc"]
-    assert len(steps) == 2
-    for argv in steps:
-        plain = plain_bucket(argv)
-        assert plain[plain.index("rate") + 1] == "1000000000bit"
-        assert "peakrate" in argv
-        assert "peakrate" not in plain
-    assert plain_bucket(("ip", "link")) == ("ip", "link")
+    steps = list(setup_steps(plan_layout(0, (10**9, None), 1, None), plain_bucket))
+    limited = [step.bucket for step in steps if isinstance(step, LimitRate)]
+    assert [bucket.bits_per_second for bucket in limited] == [10**9] * 2
+    assert [bucket.peak_bits_per_second for bucket in limited] == [None] * 2

@@ -49,10 +49,12 @@ def test_without_root_every_verb_says_so_in_one_line(capsys, monkeypatch, verb):
     assert complaint_of(capsys, monkeypatch, *verb) == expected
 
 
-def test_without_iproute2_the_package_is_named(capsys, monkeypatch, tmp_path):
+def test_without_util_linux_the_package_is_named(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "need `ip`, which is not on PATH; `apt install iproute2`" in complaint_of(capsys, monkeypatch, "clean")
+    assert "need `nsenter`, which is not on PATH; `apt install util-linux`" in complaint_of(
+        capsys, monkeypatch, "clean"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,9 @@ def test_without_iproute2_the_package_is_named(capsys, monkeypatch, tmp_path):
         (("--latency", "5"), "latency '5': wanted a number and one of us, ms, s, as in 5ms"),
         (("--env", "A"), "--env 'A': wanted NAME=VALUE"),
         (("--engine", "nccl"), "engine 'nccl': wanted one of gloo, mpi"),
+        (("--ranks-per-host", "0"), "0 workers per host: wanted at least 1"),
         (("--per-host", "0"), "0 workers per host: wanted at least 1"),
+        (("--gpus", "two"), "gpus 'two': wanted one of none, shared"),
     ],
 )
 def test_bad_options_end_in_one_line_and_exit_code_2(hosts, options, message):

@@ -25,6 +25,17 @@ def test_every_option_the_page_names_exists():
     source = (ROOT / "src" / "penstock" / "cli" / "cluster.py").read_text()
     page = (ROOT / "docs" / "cluster.md").read_text()
     named = {option.replace("-", "_") for option in re.findall(r"`--([a-z0-9-]+)[ `]", page)} - {"privileged"}
-    assert named >= {"rate", "uplink", "engine", "per_host", "latency", "env", "grace", "timeout", "rank0"}
+    assert named >= {
+        "rate",
+        "uplink",
+        "engine",
+        "ranks_per_host",
+        "gpus",
+        "latency",
+        "env",
+        "grace",
+        "timeout",
+        "rank0",
+    }
     for option in named:
         assert f"    {option}: " in source

@@ -14,8 +14,7 @@ from penstock.cluster import emulated_cluster
 from penstock.cluster.clean import processes_inside
 from penstock.cluster.layout import slot_of
 from penstock.cluster.sinks import Collected
-from penstock.cluster.slots import list_namespaces
-from penstock.cluster.tools import run_command
+from penstock.cluster.tools import this_kernel
 from penstock.errors import ClusterError
 
 pytestmark = pytest.mark.root
@@ -23,7 +22,7 @@ SHOW = "import json, os, socket; print(json.dumps(dict(os.environ) | {'HOST': so
 
 
 def namespaces_of(slot):
-    return [name for name in list_namespaces(run_command) if slot_of(name) == slot]
+    return [name for name in this_kernel().namespaces() if slot_of(name) == slot]
 
 
 def made_when(slot):
@@ -95,7 +94,7 @@ def test_two_clusters_at_once_do_not_see_each_other():
         assert one.layout.slot != other.layout.slot
         assert not set(one.layout.namespaces) & set(other.layout.namespaces)
         target = other.layout.hosts[0].address
-        reach = ["sh", "-c", f"ip route get {target}"]
+        reach = [sys.executable, "-c", f"import socket; socket.socket(type=socket.SOCK_DGRAM).connect(('{target}', 1))"]
         assert one.run(reach, sink=Collected()).exit_code != 0
         assert other.run(reach, sink=Collected()).exit_code == 0
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,8 @@ import pytest
 
 from penstock.cluster.layout import slot_of
 from penstock.cluster.mpi import find_mpirun
-from penstock.cluster.slots import STATE_DIRECTORY, list_namespaces, try_lock
-from penstock.cluster.tools import run_command
+from penstock.cluster.slots import STATE_DIRECTORY, try_lock
+from penstock.cluster.tools import run_command, this_kernel
 from penstock.errors import ClusterError
 
 pytestmark = pytest.mark.root
@@ -44,10 +45,10 @@ def processes_with(marker):
 def abandoned_namespaces():
     """Return the namespaces of runs that are not alive; others may be using this machine too."""
     abandoned = []
-    for name in list_namespaces(run_command):
+    for name in this_kernel().namespaces():
         slot = slot_of(name)
         if slot is not None and (held := try_lock(slot, STATE_DIRECTORY)) is not None:
-            if name in list_namespaces(run_command):  # not one that a live run has just removed itself
+            if name in this_kernel().namespaces():  # not one that a live run has just removed itself
                 abandoned.append(name)
             held.release()
     return abandoned
@@ -79,7 +80,7 @@ def soon(found):
 
 def interfaces():
     """Return the names of the interfaces of the machine itself."""
-    return {line.split(":")[1] for line in run_command(("ip", "-o", "link"))[1].splitlines()}
+    return {name for _, name in socket.if_nameindex()}
 
 
 def run_and_kill(rng, victim):

@@ -5,49 +5,65 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import FRAME_NBYTES, PAYLOAD_FRACTION, bucket_arguments, packet_nbytes, setup_steps
+from penstock.cluster.links import (
+    FRAME_NBYTES,
+    PAYLOAD_FRACTION,
+    GiveAddress,
+    LimitRate,
+    NewBridge,
+    NewCable,
+    NewNamespace,
+    Plug,
+    packet_nbytes,
+    setup_steps,
+    smooth_bucket,
+)
 
 GIGABIT = 10**9
 
 
 @dataclass
 class Wiring:
-    """A toy kernel: reads the commands and remembers who is plugged where, and what is limited."""
+    """A toy kernel: reads the steps and remembers who is plugged where, and what is limited."""
 
     namespaces: list[str] = field(default_factory=list)
+    switches: list[tuple[str, str]] = field(default_factory=list)
     peers: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # interface -> other end of its cable
     bridges: dict[tuple[str, str], str] = field(default_factory=dict)  # interface -> bridge it hangs on
     addresses: dict[str, str] = field(default_factory=dict)
-    rates: dict[tuple[str, str], str] = field(default_factory=dict)
+    rates: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def run(self, step):
-        if step.argv[:3] == ("ip", "netns", "add"):
-            self.namespaces.append(step.argv[3])
-        elif step.argv[0] == "tc":
-            interface = (step.argv[2], step.argv[6])
-            assert interface in self.peers, f"{interface} does not exist yet"
-            self.rates[interface] = step.argv[step.argv.index("rate") + 1]
-        for line in step.stdin.splitlines():
-            self.ip(step.argv[2], line.split())
+    def take(self, step):
+        match step:
+            case NewNamespace(name):
+                self.namespaces.append(name)
+            case NewBridge(namespace, name):
+                assert namespace in self.namespaces
+                self.switches.append((namespace, name))
+            case NewCable(namespace, name, bridge, peer_namespace, peer):
+                assert {namespace, peer_namespace} <= set(self.namespaces)
+                assert max(len(name), len(peer)) <= 15
+                near, far = (namespace, name), (peer_namespace, peer)
+                self.peers[near], self.peers[far] = far, near
+                self.plug(near, bridge)
+            case Plug(namespace, name, bridge):
+                self.plug((namespace, name), bridge)
+            case GiveAddress(namespace, _, address):
+                self.addresses[namespace] = address
+            case LimitRate(namespace, name, bucket):
+                assert (namespace, name) in self.peers, f"{name} does not exist yet"
+                self.rates[namespace, name] = bucket.bits_per_second
 
-    def ip(self, namespace, words):
-        assert namespace in self.namespaces
-        if words[:2] == ["link", "add"] and "veth" in words:
-            near = (namespace, words[2])
-            peer = words[words.index("peer") + 2]
-            far = (words[words.index("netns") + 1] if "netns" in words else namespace, peer)
-            assert len(words[2]) <= 15
-            self.peers[near], self.peers[far] = far, near
-        elif "master" in words:
-            self.bridges[namespace, words[2]] = words[words.index("master") + 1]
-        elif words[:2] == ["addr", "add"]:
-            self.addresses[namespace] = words[2]
+    def plug(self, end, bridge):
+        assert end in self.peers
+        assert (end[0], bridge) in self.switches
+        self.bridges[end] = bridge
 
 
 def build(layout):
     wiring = Wiring()
     for step in setup_steps(layout):
-        wiring.run(step)
+        wiring.take(step)
     return wiring
 
 
@@ -59,8 +75,8 @@ def test_every_host_hangs_on_its_racks_switch_by_a_cable_limited_at_both_ends(ho
         far = wiring.peers[host.namespace, "eth0"]
         assert far == (layout.switch, host.port)
         assert wiring.bridges[far] == f"rack{host.rack}"
-        assert wiring.addresses[host.namespace] == f"{host.address}/24"
-        assert wiring.rates[host.namespace, "eth0"] == wiring.rates[far] == "1000000000bit"
+        assert wiring.addresses[host.namespace] == host.address
+        assert wiring.rates[host.namespace, "eth0"] == wiring.rates[far] == GIGABIT
 
 
 def test_one_rack_needs_no_core():
@@ -75,7 +91,7 @@ def test_an_uplink_joins_each_rack_to_the_core_and_is_limited_both_ways(racks):
         up, down = (layout.switch, f"up{rack}"), (layout.switch, f"down{rack}")
         assert wiring.peers[up] == down
         assert (wiring.bridges[up], wiring.bridges[down]) == (f"rack{rack}", "core")
-        assert wiring.rates[up] == wiring.rates[down] == "100000000bit"
+        assert wiring.rates[up] == wiring.rates[down] == 10**8
     assert len(wiring.rates) == 2 * racks
 
 
@@ -86,11 +102,11 @@ def test_an_unshaped_host_has_no_bucket():
 
 @given(st.integers(10**5, 10**11))
 def test_both_buckets_hold_a_frame_and_credit_is_at_most_two_milliseconds(bits_per_second):
-    arguments = bucket_arguments(bits_per_second)
-    value = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    assert FRAME_NBYTES <= int(value["mtu"]) <= int(value["burst"])
-    assert int(value["burst"]) - FRAME_NBYTES <= bits_per_second / 8 * 2e-3 + 1
-    assert int(value["limit"]) > int(value["burst"])
+    bucket = smooth_bucket(bits_per_second)
+    assert FRAME_NBYTES <= bucket.peak_nbytes <= bucket.credit_nbytes
+    assert bucket.credit_nbytes - FRAME_NBYTES <= bits_per_second / 8 * 2e-3 + 1
+    assert bucket.queue_nbytes > bucket.credit_nbytes
+    assert bucket.peak_bits_per_second > bits_per_second
 
 
 def test_payload_is_within_one_percent_of_the_frames():
@@ -99,8 +115,7 @@ def test_payload_is_within_one_percent_of_the_frames():
 
 @given(st.integers(10**6, 10**10))
 def test_the_largest_packet_of_tcp_fits_the_small_bucket(bits_per_second):
-    arguments = bucket_arguments(bits_per_second)
-    small = int(arguments[arguments.index("mtu") + 1])
+    small = smooth_bucket(bits_per_second).peak_nbytes
     kernel_keeps, payload = 320, 8948  # for headers; of a frame
     frames = max(1, (packet_nbytes(bits_per_second) - kernel_keeps) // payload)
     assert frames * FRAME_NBYTES <= max(small, FRAME_NBYTES)

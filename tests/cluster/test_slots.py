@@ -1,5 +1,6 @@
 """Slots against real locks: threads of one process do not exclude one another's `flock`, so holders are processes."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -33,13 +34,12 @@ class FakeKernel:
     def __init__(self, *names):
         self.names, self.deleted = list(names), []
 
-    def __call__(self, argv, stdin="", keep_open=()):
-        if argv[:3] == ("ip", "netns", "list"):
-            return 0, "".join(f"{name} (id: 3)\n" for name in self.names), ""
-        assert argv[:3] == ("ip", "netns", "del")
-        self.names.remove(argv[3])
-        self.deleted.append(argv[3])
-        return 0, "", ""
+    def namespaces(self):
+        return list(self.names)
+
+    def remove(self, namespace):
+        self.names.remove(namespace)
+        self.deleted.append(namespace)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_live_runs_slot_is_not_dead_and_a_killed_ones_is(hold, tmp_path):
     assert [slot.index for slot in dead_slots(FakeKernel(), tmp_path)] == [index]
 
 
-def test_a_dead_launchers_last_command_is_waited_for(hold, tmp_path):
+def test_what_a_dead_launcher_has_started_with_its_lock_is_waited_for(hold, tmp_path):
     os.mkfifo(tmp_path / "end")
     process, index = hold(str(tmp_path / "end"))  # its command ends when somebody has opened and closed this
     process.send_signal(signal.SIGKILL)
@@ -106,11 +106,12 @@ def test_namespaces_of_a_live_run_are_kept(hold, tmp_path):
 
 
 def test_a_namespace_that_cannot_be_removed_is_named_and_its_slot_kept(tmp_path):
-    def stubborn(argv, stdin="", keep_open=()):
-        return (0, "penstock-3-host0\n", "") if "list" in argv else (1, "", "Device or resource busy\n")
+    class Stubborn(FakeKernel):
+        def remove(self, namespace):
+            raise OSError(errno.EBUSY, "Device or resource busy")
 
     with pytest.raises(ClusterError, match="namespace penstock-3-host0 cannot be removed: Device or resource busy"):
-        clean_dead_runs(stubborn, tmp_path)
+        clean_dead_runs(Stubborn("penstock-3-host0"), tmp_path)
     assert (tmp_path / "cluster-3").exists()
 
 

@@ -1,10 +1,20 @@
-"""One clear line for whatever this machine may lack, with tools that only pretend."""
+"""One clear line for whatever this machine may lack, with tools and kernels that only pretend."""
+
+import errno
+import os
 
 import pytest
 
 from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import setup_steps
-from penstock.cluster.tools import perform, require_tools, run_command
+from penstock.cluster.links import (
+    ChooseCongestionControl,
+    LimitRate,
+    NewBridge,
+    NewCable,
+    NewNamespace,
+    setup_steps,
+)
+from penstock.cluster.tools import carry_out, require_tools, run_command
 from penstock.errors import ClusterError
 
 
@@ -16,24 +26,24 @@ def all_but(missing):
     return lambda tool: None if tool == missing else everything(tool)
 
 
-def failing_on(words, complaint):
-    """Return a runner that succeeds until a command or a line of its batch holds `words`."""
+def failing_on(kind, error):
+    """Return a kernel that does every step except those of one kind."""
 
-    def run(argv, stdin="", keep_open=()):
-        return (1, "", complaint) if words in " ".join(argv) + stdin else (0, "", "")
+    def act(step):
+        if isinstance(step, kind):
+            raise error
 
-    return run
+    return act
 
 
-def build(runner):
-    for step in setup_steps(plan_layout(0, (10**9, 10**9))):
-        perform(step, runner)
+def build(act):
+    carry_out(setup_steps(plan_layout(0, (10**9, 10**9))), act)
 
 
 def test_root_on_linux_with_the_tools_is_enough():
     asked = []
     require_tools("linux", 0, lambda tool: asked.append(tool) or everything(tool))
-    assert asked == ["ip", "tc", "unshare"]  # all were looked for, and nothing was raised
+    assert asked == ["nsenter", "unshare", "mount"]  # all were looked for, and nothing was raised
 
 
 def test_other_systems_are_told_what_is_needed():
@@ -46,45 +56,52 @@ def test_a_user_without_root_is_told_to_use_sudo():
         require_tools("linux", 1000, everything)
 
 
-@pytest.mark.parametrize(("tool", "package"), [("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")])
+@pytest.mark.parametrize(
+    ("tool", "package"), [("nsenter", "util-linux"), ("unshare", "util-linux"), ("mount", "mount")]
+)
 def test_a_missing_tool_is_named_with_its_package(tool, package):
     with pytest.raises(ClusterError, match=f"need `{tool}`, which is not on PATH; `apt install {package}`"):
         require_tools("linux", 0, all_but(tool))
 
 
+def test_without_pyroute2_the_package_is_named():
+    with pytest.raises(ClusterError, match="need the package pyroute2, which is not installed; `pip install pyroute2`"):
+        require_tools("linux", 0, everything, lambda package: None)
+
+
 @pytest.mark.parametrize(
-    ("words", "complaint", "message"),
+    ("kind", "error", "message"),
     [
-        ("netns add", "mount --make-shared /run/netns failed: Operation not permitted", "start it with --privileged"),
-        ("netns add", "Cannot create namespace file: Invalid argument", "needs a kernel with CONFIG_NET_NS"),
-        ("type bridge", "RTNETLINK answers: Operation not permitted", "needs CAP_SYS_ADMIN and CAP_NET_ADMIN"),
-        ("type bridge", "Error: Unknown device type.", "needs a kernel with CONFIG_BRIDGE; try `modprobe bridge`"),
-        ("type veth", "Error: Unknown device type.", "needs a kernel with CONFIG_VETH; try `modprobe veth`"),
+        (NewNamespace, OSError(errno.EPERM, "mount rundir failed"), "start it with --privileged"),
+        (NewNamespace, OSError(errno.EINVAL, "Invalid argument"), "needs a kernel with CONFIG_NET_NS"),
+        (NewBridge, OSError(errno.EPERM, "Operation not permitted"), "needs CAP_SYS_ADMIN and CAP_NET_ADMIN"),
+        (NewBridge, OSError(errno.EOPNOTSUPP, "Unknown device type"), "CONFIG_BRIDGE; try `modprobe bridge`"),
+        (NewCable, OSError(errno.EOPNOTSUPP, "Unknown device type"), "CONFIG_VETH; try `modprobe veth`"),
         (
-            "tbf",
-            "Error: Specified qdisc kind is unknown.",
+            LimitRate,
+            OSError(errno.ENOENT, "Specified qdisc kind is unknown"),
             "CONFIG_NET_SCH_TBF; try `modprobe sch_tbf`, or --rate none",
         ),
     ],
 )
-def test_a_kernel_without_a_part_is_told_which_and_how_to_get_it(words, complaint, message):
-    with pytest.raises(ClusterError) as error:
-        build(failing_on(words, f"\n{complaint}\nCommand failed -:1\n"))
-    assert complaint in str(error.value)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+def test_a_kernel_without_a_part_is_told_which_and_how_to_get_it(kind, error, message):
+    with pytest.raises(ClusterError) as raised:
+        build(failing_on(kind, error))
+    assert f"failed: {error.strerror}" in str(raised.value)
+    assert os.strerror(error.errno) in str(raised.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_kernel_without_cubic_keeps_its_own_tcp():
     done = []
 
-    def run(argv, stdin="", keep_open=()):
-        done.append(" ".join(argv))
-        return failing_on("congctl", "Error: Invalid argument.")(argv, stdin, keep_open)
+    def act(step):
+        done.append(type(step))
+        failing_on(ChooseCongestionControl, OSError(errno.ENOENT, "no such algorithm"))(step)
 
-    build(run)
-    first_refusal = next(index for index, command in enumerate(done) if "congctl" in command)
-    assert any("tbf" in command for command in done[first_refusal:])  # the rest was made all the same
+    build(act)
+    assert LimitRate in done[done.index(ChooseCongestionControl) :]  # the rest was made all the same
 
 
 def test_a_command_that_hangs_is_named(monkeypatch):

@@ -1,7 +1,10 @@
 """Each check of the doctor, told what to see."""
 
+from pathlib import Path
+
 import pytest
 
+from penstock.cluster.gpus import SharedGpu
 from penstock.doctor import examine as examination
 from penstock.doctor import hosts
 from penstock.doctor.engines import check_engines
@@ -106,6 +109,43 @@ def test_emulated_hosts_want_root(monkeypatch):
     assert "loopback" in found.remedy
 
 
+HERE = [works("NCCL", "2.28.9, 1 GPU(s)"), works("emulated hosts", "built")]
+
+
+def gpu_hosts(monkeypatch, findings, service=None):
+    """Return what is found of GPU hosts, with a service that was started or not; and whether it was tried."""
+    asked = []
+    monkeypatch.setattr(hosts, "try_hosts", lambda gpus: asked.append(gpus) or service)
+    (found,) = hosts.check_gpu_hosts(findings)
+    return found, asked
+
+
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        (missing("NCCL", "in torch, but there is no GPU", ""), "NCCL: in torch, but there is no GPU"),
+        (missing("emulated hosts", "need root", ""), "emulated hosts: need root"),
+    ],
+)
+def test_gpu_hosts_want_nccl_with_a_gpu_and_emulated_hosts(monkeypatch, lacking, reason):
+    findings = [finding for finding in HERE if finding.name != lacking.name]
+    found, asked = gpu_hosts(monkeypatch, [*findings, lacking])
+    assert (found.state, found.found) == (State.MISSING, reason)
+    assert "--gpus shared" in found.remedy
+    assert asked == []  # no service is started for a GPU that is not there
+    assert gpu_hosts(monkeypatch, findings)[0].found == f"{lacking.name}: could not be looked at"
+
+
+def test_with_a_gpu_the_multi_process_service_is_tried(monkeypatch):
+    found, asked = gpu_hosts(monkeypatch, HERE, SharedGpu(Path("/run")))
+    assert found.state is State.WORKS
+    assert found.found.startswith("NCCL 2.28.9, 1 GPU(s); ")
+    assert asked == ["shared"]
+    found, _ = gpu_hosts(monkeypatch, HERE, SharedGpu(None, "it does not run"))
+    assert (found.state, found.found) == (State.MISSING, "NCCL 2.28.9, 1 GPU(s); it does not run")
+    assert found.remedy.startswith("they work, slowly")
+
+
 def test_a_check_that_fails_itself_is_a_finding():
     def fails():
         raise ZeroDivisionError("oops")
@@ -123,7 +163,7 @@ def test_the_examination_runs_every_check_in_order(monkeypatch):
     told = []
     checks = {name: (lambda name=name: [works(name, "")]) for name in ("one", "two")}
     monkeypatch.setattr(examination, "CHECKS", checks)
-    assert [f.name for f in examination.examine(smoke_test=False, done=told.append)] == ["one", "two"]
+    assert [f.name for f in examination.examine(smoke_test=False, done=told.append)] == ["one", "two", "GPU hosts"]
     assert told == ["one", "two"]
 
 

@@ -47,7 +47,7 @@ def test_the_verb_prints_every_finding_as_json():
     command = [sys.executable, "-m", "penstock", "doctor", "--no-smoke-test", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     findings = json.loads(result.stdout)
-    names = {"Python", "torch", "cores", "gloo", "NCCL", "MPI", "emulated hosts", "cache"}
+    names = {"Python", "torch", "cores", "gloo", "NCCL", "MPI", "emulated hosts", "GPU hosts", "cache"}
     assert names <= {finding["name"] for finding in findings}
     assert all(finding["state"] == "works" or finding["remedy"] for finding in findings)
     assert result.returncode == any(finding["state"] == "broken" for finding in findings)

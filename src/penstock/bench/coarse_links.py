@@ -7,26 +7,15 @@ holds (`links.packet_nbytes`) both cost about the same. The price of a plain buc
 so that short messages look cheaper than on a cable; for megabytes that is 2 ms at most.
 """
 
-from collections.abc import Sequence
+from penstock.cluster.links import Bucket, Buckets, smooth_bucket
 
-from penstock.cluster.tools import run_command
-
-BURST = "256kb"
-QUEUE = "20ms"
+BURST_NBYTES = 256 * 1024
+QUEUE_SECONDS = 20e-3
 
 
-def run_with_plain_buckets(argv: Sequence[str], stdin: str = "", keep_open: Sequence[int] = ()) -> tuple[int, str, str]:
-    """Run a command of the cluster's set-up, with plain buckets where it makes buckets."""
-    return run_command(plain_bucket(argv), stdin, keep_open)
+def plain_bucket(bits_per_second: int) -> Bucket:
+    """Return one bucket of 256 KB whose queue holds 20 ms."""
+    return Bucket(bits_per_second, BURST_NBYTES, BURST_NBYTES + round(bits_per_second / 8 * QUEUE_SECONDS))
 
 
-def plain_bucket(argv: Sequence[str]) -> Sequence[str]:
-    """Return the command with a plain bucket of the same rate, if it makes a bucket.
-
-    >>> " ".join(plain_bucket("tc qdisc add dev e root tbf rate 9bit burst 1 limit 2 peakrate 10bit mtu 3".split()))
-    'tc qdisc add dev e root tbf rate 9bit burst 256kb latency 20ms'
-    """
-    if argv[0] != "tc" or "tbf" not in argv:
-        return argv
-    rate = argv[argv.index("rate") + 1]
-    return [*argv[: argv.index("tbf") + 1], "rate", rate, "burst", BURST, "latency", QUEUE]
+BUCKETS: dict[str, Buckets] = {"smooth": smooth_bucket, "coarse": plain_bucket}

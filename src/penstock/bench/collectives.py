@@ -12,7 +12,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from penstock.bench.coarse_links import run_with_plain_buckets
+from penstock.bench.coarse_links import BUCKETS
 from penstock.bench.collectives_worker import Job
 from penstock.bench.jobs import Output, Place
 from penstock.cluster.emulate import emulated_cluster
@@ -42,14 +42,13 @@ CASES = (
 )
 IMPLEMENTATION = {"gloo": "gloo", "mpi": "openmpi"}  # whose the engine's own collectives are
 _NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")  # as measured in the same run
-_RUNNERS = {"smooth": run_command, "coarse": run_with_plain_buckets}
 _TIMEOUT_SECONDS = 600.0
 
 
 def collective_rows(place: Place, job: Job, links: str = "smooth") -> Iterator[dict[str, Any]]:
     """Run a job on all hosts and yield its rows; `links` are `smooth` or, for many hosts on few cores, `coarse`."""
-    if links not in _RUNNERS:
-        raise ClusterError(f"links {links!r}; wanted {' or '.join(_RUNNERS)}")
+    if links not in BUCKETS:
+        raise ClusterError(f"links {links!r}; wanted {' or '.join(BUCKETS)}")
     output = Output(lambda _: None)
     outcome = _run(place, job, links, output)
     if outcome.exit_code != 0:
@@ -67,7 +66,7 @@ def _run(place: Place, job: Job, links: str, sink: Sink) -> Outcome:
     if place.rate == LOOPBACK:
         return run_workers(_LOOPBACK[job.engine](place.hosts, command), sink, timeout_seconds=_TIMEOUT_SECONDS)
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with emulated_cluster(place.hosts, place.rate, runner=_RUNNERS[links]) as cluster:
+    with emulated_cluster(place.hosts, place.rate, bucket=BUCKETS[links]) as cluster:
         return cluster.run(
             command, engine=job.engine, environment=environment, sink=sink, timeout_seconds=_TIMEOUT_SECONDS
         )

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from penstock.bench.coarse_links import BUCKETS
 from penstock.bench.gtop_k_worker import Case
 from penstock.bench.jobs import Output, Place
-from penstock.bench.sparse import RUNNERS
 from penstock.cluster.emulate import emulated_cluster
 from penstock.errors import ClusterError
 from penstock.reproduce.gtop_k import DENSITY, MODELS
@@ -41,9 +41,9 @@ def replayed_rows(
     output = Output(lambda _: None)
     command = [sys.executable, "-m", "penstock.bench.gtop_k_worker", json.dumps(job)]
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if links not in RUNNERS:
-        raise ClusterError(f"links {links!r}; wanted {' or '.join(RUNNERS)}")
-    with emulated_cluster(place.hosts, place.rate, runner=RUNNERS[links]) as cluster:
+    if links not in BUCKETS:
+        raise ClusterError(f"links {links!r}; wanted {' or '.join(BUCKETS)}")
+    with emulated_cluster(place.hosts, place.rate, bucket=BUCKETS[links]) as cluster:
         outcome = cluster.run(
             command, engine=engine, environment=environment, sink=output, timeout_seconds=_TIMEOUT_SECONDS
         )

@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.coarse_links import run_with_plain_buckets
+from penstock.bench.coarse_links import BUCKETS
 from penstock.bench.jobs import Output, Place
 from penstock.bench.rounds import rounds_from
 from penstock.bench.sparse_worker import DENSE, Job, random_block
 from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.rates import parse_rates
-from penstock.cluster.tools import run_command
 from penstock.codecs.sparse import SparseCodec
 from penstock.cost.sparse import SPARSE
 from penstock.errors import ClusterError
@@ -36,20 +35,19 @@ from penstock.torch.traffic import ring_nbytes
 
 STRATEGIES = ("topk_allgather", "gtopk", "gtopk_doubling")
 MERGES = ("computed", "waited")
-RUNNERS = {"smooth": run_command, "coarse": run_with_plain_buckets}
 _NUMBERS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")
 _TIMEOUT_SECONDS = 400.0
 
 
 def sparse_rows(place: Place, job: Job, links: str = "smooth") -> Iterator[dict[str, Any]]:
     """Run a job on all hosts and yield its rows."""
-    if links not in RUNNERS or job.merges not in MERGES:
-        wanted = f"{' or '.join(RUNNERS)}, and {' or '.join(MERGES)}"
+    if links not in BUCKETS or job.merges not in MERGES:
+        wanted = f"{' or '.join(BUCKETS)}, and {' or '.join(MERGES)}"
         raise ClusterError(f"links {links!r} and merges {job.merges!r}; wanted {wanted}")
     output = Output(lambda _: None)
     command = [sys.executable, "-m", "penstock.bench.sparse_worker", json.dumps(asdict(job))]
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    with emulated_cluster(place.hosts, place.rate, runner=RUNNERS[links]) as cluster:
+    with emulated_cluster(place.hosts, place.rate, bucket=BUCKETS[links]) as cluster:
         outcome = cluster.run(
             command, engine=job.engine, environment=environment, sink=output, timeout_seconds=_TIMEOUT_SECONDS
         )

@@ -32,7 +32,10 @@ def run(
     racks: RacksOption = 2,
     latency: Annotated[str, typer.Option(help="added to each message by penstock's own transports: 5ms")] = "",
     engine: Annotated[str, typer.Option(help="gloo: workers started as by torchrun; mpi: by mpirun")] = "gloo",
-    per_host: Annotated[int, typer.Option(help="workers per host")] = 1,
+    ranks_per_host: Annotated[
+        int, typer.Option("--ranks-per-host", "--per-host", help="those of a host talk over its loopback, unshaped")
+    ] = 1,
+    gpus: Annotated[str, typer.Option(help="shared: all ranks on one GPU, and NCCL between them")] = "none",
     env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="for every worker; repeatable")] = None,
     grace: Annotated[float, typer.Option(help="seconds the others have to end when one worker fails", min=0.0)] = 5.0,
     timeout: Annotated[float, typer.Option(help="seconds after which all are ended; 0 is never", min=0.0)] = 0.0,
@@ -44,13 +47,15 @@ def run(
     from penstock.cluster.sinks import RankZero, default_sink, on_stderr
 
     first = RankZero() if rank0 else None
-    sink = first or default_sink(hosts * per_host)
+    sink = first or default_sink(hosts * ranks_per_host)
     environment = delay_environment(latency) | parse_environment(env or [])
-    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None) as emulated:
+    with emulated_cluster(hosts, rate, uplink=uplink or None, racks=racks if uplink else None, gpus=gpus) as emulated:
+        if emulated.gpu is not None and emulated.gpu.complaint:
+            typer.echo(f"penstock: {emulated.gpu.complaint}", err=True)
         outcome = emulated.run(
             command,
             engine=engine,
-            per_host=per_host,
+            per_host=ranks_per_host,
             environment=environment,
             sink=on_stderr(sink) if json else sink,
             grace_seconds=grace,
@@ -99,10 +104,10 @@ def check(
 def clean(json: JsonOption = False) -> None:
     """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
     from penstock.cluster.clean import clean_dead_runs
-    from penstock.cluster.tools import require_tools
+    from penstock.cluster.tools import require_tools, this_kernel
 
     require_tools(sys.platform, os.geteuid())
-    removed = clean_dead_runs()
+    removed = clean_dead_runs(this_kernel())
     if json:
         print_json([asdict(run) for run in removed])
     elif removed:

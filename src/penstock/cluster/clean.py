@@ -1,4 +1,7 @@
-"""Removing an emulated cluster: its processes first, then its namespaces; the kernel takes the links with them."""
+"""Removing an emulated cluster: its processes first, then its namespaces; the kernel takes the links with them.
+
+Everything a run starts is in one of its namespaces, the multi-process service of its GPUs included.
+"""
 
 import contextlib
 import os
@@ -8,13 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.cluster.layout import slot_of
-from penstock.cluster.slots import STATE_DIRECTORY, Slot, dead_slots, list_namespaces
-from penstock.cluster.tools import Runner, run_command
+from penstock.cluster.gpus import stop_service
+from penstock.cluster.layout import namespace_path, slot_of
+from penstock.cluster.slots import STATE_DIRECTORY, Slot, dead_slots
+from penstock.cluster.tools import Kernel
 from penstock.errors import ClusterError
 
-NAMESPACE_DIRECTORY = Path("/run/netns")
-KILL_WAIT_SECONDS = 10.0
+KILL_WAIT_SECONDS = 30.0  # a process with a GPU's memory takes a while to end
+SWITCH = "-switch"  # ends the name of the namespace that holds the switches, and the service of shared GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +30,26 @@ class Removed:
     processes: int
 
 
-def clean_dead_runs(runner: Runner = run_command, directory: Path = STATE_DIRECTORY) -> list[Removed]:
+def clean_dead_runs(kernel: Kernel, directory: Path = STATE_DIRECTORY) -> list[Removed]:
     """Remove what launchers that were killed left behind; live runs are not touched."""
-    removed = [remove_run(slot, runner) for slot in dead_slots(runner, directory)]
+    removed = [remove_run(slot, kernel) for slot in dead_slots(kernel, directory)]
     return [run for run in removed if run.namespaces]  # without any, a live run has just removed itself
 
 
-def remove_run(slot: Slot, runner: Runner = run_command) -> Removed:
+def remove_run(slot: Slot, kernel: Kernel) -> Removed:
     """Remove everything in a slot that the caller holds, then give up the slot."""
-    namespaces = [name for name in list_namespaces(runner) if slot_of(name) == slot.index]
-    killed = kill_inside(namespaces)
+    namespaces = [name for name in kernel.namespaces() if slot_of(name) == slot.index]
+    killed = kill_inside(name for name in namespaces if not name.endswith(SWITCH))  # ranks before what serves them
+    stop_service(slot.files)
+    killed += kill_inside(namespaces)
     for name in namespaces:
-        code, _, complaint = runner(("ip", "netns", "del", name))
-        if code != 0:
-            raise ClusterError(f"namespace {name} cannot be removed: {complaint.strip()}; try `ip netns del {name}`")
+        try:
+            kernel.remove(name)
+        except OSError as error:
+            path = namespace_path(name)
+            raise ClusterError(
+                f"namespace {name} cannot be removed: {error.strerror}; try `umount {path}; rm {path}`"
+            ) from error
     slot.release()
     return Removed(slot.index, len(namespaces), killed)
 
@@ -62,7 +72,7 @@ def kill_inside(namespaces: Iterable[str]) -> int:
 
 def processes_inside(namespaces: Iterable[str]) -> set[int]:
     """Return the processes whose network is one of `namespaces`, zombies left out (they have no network any more)."""
-    wanted = {_identity(NAMESPACE_DIRECTORY / name) for name in namespaces} - {None}
+    wanted = {_identity(namespace_path(name)) for name in namespaces} - {None}
     if not wanted:
         return set()
     return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _identity(entry / "ns" / "net") in wanted}

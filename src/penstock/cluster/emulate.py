@@ -3,7 +3,7 @@
     with emulated_cluster(hosts=4, rate="1gbit") as cluster:
         outcome = cluster.run(["python", "train.py"])
 
-Needs Linux, root and iproute2. Two programs may do this at once; what a killed one left, the next one removes.
+Needs Linux and root. Two programs may do this at once; what a killed one left, the next one removes.
 """
 
 import contextlib
@@ -16,15 +16,16 @@ from functools import partial
 from pathlib import Path
 
 from penstock.cluster.clean import clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
 from penstock.cluster.launch import Forward, Outcome, Sink, run_workers
 from penstock.cluster.layout import Layout, plan_layout
-from penstock.cluster.links import setup_steps
+from penstock.cluster.links import Buckets, setup_steps, smooth_bucket
 from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_mpirun, rank_output, write_agent
 from penstock.cluster.rates import parse_rate, parse_rates
 from penstock.cluster.sinks import default_sink
 from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim
 from penstock.cluster.stopping import signals_unwind, signals_wait
-from penstock.cluster.tools import Runner, perform, require_tools, run_command
+from penstock.cluster.tools import Kernel, require_tools, run_command, this_kernel
 from penstock.cluster.workers import hosts_lines, plan_workers
 from penstock.errors import ClusterError, shorten
 
@@ -37,6 +38,7 @@ class EmulatedCluster:
 
     layout: Layout
     files: Path  # directory for what its runs write; it goes with the cluster
+    gpu: SharedGpu | None = None  # None: ranks are not given one
 
     @property
     def hosts_file(self) -> Path:
@@ -67,7 +69,7 @@ class EmulatedCluster:
             raise ClusterError(f"{per_host} workers per host: wanted at least 1")
         to = sink or default_sink(len(self.layout.hosts) * per_host)
         if engine == "gloo":
-            workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment)
+            workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment, self.gpu)
             return run_workers(workers, to, grace_seconds, timeout_seconds, forward=forward)
         return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds, forward)
 
@@ -84,14 +86,16 @@ class EmulatedCluster:
         scratch = Path(tempfile.mkdtemp(prefix="mpi-", dir=self.files))
         write_agent(scratch, self.hosts_file)
         mpirun = find_mpirun(run_command)
-        launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment)
+        launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment, self.gpu)
         report = partial(first_failure, scratch / FAILURES)
         outcome = Outcome(1, None, 0.0)
         try:
             outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report, forward)
         finally:
             if outcome.exit_code != 0:
-                kill_inside(self.layout.namespaces)  # mpirun may have left daemons and ranks on other hosts
+                kill_inside(
+                    host.namespace for host in self.layout.hosts
+                )  # mpirun may have left daemons and ranks on other hosts
         code, rank = report() or (outcome.exit_code, None)
         return replace(outcome, exit_code=code, failed_rank=rank)
 
@@ -103,38 +107,42 @@ def emulated_cluster(
     *,
     uplink: str | None = None,
     racks: int | None = None,
-    runner: Runner = run_command,
+    gpus: str = "none",
+    bucket: Buckets = smooth_bucket,
+    kernel: Kernel | None = None,
     state_directory: Path = STATE_DIRECTORY,
 ) -> Iterator[EmulatedCluster]:
     """Build hosts and links, and remove them however the block ends.
 
     `rate` is each NIC's, in both directions: one for all (`1gbit`), or one per host (`1gbit,1gbit,100mbit`), or `none`.
     With `uplink`, the hosts stand in `racks` racks (2 where not given), each joined to a core switch at that rate.
+    With `gpus="shared"` all ranks are on one GPU, each a host of its own to NCCL; `cluster.gpu` says how they share it.
+    `bucket` makes the token buckets of a rate.
     """
     require_tools(sys.platform, os.geteuid())
     rack_count = racks if racks is not None else (1 if uplink is None else 2)
     uplink_bits_per_second = None if uplink is None else parse_rate(uplink)
     rates = parse_rates(rate, hosts)
     plan_layout(0, rates, rack_count, uplink_bits_per_second)  # complain before anything is made
+    if gpus not in GPUS:
+        raise ClusterError(f"gpus {shorten(gpus)}: wanted one of {', '.join(GPUS)}")
+    machine = kernel or this_kernel()
     with signals_unwind(), contextlib.ExitStack() as stack:
         with signals_wait():
-            clean_dead_runs(runner, state_directory)
+            clean_dead_runs(machine, state_directory)
             slot = claim(state_directory)
-            stack.callback(_tear_down, slot, runner)
+            stack.callback(_tear_down, slot, machine)
             layout = plan_layout(slot.index, rates, rack_count, uplink_bits_per_second)
             cluster = EmulatedCluster(layout, slot.files)
-            _set_up(slot, cluster, runner)
+            slot.note(hosts=len(layout.hosts))
+            cluster.files.mkdir(exist_ok=True)
+            cluster.hosts_file.write_text(hosts_lines(layout))
+            machine.build(setup_steps(layout, bucket))
+            if gpus == SHARED:
+                cluster = replace(cluster, gpu=start_service(cluster.files, layout.switch))
         yield cluster
 
 
-def _set_up(slot: Slot, cluster: EmulatedCluster, runner: Runner) -> None:
-    slot.note(hosts=len(cluster.layout.hosts))
-    cluster.files.mkdir(exist_ok=True)
-    cluster.hosts_file.write_text(hosts_lines(cluster.layout))
-    for step in setup_steps(cluster.layout):
-        perform(step, runner, keep_open=(slot.lock,))
-
-
-def _tear_down(slot: Slot, runner: Runner) -> None:
+def _tear_down(slot: Slot, kernel: Kernel) -> None:
     with signals_wait():
-        remove_run(slot, runner)
+        remove_run(slot, kernel)

@@ -4,7 +4,6 @@ One thread waits for everything at once: pipes for output, process descriptors (
 """
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from penstock.cluster.stopping import exit_code
+from penstock.cluster.stopping import exit_code, prepare_child
 from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError
 
@@ -23,7 +22,6 @@ Report = Callable[[], tuple[int, int] | None]  # exit code and rank of a failure
 Forward = Callable[[], int | None]  # a signal that all workers are to get now, or None
 TERMINATE_WAIT_SECONDS = 2.0  # between SIGTERM and SIGKILL
 REPORT_SECONDS = 0.2  # between looks at a report, or at signals to forward
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,7 @@ class _Group:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.failure: tuple[int, int] | None = None  # exit code and rank of the first that failed
         self.selector = selectors.DefaultSelector()
-        self.die_with_parent = _death_signal_setter()
+        self.prepare_child = prepare_child()
 
     def start(self, worker: Worker) -> None:
         process = subprocess.Popen(
@@ -81,7 +79,7 @@ class _Group:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches us alone, and we end them in order
-            preexec_fn=self.die_with_parent,
+            preexec_fn=self.prepare_child,
         )
         self.running[worker.rank] = process
         assert process.stdout is not None
@@ -183,13 +181,3 @@ class _Lines:
 
     def emit(self, line: bytes) -> None:
         self.sink(self.rank, self.name, line.decode(errors="replace"))
-
-
-def _death_signal_setter() -> Callable[[], None]:
-    """Return what makes a child die with us, to be run in the child: even SIGKILL of the launcher ends its workers."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def die_with_parent() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-
-    return die_with_parent

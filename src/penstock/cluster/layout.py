@@ -8,11 +8,13 @@ benchmarks of network devices. Nothing is made in the machine's own network name
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.errors import ClusterError
 
 SLOTS = 512  # subnets of 256 addresses in 198.18.0.0/15
 MAX_HOSTS = 250
+NAMESPACE_DIRECTORY = Path("/run/netns")  # where iproute2 keeps them too: `ip netns list` shows ours
 NAMESPACE = re.compile(r"penstock-(\d+)-(switch|host\d+)")
 
 
@@ -70,6 +72,11 @@ def plan_layout(
         for index, rate in enumerate(rates)
     )
     return Layout(slot, hosts, racks, uplink_bits_per_second)
+
+
+def namespace_path(namespace: str) -> Path:
+    """Return the file that a namespace is entered by."""
+    return NAMESPACE_DIRECTORY / namespace
 
 
 def slot_of(namespace: str) -> int | None:

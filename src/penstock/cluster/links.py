@@ -1,4 +1,4 @@
-"""From a layout to the `ip` and `tc` commands that build it, as data.
+"""From a layout to the steps that build it, as data; `netlink.py` carries them out.
 
 Every cable is a veth pair with a token bucket (`tbf`) at both ends, because a bucket limits what leaves an interface:
 the host's end limits what the host sends, the switch's end what it receives.
@@ -8,15 +8,16 @@ a TCP stream's payload is 8948 of 9014 bytes, 99.3% of the rate, so that asked a
 with frames of 1500 bytes it would be 95.6%.
 
 A plain bucket lets a whole bucketful pass at once after a pause: at 1 Gb/s and 1 ms of credit, 100 KB took 0.1 ms
-instead of 0.8. A second, small bucket (`peakrate`) therefore caps the speed at which credit is spent. What is left:
-after a pause the first small bucketful (34 KB at 1 Gb/s, 12 KB at 100 Mb/s) passes at once, and what follows is up
-to 5% too fast until 2 ms are gained. 100 KB then take 0.6 ms, 1 MB 7.6 instead of 8.0.
+instead of 0.8. A second, small bucket therefore caps the speed at which credit is spent. What is left: after a pause
+the first small bucketful (34 KB at 1 Gb/s, 12 KB at 100 Mb/s) passes at once, and what follows is up to 5% too fast
+until 2 ms are gained. 100 KB then take 0.6 ms, 1 MB 7.6 instead of 8.0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from penstock.cluster.layout import Host, Layout
+from penstock.cluster.layout import Layout
 
 MTU = 9000
 FRAME_NBYTES = MTU + 14  # with its Ethernet header
@@ -31,39 +32,21 @@ QUEUE_NBYTES = 4_000_000  # of a port, as of a switch with deep buffers: at 100 
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One command, what it is for, and what to do where it fails."""
+class Bucket:
+    """A token bucket, and a second one that caps how fast the first is emptied, as the kernel's `tbf` has them."""
 
-    argv: tuple[str, ...]
-    stdin: str  # lines for `ip -batch -`; empty where the command needs none
-    purpose: str
-    remedy: str
-    required: bool = True
-
-
-NAMESPACE_REMEDY = "needs a kernel with CONFIG_NET_NS, and a /run that can be written"
-BRIDGE_REMEDY = "needs a kernel with CONFIG_BRIDGE; try `modprobe bridge`"
-VETH_REMEDY = "needs a kernel with CONFIG_VETH; try `modprobe veth`"
-BUCKET_REMEDY = (
-    "needs a kernel with CONFIG_NET_SCH_TBF; try `modprobe sch_tbf`, or --rate none for links without a limit"
-)
+    bits_per_second: int
+    credit_nbytes: int  # what the bucket holds: so much may pass faster than the rate after a pause
+    queue_nbytes: int  # what waits at most, credit included; more is dropped
+    peak_bits_per_second: int | None = None  # of the second bucket; None: there is none
+    peak_nbytes: int = 0  # what the second bucket holds
 
 
-def setup_steps(layout: Layout) -> Iterator[Step]:
-    """Yield the commands that build `layout`, in order."""
-    for namespace in layout.namespaces:
-        yield Step(("ip", "netns", "add", namespace), "", "making a network namespace", NAMESPACE_REMEDY)
-    yield _ip(layout.switch, _switch_lines(layout), "making a bridge", BRIDGE_REMEDY)
-    for host in layout.hosts:
-        yield _ip(layout.switch, _cable_lines(host), "making a veth pair", VETH_REMEDY)
-        yield _ip(host.namespace, _host_lines(host), "giving a host its address", VETH_REMEDY)
-        yield _congestion_control(host)
-        if host.bits_per_second is not None:
-            yield _packet_limit(host, packet_nbytes(host.bits_per_second))
-            yield _bucket(host.namespace, NIC, host.bits_per_second)
-            yield _bucket(layout.switch, host.port, host.bits_per_second)
-    if layout.racks > 1:
-        yield from _uplink_steps(layout)
+def smooth_bucket(bits_per_second: int) -> Bucket:
+    """Return the buckets of a link of this rate."""
+    credit = FRAME_NBYTES + round(bits_per_second / 8 * CREDIT_SECONDS)
+    small = _small_nbytes(bits_per_second)
+    return Bucket(bits_per_second, credit, QUEUE_NBYTES + credit, round(bits_per_second * PEAK), small)
 
 
 def packet_nbytes(bits_per_second: int) -> int:
@@ -80,63 +63,135 @@ def _small_nbytes(bits_per_second: int) -> int:
     return FRAME_NBYTES + round(bits_per_second / 8 * PEAK_SECONDS)
 
 
-def bucket_arguments(bits_per_second: int) -> list[str]:
-    """Return `tbf`'s arguments for a link of this rate."""
-    bytes_per_second = bits_per_second / 8
-    credit = FRAME_NBYTES + round(bytes_per_second * CREDIT_SECONDS)
-    small = _small_nbytes(bits_per_second)
-    arguments = ["rate", f"{bits_per_second}bit", "burst", str(credit), "limit", str(QUEUE_NBYTES + credit)]
-    return [*arguments, "peakrate", f"{round(bits_per_second * PEAK)}bit", "mtu", str(small)]
+_VETH_REMEDY = "needs a kernel with CONFIG_VETH; try `modprobe veth`"
 
 
-def _switch_lines(layout: Layout) -> list[str]:
-    bridges = [f"rack{rack}" for rack in range(layout.racks)] + (["core"] if layout.racks > 1 else [])
-    return ["link set lo up"] + [
-        line for bridge in bridges for line in (f"link add {bridge} type bridge", f"link set {bridge} mtu {MTU} up")
-    ]
+@dataclass(frozen=True, slots=True)
+class NewNamespace:
+    """Make a network namespace whose own loopback is up."""
+
+    namespace: str
+    purpose: ClassVar[str] = "making a network namespace"
+    remedy: ClassVar[str] = "needs a kernel with CONFIG_NET_NS, and a /run that can be written"
+    required: ClassVar[bool] = True
 
 
-def _cable_lines(host: Host) -> list[str]:
-    return [
-        f"link add {host.port} mtu {MTU} type veth peer name {NIC} mtu {MTU} netns {host.namespace}",
-        f"link set {host.port} master rack{host.rack} up",
-    ]
+@dataclass(frozen=True, slots=True)
+class NewBridge:
+    """Make a switch."""
+
+    namespace: str
+    bridge: str
+    purpose: ClassVar[str] = "making a bridge"
+    remedy: ClassVar[str] = "needs a kernel with CONFIG_BRIDGE; try `modprobe bridge`"
+    required: ClassVar[bool] = True
 
 
-def _host_lines(host: Host) -> list[str]:
-    return ["link set lo up", f"addr add {host.address}/24 dev {NIC}", f"link set {NIC} up"]
+@dataclass(frozen=True, slots=True)
+class NewCable:
+    """Make a veth pair; its first end hangs on a switch."""
+
+    namespace: str
+    interface: str
+    bridge: str
+    peer_namespace: str
+    peer: str
+    purpose: ClassVar[str] = "making a veth pair"
+    remedy: ClassVar[str] = _VETH_REMEDY
+    required: ClassVar[bool] = True
 
 
-def _packet_limit(host: Host, nbytes: int) -> Step:
+@dataclass(frozen=True, slots=True)
+class Plug:
+    """Hang an end of a cable on a switch."""
+
+    namespace: str
+    interface: str
+    bridge: str
+    purpose: ClassVar[str] = "joining two switches"
+    remedy: ClassVar[str] = _VETH_REMEDY
+    required: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class GiveAddress:
+    """Give a NIC its IPv4 address in a subnet of 256, and switch it on."""
+
+    namespace: str
+    interface: str
+    address: str
+    purpose: ClassVar[str] = "giving a host its address"
+    remedy: ClassVar[str] = _VETH_REMEDY
+    required: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseCongestionControl:
+    """Have a host speak TCP cubic, where the kernel has it: figures must not depend on this machine's default."""
+
+    namespace: str
+    interface: str
+    address: str
+    algorithm: str = "cubic"
+    purpose: ClassVar[str] = "choosing TCP cubic"
+    remedy: ClassVar[str] = ""
+    required: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPackets:
     """Have TCP make packets that fit the bucket whole; without it links hold their rate too, at a higher price."""
-    argv = ("ip", "-n", host.namespace, "link", "set", "dev", NIC, "gso_max_size", str(nbytes))
-    return Step(argv, "", "limiting the size of packets", "", required=False)
+
+    namespace: str
+    interface: str
+    nbytes: int
+    purpose: ClassVar[str] = "limiting the size of packets"
+    remedy: ClassVar[str] = ""
+    required: ClassVar[bool] = False
 
 
-def _congestion_control(host: Host) -> Step:
-    """Have every host speak TCP cubic, where the kernel has it: figures must not depend on this machine's default."""
-    route = f"{host.address.rpartition('.')[0]}.0/24"
-    argv = ("ip", "-n", host.namespace, "route", "replace", route, "dev", NIC, "src", host.address, "congctl", "cubic")
-    return Step(argv, "", "choosing TCP cubic", "", required=False)
+@dataclass(frozen=True, slots=True)
+class LimitRate:
+    """Limit what leaves an interface."""
+
+    namespace: str
+    interface: str
+    bucket: Bucket
+    purpose: ClassVar[str] = "limiting a link"
+    remedy: ClassVar[str] = (
+        "needs a kernel with CONFIG_NET_SCH_TBF; try `modprobe sch_tbf`, or --rate none for links without a limit"
+    )
+    required: ClassVar[bool] = True
 
 
-def _uplink_steps(layout: Layout) -> Iterator[Step]:
+Step = NewNamespace | NewBridge | NewCable | Plug | GiveAddress | ChooseCongestionControl | LimitPackets | LimitRate
+Buckets = Callable[[int], Bucket]  # from a rate in bits per second
+
+
+def setup_steps(layout: Layout, bucket: Buckets = smooth_bucket) -> Iterator[Step]:
+    """Yield the steps that build `layout`, in order."""
+    for namespace in layout.namespaces:
+        yield NewNamespace(namespace)
     for rack in range(layout.racks):
-        lines = [
-            f"link add up{rack} mtu {MTU} type veth peer name down{rack} mtu {MTU}",
-            f"link set up{rack} master rack{rack} up",
-            f"link set down{rack} master core up",
-        ]
-        yield _ip(layout.switch, lines, "making a veth pair", VETH_REMEDY)
+        yield NewBridge(layout.switch, f"rack{rack}")
+    for host in layout.hosts:
+        yield NewCable(layout.switch, host.port, f"rack{host.rack}", host.namespace, NIC)
+        yield GiveAddress(host.namespace, NIC, host.address)
+        yield ChooseCongestionControl(host.namespace, NIC, host.address)
+        if host.bits_per_second is not None:
+            yield LimitPackets(host.namespace, NIC, packet_nbytes(host.bits_per_second))
+            yield LimitRate(host.namespace, NIC, bucket(host.bits_per_second))
+            yield LimitRate(layout.switch, host.port, bucket(host.bits_per_second))
+    if layout.racks > 1:
+        yield from _uplink_steps(layout, bucket)
+
+
+def _uplink_steps(layout: Layout, bucket: Buckets) -> Iterator[Step]:
+    yield NewBridge(layout.switch, "core")
+    for rack in range(layout.racks):
+        up, down = f"up{rack}", f"down{rack}"
+        yield NewCable(layout.switch, up, f"rack{rack}", layout.switch, down)
+        yield Plug(layout.switch, down, "core")
         if layout.uplink_bits_per_second is not None:
-            yield _bucket(layout.switch, f"up{rack}", layout.uplink_bits_per_second)
-            yield _bucket(layout.switch, f"down{rack}", layout.uplink_bits_per_second)
-
-
-def _ip(namespace: str, lines: list[str], purpose: str, remedy: str) -> Step:
-    return Step(("ip", "-n", namespace, "-batch", "-"), "\n".join(lines) + "\n", purpose, remedy)
-
-
-def _bucket(namespace: str, interface: str, bits_per_second: int) -> Step:
-    argv = ["tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", "tbf", *bucket_arguments(bits_per_second)]
-    return Step(tuple(argv), "", "limiting a link", BUCKET_REMEDY)
+            yield LimitRate(layout.switch, up, bucket(layout.uplink_bits_per_second))
+            yield LimitRate(layout.switch, down, bucket(layout.uplink_bits_per_second))

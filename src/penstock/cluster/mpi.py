@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock.cluster.gpus import SharedGpu
 from penstock.cluster.launch import Sink
 from penstock.cluster.layout import Layout
 from penstock.cluster.links import NIC
@@ -23,12 +24,12 @@ AGENT, FAILURES = "agent", "failures"  # files in the scratch directory of a run
 LEAST_MAJOR = 5  # older ones name their remote shell and their output tags otherwise
 # Open MPI's names for torchrun's variables, so that the same script runs under both. mpirun passes SIGUSR1 on to all
 # processes of a rank: this shell, which lives as long as its child, must not die of it.
-AS_TORCHRUN = (
+TORCHRUN_VARIABLES = (
     "trap : USR1; export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK "
     "WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE "
     "GROUP_RANK=$((OMPI_COMM_WORLD_RANK / OMPI_COMM_WORLD_LOCAL_SIZE)); "
-    '"$@"; code=$?; [ $code = 0 ] || echo $code $RANK >> "$PENSTOCK_FAILURES"; exit $code'
 )
+RUN_AND_NOTE = '"$@"; code=$?; [ $code = 0 ] || echo $code $RANK >> "$PENSTOCK_FAILURES"; exit $code'
 TAG = re.compile(r"\[\d+,(\d+)\]<(stdout|stderr)>: ?(.*)", re.DOTALL)
 HARMLESS = "plm:ssh: Warning: setpgid"  # mpirun names its child's group after the child has already done so
 
@@ -57,11 +58,14 @@ def plan_mpirun(
     command: Sequence[str],
     per_host: int = 1,
     extra: Mapping[str, str] | None = None,
+    gpu: SharedGpu | None = None,
 ) -> Worker:
     """Return the one process to start: `mpirun` on the first host, which starts the ranks on all."""
     environment = common_environment(layout) | mpi_environment(scratch) | dict(extra or {})
     hosts = ",".join(f"{host.namespace}:{per_host}" for host in layout.hosts)
-    launch = _mpirun(mpirun, len(layout.hosts) * per_host, ("--host", hosts, "--map-by", "slot"), command, environment)
+    placed = ("--host", hosts, "--map-by", "slot")
+    exports = _gpu_variables(layout.slot, gpu, extra or {})
+    launch = _mpirun(mpirun, len(layout.hosts) * per_host, placed, command, environment, exports)
     return Worker(0, (*enter_host(layout.hosts[0].namespace, hosts_file), *launch))
 
 
@@ -73,12 +77,26 @@ def plan_local_mpirun(
     return Worker(0, _mpirun(mpirun, workers, ("--map-by", "slot:OVERSUBSCRIBE"), command, environment))
 
 
+def _gpu_variables(slot: int, gpu: SharedGpu | None, extra: Mapping[str, str]) -> str:
+    """Return what a rank's shell exports beside torchrun's variables; what the user gives (`extra`) stands."""
+    if gpu is None:
+        return ""
+    variables = gpu.environment(slot, "$RANK").items()
+    return "".join(f'export {name}="{value}"; ' for name, value in variables if name not in extra)
+
+
 def _mpirun(
-    mpirun: str, ranks: int, placed: Sequence[str], command: Sequence[str], environment: Mapping[str, str]
+    mpirun: str,
+    ranks: int,
+    placed: Sequence[str],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    exports: str = "",
 ) -> tuple[str, ...]:
+    shell = TORCHRUN_VARIABLES + exports + RUN_AND_NOTE
     settings = [f"{name}={value}" for name, value in environment.items()]
     launch = ("env", *settings, mpirun, "--allow-run-as-root", *placed, "-n", str(ranks))
-    return (*launch, "--bind-to", "none", "--output", "tag", "sh", "-c", AS_TORCHRUN, "sh", *command)
+    return (*launch, "--bind-to", "none", "--output", "tag", "sh", "-c", shell, "sh", *command)
 
 
 def mpi_environment(scratch: Path) -> dict[str, str]:

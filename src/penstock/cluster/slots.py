@@ -2,8 +2,8 @@
 
 A live run holds an exclusive `flock` on its slot's file. The kernel drops the lock when the process ends, however it
 ends, so a file that can be locked belongs to a dead run: no process number is trusted, none can be taken for another.
-Commands that build a cluster inherit the lock; while one of them still works for a killed launcher, the slot counts
-as alive and nobody cleans under its hands. Whoever takes or cleans a slot holds its lock first.
+Processes that a launcher has forked hold the lock too; while one of them still works for a killed launcher, the slot
+counts as alive and is not cleaned. To take or to clean a slot is to hold its lock first.
 """
 
 import fcntl
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.cluster.layout import SLOTS, slot_of
-from penstock.cluster.tools import Runner
+from penstock.cluster.tools import Kernel
 from penstock.errors import ClusterError
 
 STATE_DIRECTORY = Path("/run/penstock")
-ORPHAN_WAIT_SECONDS = 5.0  # how long a dead launcher's last command may still hold the lock
+ORPHAN_WAIT_SECONDS = 5.0  # how long what a dead launcher has forked may still hold the lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +71,12 @@ def try_lock(index: int, directory: Path) -> Slot | None:
         os.close(descriptor)  # its last holder removed the file between our open and our lock
 
 
-def dead_slots(runner: Runner, directory: Path = STATE_DIRECTORY) -> list[Slot]:
+def dead_slots(kernel: Kernel, directory: Path = STATE_DIRECTORY) -> list[Slot]:
     """Lock and return every slot that has a file or a namespace but no live run."""
     indices = {int(path.name.removeprefix("cluster-")) for path in directory.glob("cluster-*")}
-    indices |= {slot for name in list_namespaces(runner) if (slot := slot_of(name)) is not None}
+    indices |= {slot for name in kernel.namespaces() if (slot := slot_of(name)) is not None}
     locked = (_lock_dead(index, directory) for index in sorted(indices))
     return [slot for slot in locked if slot is not None]
-
-
-def list_namespaces(runner: Runner) -> list[str]:
-    """Return the names of all network namespaces that have one."""
-    _, output, _ = runner(("ip", "netns", "list"))
-    return [line.split()[0] for line in output.splitlines() if line.strip()]
 
 
 def _lock_dead(index: int, directory: Path) -> Slot | None:

@@ -1,11 +1,16 @@
-"""Signals that unwind: SIGTERM and SIGHUP end a `with` block as Ctrl-C does, and never in the middle of clean-up."""
+"""How launchers and their children end.
+
+SIGTERM and SIGHUP end a `with` block as Ctrl-C does, and never in the middle of cleaning up; children die with us.
+"""
 
 import contextlib
+import ctypes
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+PR_SET_PDEATHSIG = 1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,6 +42,17 @@ def signals_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare_child() -> Callable[[], None]:
+    """Return what a child does first: it dies with us, even of our SIGKILL, and takes signals that we hold back."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+    return prepare
 
 
 def exit_code(returncode: int) -> int:

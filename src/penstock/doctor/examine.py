@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.doctor.engines import check_engines
 from penstock.doctor.finding import Finding, State, broken
-from penstock.doctor.hosts import check_hosts
+from penstock.doctor.hosts import check_gpu_hosts, check_hosts
 from penstock.doctor.machine import check_caches, check_machine
 from penstock.doctor.packages import check_packages
 from penstock.doctor.smoke import check_smoke
@@ -25,6 +25,7 @@ def examine(smoke_test: bool = True, done: Done = lambda name: None) -> list[Fin
     for name, check in CHECKS.items():
         findings += guarded(name, check)
         done(name)
+    findings += guarded("GPU hosts", lambda: check_gpu_hosts(findings))
     if smoke_test:
         findings += guarded("smoke test", lambda: check_smoke(usable_engines(findings)))
         done("smoke test")

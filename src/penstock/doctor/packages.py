@@ -28,6 +28,7 @@ PACKAGES = (
     Package("numba", "0.60", "compressors on the CPU"),
     Package("lark", "1.2", "compressors of your own"),
     Package("matplotlib", "3.8", "pictures"),
+    Package("pyroute2", "0.9.7", "emulated hosts"),
     Package("rich", "13.7", "tables"),
     Package("torch", "2.11", "training, gloo and NCCL", "torch"),
     Package("mpi4py", "4.0", "the MPI engine", "mpi"),
