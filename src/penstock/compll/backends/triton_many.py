@@ -1,0 +1,288 @@
+"""All pieces of a bucket in one launch: each kernel of a program, on a grid of (programs, pieces).
+
+A bucket has hundreds of pieces, most of them smaller than what fills a GPU, and every launch waits for room among the
+model's kernels. Here a kernel for one piece is called by a kernel for many: axis 1 of the grid is a row of a table,
+which says where a piece and its payload lie. Pieces of about one size share a launch and get the same number of
+programs. That number follows from the piece's size alone, so sums are added up in one order whatever a piece travels
+with, and its bits are the same in every batch.
+
+What is not finite stays on the device, too: `mark` writes the header that says so over a payload, and decoding such a
+payload gives NaN.
+
+Programs qualify whose encode consists of passes over the gradient and whose decode is elementwise: all shipped codecs
+with payloads of one size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from penstock.compll.backends.triton_kernels import Kernels, Launch
+from penstock.compll.backends.triton_prelude import copy_bytes
+from penstock.compll.backends.triton_run import DECODE, ENCODE, FEEDBACK, REDUCE, Shape, load_source
+from penstock.compll.backends.triton_text import argument_kind, wrapped
+from penstock.compll.ir import NUMEL, Reduce
+from penstock.compll.schedule import Pack, Pass
+
+COLUMNS = 8  # of a row: its number, elements, first element, first byte of the body and of the header, ordinal; unused
+CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 512))  # elements at most: programs of a piece
+FLAGS_OFFSET = tl.constexpr(6)  # `codecs/header.py`: the byte that says whether a gradient was finite
+NOT_FINITE_FLAG = tl.constexpr(2)
+_PLACES = {
+    "payload_ptr": "payload_ptr + place",
+    "last_ptr": "last_ptr + place",
+    "header_ptr": "header_ptr + header",
+    "gradient_ptr": "gradient_ptr + start",
+    "latest_ptr": "latest_ptr + start",
+    "residual_ptr": "residual_ptr + start",
+    "out_ptr": "out_ptr + start",
+    "numel": "numel",
+    "seed": "seed + ordinal.to(tl.uint64)",
+    "ticket_ptr": "ticket_ptr + row",
+    "factor": "factor",
+}
+_ROW = """
+    at = table_ptr + tl.program_id(1) * {columns}
+    row, numel, start = tl.load(at), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
+    place, header, ordinal = tl.multiple_of(tl.load(at + 3), 16), tl.multiple_of(tl.load(at + 4), 16), tl.load(at + 5)
+    if EVEN:
+        start = tl.multiple_of(start, 4)
+"""
+_DECODE = """
+    broken = 0
+    if HEADER > 0:
+        broken = tl.load(payload_ptr + place - HEADER + FLAGS_OFFSET).to(tl.int32) & NOT_FINITE_FLAG
+    if broken != 0:
+        fill_nan(out_ptr + start, numel, BLOCK)
+    else:
+        {call}
+"""
+_HEAD = "\n\nfrom penstock.compll.backends.triton_many import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
+
+
+@triton.jit
+def fill_nan(out_ptr, numel, BLOCK: tl.constexpr):
+    """Write NaN to a piece."""
+    for block in tl.range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out_ptr + i, tl.full([BLOCK], float("nan"), tl.float32), mask=i < numel)
+
+
+@triton.jit
+def mark(table_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.constexpr, HEADER: tl.constexpr):
+    """Write the header of what is not finite over the payload of a piece whose flag is up, and take the flag down."""
+    at = table_ptr + tl.program_id(0) * COLUMNS
+    row = tl.load(at)
+    if tl.load(flags_ptr + row) != 0:
+        copy_bytes(payload_ptr + tl.load(at + 3) - HEADER, header_ptr + tl.load(at + 4), HEADER)
+        tl.store(flags_ptr + row, 0)
+
+
+def qualifies(kernels: Kernels) -> bool:
+    """Say whether a program's kernels can be called for many pieces at once."""
+    steps = [launch.step for launch in kernels.encode]
+    simple = all(isinstance(step, Pass) and all(isinstance(o, Reduce | Pack) for o in step.outputs) for step in steps)
+    return (
+        kernels.is_elementwise
+        and kernels.prepare is None
+        and simple
+        and all(launch.length == NUMEL for launch in kernels.encode)
+    )
+
+
+def many_source(kernels: Kernels) -> str:
+    """Return the module of a program with a kernel for many pieces behind each kernel for one."""
+    slots = max(1, len(kernels.slots["encode"]))
+    launches = [(launch, slots, True) for launch in kernels.encode] + [(one, slots, False) for one in kernels.decode]
+    return kernels.text + _HEAD + "".join(_wrapper(*each) for each in launches)
+
+
+def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
+    places = {
+        **_PLACES,
+        "status_ptr": "status_ptr + row" if encodes else "status_ptr",
+        "scalars_ptr": f"scalars_ptr + row * {slots}",
+        "partials_ptr": f"partials_ptr + row * {launch.parts} * PROGRAMS",
+    }
+    handed = [name for name in launch.arguments if name != "numel"]
+    typed = [f'{name}: "{argument_kind(name)}"' if argument_kind(name) else name for name in handed]
+    constants = [f"{name}: tl.constexpr" for name in (*launch.constants, "EVEN")]
+    plain = ", ".join(f'"{name}"' for name in handed if argument_kind(name))
+    decorator = f"@triton.jit(do_not_specialize=[{plain}])" if plain else "@triton.jit"
+    given = ", ".join([*(places.get(name, name) for name in launch.arguments), *launch.constants])
+    call = f"{launch.kernel}({given})"
+    body = f"\n    {call}\n" if encodes else _DECODE.format(call=call)
+    head = "\n".join(wrapped(f"{launch.kernel}_many", ["table_ptr", *typed, *constants]))
+    return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS)}{body}"
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Rows of a table whose pieces get the same number of programs."""
+
+    first: int
+    stop: int
+    programs: int
+
+
+class Batch:
+    """Pieces of a bucket and where their payloads lie, on the device; with what their kernels work in."""
+
+    def __init__(
+        self,
+        pieces: Sequence[tuple[int, int]],
+        places: Sequence[int],  # first byte of each payload, its header
+        ordinals: Sequence[int],  # which of the bucket's random numbers a piece draws
+        headers: Sequence[torch.Tensor],  # of each piece
+        skipped: Sequence[torch.Tensor],  # the same for values that are not finite
+        kernels: Kernels,
+    ) -> None:
+        device, width = headers[0].device, headers[0].numel()
+        order = sorted(range(len(pieces)), key=lambda index: _programs(pieces[index]))
+        rows = [
+            [row, stop - start, start, places[index] + width, row * width, ordinals[index], 0, 0]
+            for row, index in enumerate(order)
+            for start, stop in [pieces[index]]
+        ]
+        self.count = len(rows)
+        self.table = torch.tensor(rows, dtype=torch.int64).to(device)
+        self.headers, self.skipped = (torch.cat([each[index] for index in order]) for each in (headers, skipped))
+        self.width = width
+        self.starts_even = all(start % 4 == 0 for start, _ in pieces)
+        self.crowds = tuple(_crowds([_programs(pieces[index]) for index in order]))
+        most = max(crowd.programs for crowd in self.crowds)
+        parts = max(launch.parts for launch in kernels.encode)
+        self.flags, self.tickets = (torch.zeros(self.count, dtype=torch.int32, device=device) for _ in range(2))
+        slots = max(1, len(kernels.slots["encode"]))
+        self.scalars = torch.empty(self.count * slots, dtype=torch.int32, device=device)
+        self.partials = torch.empty(self.count * max(1, parts) * most, dtype=torch.float64, device=device)
+
+
+def _programs(piece: tuple[int, int]) -> int:
+    """Return how many programs work on a piece: by its size alone, as the order of sums depends on it."""
+    return next(programs for most, programs in CROWDS if piece[1] - piece[0] <= most)
+
+
+def _crowds(programs: Sequence[int]) -> Iterator[Crowd]:
+    first = 0
+    for stop in range(1, len(programs) + 1):
+        if stop == len(programs) or programs[stop] != programs[first]:
+            yield Crowd(first, stop, programs[first])
+            first = stop
+
+
+class ManyKernels:
+    """The kernels of one program for many pieces, on one device."""
+
+    def __init__(self, kernels: Kernels, arguments: Mapping[str, Any], status: torch.Tensor) -> None:
+        """`arguments` are the codec's parameters, `status` is where a damaged payload is reported."""
+        self.kernels, self._status = kernels, status
+        self._functions = load_source(f"{kernels.program.name}_many", many_source(kernels))
+        self._parameters = {f"float_{name}": float(value) for name, value in arguments.items()}
+        self._parameters |= {f"int_{name}": int(value) for name, value in arguments.items()}
+
+    def encoder(
+        self, batch: Batch, bucket: torch.Tensor, residual: torch.Tensor | None, payloads: torch.Tensor
+    ) -> "Launches":
+        """Return what encodes all pieces; the residual is left without what was encoded, flags are up where it failed.
+
+        `payloads` is memory whose byte `place` is the first of a piece's header.
+        """
+        given = self._given(batch, payloads) | {
+            "gradient_ptr": bucket, "latest_ptr": bucket, "residual_ptr": bucket if residual is None else residual,
+            "last_ptr": payloads, "status_ptr": batch.flags, "seed": 0, "FEEDBACK": residual is not None,
+        }  # fmt: skip
+        found: list[_Bound] = []
+        for launch in self.kernels.encode:
+            found += self._bound(launch, batch, given, bucket)
+            if residual is not None and "FEEDBACK" in launch.constants:  # the residual holds the sum of both from now on
+                given |= {"gradient_ptr": residual, "FEEDBACK": False}
+        if residual is not None:
+            found += self._decodes(batch, payloads, residual, True, -1.0, 0)
+        return Launches(found)
+
+    def marker(self, batch: Batch, payloads: torch.Tensor) -> "Launches":
+        """Return what makes payloads of values that are not finite say so."""
+        arguments = [batch.table, payloads, batch.skipped, batch.flags]
+        return Launches([_Bound(mark, (batch.count, 1), arguments, [COLUMNS, batch.width], 4)])
+
+    def decoder(self, batch: Batch, payloads: torch.Tensor, bucket: torch.Tensor, adds: bool) -> "Launches":
+        """Return what decodes all pieces, or adds them; NaN for a payload of what was not finite."""
+        return Launches(self._decodes(batch, payloads, bucket, adds, 1.0, batch.width))
+
+    def _decodes(
+        self, batch: Batch, payloads: torch.Tensor, out: torch.Tensor, adds: bool, factor: float, header: int
+    ) -> list["_Bound"]:
+        given = self._given(batch, payloads) | {"out_ptr": out, "factor": factor, "ADD": adds, "HEADER": header}
+        return [bound for launch in self.kernels.decode for bound in self._bound(launch, batch, given, out)]
+
+    def _given(self, batch: Batch, payloads: torch.Tensor) -> dict[str, Any]:
+        return {
+            **self._parameters, "payload_ptr": payloads, "header_ptr": batch.headers, "status_ptr": self._status,
+            "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars, "partials_ptr": batch.partials,
+            "HEADER": batch.width, "LAST": False, "ALIGNED": True,
+        }  # fmt: skip
+
+    def _bound(
+        self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor
+    ) -> Iterator["_Bound"]:
+        shape, kernel = _shape(launch, given), self._functions[f"{launch.kernel}_many"]
+        names = [name for name in launch.arguments if name != "numel"]
+        seed_at = names.index("seed") + 1 if "seed" in names else None
+        own = {"BLOCK": shape.block, "STAGES": shape.stages, "EVEN": batch.starts_even and values.data_ptr() % 16 == 0}
+        for crowd in batch.crowds:
+            known = {**given, **own, "PROGRAMS": crowd.programs}
+            arguments = [batch.table[crowd.first :], *(known[name] for name in names)]
+            constants = [known[name] for name in (*launch.constants, "EVEN")]
+            grid = (crowd.programs, crowd.stop - crowd.first)
+            yield _Bound(kernel, grid, arguments, constants, shape.warps, seed_at)
+
+
+class Launches:
+    """Kernels on memory that stays, to be queued again and again."""
+
+    def __init__(self, bound: Sequence["_Bound"]) -> None:
+        self._bound = bound
+
+    def start(self, seed: int = 0) -> None:
+        """Queue all of them on the current stream."""
+        for each in self._bound:
+            each.start(seed)
+
+
+class _Bound:
+    """One launch: after the first, the compiled kernel is called without a further look at its arguments."""
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int], arguments: list[Any], constants: list[Any], warps: int,
+        seed_at: int | None = None,
+    ) -> None:  # fmt: skip
+        self._kernel, self._grid, self._arguments, self._constants = kernel, grid, arguments, constants
+        self._warps, self._seed_at = warps, seed_at
+        self._device: torch.device = arguments[0].device
+        self._compiled: Any = None
+
+    def start(self, seed: int) -> None:
+        if self._seed_at is not None:
+            self._arguments[self._seed_at] = seed
+        if self._compiled is not None:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+            self._compiled(*self._arguments, *self._constants, stream=stream)
+        elif self._device.type != "cuda":
+            self._kernel[self._grid](*self._arguments, *self._constants)
+        else:
+            options = {"num_warps": self._warps, "enable_fp_fusion": False}
+            made = self._kernel[self._grid](*self._arguments, *self._constants, **options)
+            self._compiled = made[(*self._grid, 1)]
+
+
+def _shape(launch: Launch, given: Mapping[str, Any]) -> Shape:
+    if "FEEDBACK" in launch.constants and given["FEEDBACK"]:
+        return FEEDBACK
+    if "PROGRAMS" in launch.constants:
+        return REDUCE
+    return DECODE if launch.kernel == "decode" else ENCODE
