@@ -28,8 +28,9 @@ from penstock.compll.backends.triton_text import argument_kind, wrapped
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.schedule import Pack, Pass
 
-COLUMNS = 8  # of a row: its number, elements, first element, first byte of the body and of the header, ordinal; unused
+COLUMNS = 8  # of a row: which piece, elements, first element, first byte of the body and of the header, ordinal; unused
 CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 512))  # elements at most: programs of a piece
+_LOOKS = 1024  # pieces at a time
 FLAGS_OFFSET = tl.constexpr(6)  # `codecs/header.py`: the byte that says whether a gradient was finite
 NOT_FINITE_FLAG = tl.constexpr(2)
 _PLACES = {
@@ -42,12 +43,12 @@ _PLACES = {
     "out_ptr": "out_ptr + start",
     "numel": "numel",
     "seed": "seed + ordinal.to(tl.uint64)",
-    "ticket_ptr": "ticket_ptr + row",
+    "ticket_ptr": "ticket_ptr + piece",
     "factor": "factor",
 }
 _ROW = """
     at = table_ptr + tl.program_id(1) * {columns}
-    row, numel, start = tl.load(at), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
+    piece, numel, start = tl.load(at), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
     place, header, ordinal = tl.multiple_of(tl.load(at + 3), 16), tl.multiple_of(tl.load(at + 4), 16), tl.load(at + 5)
     if EVEN:
         start = tl.multiple_of(start, 4)
@@ -76,10 +77,10 @@ def fill_nan(out_ptr, numel, BLOCK: tl.constexpr):
 def mark(table_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.constexpr, HEADER: tl.constexpr):
     """Write the header of what is not finite over the payload of a piece whose flag is up, and take the flag down."""
     at = table_ptr + tl.program_id(0) * COLUMNS
-    row = tl.load(at)
-    if tl.load(flags_ptr + row) != 0:
+    piece = tl.load(at)
+    if tl.load(flags_ptr + piece) != 0:
         copy_bytes(payload_ptr + tl.load(at + 3) - HEADER, header_ptr + tl.load(at + 4), HEADER)
-        tl.store(flags_ptr + row, 0)
+        tl.store(flags_ptr + piece, 0)
 
 
 def qualifies(kernels: Kernels) -> bool:
@@ -104,9 +105,9 @@ def many_source(kernels: Kernels) -> str:
 def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
     places = {
         **_PLACES,
-        "status_ptr": "status_ptr + row" if encodes else "status_ptr",
-        "scalars_ptr": f"scalars_ptr + row * {slots}",
-        "partials_ptr": f"partials_ptr + row * {launch.parts} * PROGRAMS",
+        "status_ptr": "status_ptr + piece" if encodes else "status_ptr",
+        "scalars_ptr": f"scalars_ptr + piece * {slots}",
+        "partials_ptr": f"partials_ptr + piece * {launch.parts} * PROGRAMS",
     }
     handed = [name for name in launch.arguments if name != "numel"]
     typed = [f'{name}: "{argument_kind(name)}"' if argument_kind(name) else name for name in handed]
@@ -118,6 +119,18 @@ def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
     body = f"\n    {call}\n" if encodes else _DECODE.format(call=call)
     head = "\n".join(wrapped(f"{launch.kernel}_many", ["table_ptr", *typed, *constants]))
     return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS)}{body}"
+
+
+@triton.jit
+def look(values_ptr, firsts_ptr, count, status_ptr, found_ptr, BLOCK: tl.constexpr):
+    """Say whether the first value of some piece is NaN, as all of it then are; and what decoding has reported."""
+    seen = tl.zeros([BLOCK], tl.int32)
+    for block in tl.range(0, tl.cdiv(count, BLOCK)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        first = tl.load(values_ptr + tl.load(firsts_ptr + i, mask=i < count, other=0), mask=i < count, other=0.0)
+        seen = seen | (first != first).to(tl.int32)
+    tl.store(found_ptr, tl.max(seen, axis=0))
+    tl.store(found_ptr + 1, tl.load(status_ptr))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +153,26 @@ class Batch:
         headers: Sequence[torch.Tensor],  # of each piece
         skipped: Sequence[torch.Tensor],  # the same for values that are not finite
         kernels: Kernels,
+        flags: torch.Tensor | None = None,  # int32, one for each piece: up where its values are not finite
     ) -> None:
-        device, width = headers[0].device, headers[0].numel()
-        order = sorted(range(len(pieces)), key=lambda index: _programs(pieces[index]))
+        device, width, count = headers[0].device, headers[0].numel(), len(pieces)
+        order = sorted(range(count), key=lambda piece: _programs(pieces[piece]))
         rows = [
-            [row, stop - start, start, places[index] + width, row * width, ordinals[index], 0, 0]
-            for row, index in enumerate(order)
-            for start, stop in [pieces[index]]
-        ]
-        self.count = len(rows)
+            [piece, pieces[piece][1] - pieces[piece][0], pieces[piece][0], places[piece] + width, piece * width,
+             ordinals[piece], 0, 0]
+            for piece in order
+        ]  # fmt: skip
+        self.count, self.width = count, width
         self.table = torch.tensor(rows, dtype=torch.int64).to(device)
-        self.headers, self.skipped = (torch.cat([each[index] for index in order]) for each in (headers, skipped))
-        self.width = width
+        self.headers, self.skipped = torch.cat([*headers]), torch.cat([*skipped])
         self.starts_even = all(start % 4 == 0 for start, _ in pieces)
-        self.crowds = tuple(_crowds([_programs(pieces[index]) for index in order]))
+        self.crowds = tuple(_crowds([_programs(pieces[piece]) for piece in order]))
+        self.flags = torch.zeros(count, dtype=torch.int32, device=device) if flags is None else flags
+        self.tickets = torch.zeros(count, dtype=torch.int32, device=device)
+        slots, parts = max(1, len(kernels.slots["encode"])), max(launch.parts for launch in kernels.encode)
+        self.scalars = torch.empty(count * slots, dtype=torch.int32, device=device)
         most = max(crowd.programs for crowd in self.crowds)
-        parts = max(launch.parts for launch in kernels.encode)
-        self.flags, self.tickets = (torch.zeros(self.count, dtype=torch.int32, device=device) for _ in range(2))
-        slots = max(1, len(kernels.slots["encode"]))
-        self.scalars = torch.empty(self.count * slots, dtype=torch.int32, device=device)
-        self.partials = torch.empty(self.count * max(1, parts) * most, dtype=torch.float64, device=device)
+        self.partials = torch.empty(count * max(1, parts) * most, dtype=torch.float64, device=device)
 
 
 def _programs(piece: tuple[int, int]) -> int:
@@ -213,6 +226,11 @@ class ManyKernels:
     def decoder(self, batch: Batch, payloads: torch.Tensor, bucket: torch.Tensor, adds: bool) -> "Launches":
         """Return what decodes all pieces, or adds them; NaN for a payload of what was not finite."""
         return Launches(self._decodes(batch, payloads, bucket, adds, 1.0, batch.width))
+
+    def looker(self, bucket: torch.Tensor, firsts: torch.Tensor, found: torch.Tensor) -> "Launches":
+        """Return what says, in two int32, whether a piece is NaN (`firsts`: where each begins) and what was damaged."""
+        arguments = [bucket, firsts, firsts.numel(), self._status, found]
+        return Launches([_Bound(look, (1, 1), arguments, [_LOOKS], 4)])
 
     def _decodes(
         self, batch: Batch, payloads: torch.Tensor, out: torch.Tensor, adds: bool, factor: float, header: int
