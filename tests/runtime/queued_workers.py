@@ -23,7 +23,7 @@ NUMEL = PARTS[-1]
 
 
 def both_routes(rank, cases, steps=2):
-    """Return, for each (spec, strategy), the bytes of results and residual by the host's route and by the queued one."""
+    """Return, for each (spec, strategy), the bytes of results and residual by the host and queued."""
     return [[_run(rank, spec, strategy, steps, queued) for queued in (False, True)] for spec, strategy in cases]
 
 

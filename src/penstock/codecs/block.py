@@ -52,6 +52,10 @@ class Task(Protocol):
 class DeviceForm(Protocol):
     """A codec on a device. Buckets and residuals are flat float32 tensors there, aligned with one another."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether it is a `QueuedForm` too."""
+
     def begin(self, count: int) -> None:
         """Begin with a bucket of `count` pieces: draw what its encodes start their random numbers from."""
 

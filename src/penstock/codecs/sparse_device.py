@@ -32,6 +32,11 @@ class SparseForm:
     replays: Replays
     spoiler: Any  # (pieces, flags) -> a `Spoiler`
 
+    @property
+    def queues(self) -> bool:
+        """No: blocks are merged on the host."""
+        return False
+
     def begin(self, count: int) -> None:
         """Nothing: the largest entries are no matter of chance."""
 

@@ -33,6 +33,11 @@ class WireForm:
     many: ManyKernels | None = None  # all pieces in one launch, where the codec's kernels can
     _first_seed: list[int] = field(default_factory=lambda: [0])  # of the bucket at hand
 
+    @property
+    def queues(self) -> bool:
+        """Whether it is a `QueuedForm`: it needs no host, as payloads have one size."""
+        return self.many is not None
+
     def begin(self, count: int) -> None:
         """Begin with a bucket of `count` pieces: its random numbers do not depend on the order of its messages."""
         if self.many is not None:

@@ -18,12 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from penstock.compll.backends.triton_kernels import Kernels, Launch
-from penstock.compll.backends.triton_prelude import copy_bytes
 from penstock.compll.backends.triton_run import DECODE, ENCODE, FEEDBACK, REDUCE, Shape, load_source
+from penstock.compll.backends.triton_spoil import look_at_firsts, mark
 from penstock.compll.backends.triton_text import argument_kind, wrapped
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.schedule import Pack, Pass
@@ -31,8 +29,6 @@ from penstock.compll.schedule import Pack, Pass
 COLUMNS = 8  # of a row: which piece, elements, first element, first byte of the body and of the header, ordinal; unused
 CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 512))  # elements at most: programs of a piece
 _LOOKS = 1024  # pieces at a time
-FLAGS_OFFSET = tl.constexpr(6)  # `codecs/header.py`: the byte that says whether a gradient was finite
-NOT_FINITE_FLAG = tl.constexpr(2)
 _PLACES = {
     "payload_ptr": "payload_ptr + place",
     "last_ptr": "last_ptr + place",
@@ -62,25 +58,7 @@ _DECODE = """
     else:
         {call}
 """
-_HEAD = "\n\nfrom penstock.compll.backends.triton_many import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
-
-
-@triton.jit
-def fill_nan(out_ptr, numel, BLOCK: tl.constexpr):
-    """Write NaN to a piece."""
-    for block in tl.range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
-        i = block * BLOCK + tl.arange(0, BLOCK)
-        tl.store(out_ptr + i, tl.full([BLOCK], float("nan"), tl.float32), mask=i < numel)
-
-
-@triton.jit
-def mark(table_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.constexpr, HEADER: tl.constexpr):
-    """Write the header of what is not finite over the payload of a piece whose flag is up, and take the flag down."""
-    at = table_ptr + tl.program_id(0) * COLUMNS
-    piece = tl.load(at)
-    if tl.load(flags_ptr + piece) != 0:
-        copy_bytes(payload_ptr + tl.load(at + 3) - HEADER, header_ptr + tl.load(at + 4), HEADER)
-        tl.store(flags_ptr + piece, 0)
+_HEAD = "\n\nfrom penstock.compll.backends.triton_spoil import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
 
 
 def qualifies(kernels: Kernels) -> bool:
@@ -119,18 +97,6 @@ def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
     body = f"\n    {call}\n" if encodes else _DECODE.format(call=call)
     head = "\n".join(wrapped(f"{launch.kernel}_many", ["table_ptr", *typed, *constants]))
     return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS)}{body}"
-
-
-@triton.jit
-def look(values_ptr, firsts_ptr, count, status_ptr, found_ptr, BLOCK: tl.constexpr):
-    """Say whether the first value of some piece is NaN, as all of it then are; and what decoding has reported."""
-    seen = tl.zeros([BLOCK], tl.int32)
-    for block in tl.range(0, tl.cdiv(count, BLOCK)):
-        i = block * BLOCK + tl.arange(0, BLOCK)
-        first = tl.load(values_ptr + tl.load(firsts_ptr + i, mask=i < count, other=0), mask=i < count, other=0.0)
-        seen = seen | (first != first).to(tl.int32)
-    tl.store(found_ptr, tl.max(seen, axis=0))
-    tl.store(found_ptr + 1, tl.load(status_ptr))
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +178,9 @@ class ManyKernels:
         found: list[_Bound] = []
         for launch in self.kernels.encode:
             found += self._bound(launch, batch, given, bucket)
-            if residual is not None and "FEEDBACK" in launch.constants:  # the residual holds the sum of both from now on
+            if (
+                residual is not None and "FEEDBACK" in launch.constants
+            ):  # the residual holds the sum of both from now on
                 given |= {"gradient_ptr": residual, "FEEDBACK": False}
         if residual is not None:
             found += self._decodes(batch, payloads, residual, True, -1.0, 0)
@@ -230,7 +198,7 @@ class ManyKernels:
     def looker(self, bucket: torch.Tensor, firsts: torch.Tensor, found: torch.Tensor) -> "Launches":
         """Return what says, in two int32, whether a piece is NaN (`firsts`: where each begins) and what was damaged."""
         arguments = [bucket, firsts, firsts.numel(), self._status, found]
-        return Launches([_Bound(look, (1, 1), arguments, [_LOOKS], 4)])
+        return Launches([_Bound(look_at_firsts, (1, 1), arguments, [_LOOKS], 4)])
 
     def _decodes(
         self, batch: Batch, payloads: torch.Tensor, out: torch.Tensor, adds: bool, factor: float, header: int

@@ -7,6 +7,7 @@ gloo, where the same code is tested on host memory, the caller waits for each gr
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from penstock.runtime.cuda.direct import Message
 
 NCCL = "nccl"
+_OWN: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by the group whose ranks they have: connecting takes seconds
 MOST_BLOCKS = 4  # thread blocks of a group of messages: they take room from the model's kernels while they wait
 
 
@@ -46,31 +48,28 @@ class GroupedMessages:
         dist.all_reduce(values, group=self._group)
 
 
-def device_messages(
-    group: dist.ProcessGroup, device: torch.device, timeout_seconds: float
-) -> GroupedMessages | None:
-    """Return messages of our own between the ranks of a group of NCCL; every rank must call this at the same time.
+def device_messages(group: dist.ProcessGroup, timeout_seconds: float) -> GroupedMessages | None:
+    """Return messages of our own between the current devices of a group's ranks, which must all call this together.
 
-    None where NCCL does not carry the group's tensors on `device`.
+    None where NCCL does not carry the group's tensors on CUDA devices.
     """
-    if device.type != "cuda" or NCCL not in dist.get_backend_config(group):
+    if not torch.cuda.is_available() or f"cuda:{NCCL}" not in dist.get_backend_config(group):
         return None
-    ranks = dist.get_process_group_ranks(group)
-    own = dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=timeout_seconds),
-        backend=NCCL,
-        pg_options=_options(),
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
-    assert isinstance(own, dist.ProcessGroup)  # every rank of the group is in it
-    messages = GroupedMessages(own)
-    messages.all_reduce(torch.zeros(1, device=device))  # connects all ranks: those of a round may be only some
-    messages.sent_nbytes = 0
-    return messages
+    if group not in _OWN:
+        ranks = dist.get_process_group_ranks(group)
+        _OWN[group] = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=timeout_seconds),
+            backend=NCCL,
+            pg_options=_options(),
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+        )
+        # Connects all ranks: of a round's messages only some may have a part.
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=_OWN[group])
+    return GroupedMessages(_OWN[group])
 
 
 def _options() -> Any:
-    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # type: ignore[attr-defined]  # not on the CPU
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     options.config.max_ctas = MOST_BLOCKS
     return options
