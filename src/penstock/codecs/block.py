@@ -97,9 +97,17 @@ class QueuedForm(Protocol):
         """Return what queues the encode of all pieces; a payload of what is not finite says so."""
 
     def queued_decoder(
-        self, bucket: torch.Tensor, payloads: torch.Tensor, pieces: Sequence[Piece], places: Sequence[int], adds: bool
+        self,
+        bucket: torch.Tensor,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[Sequence[int]],
+        adds: bool,
     ) -> Callable[[], None]:
-        """Return what queues the decode of all pieces, or adds them; NaN for what was not finite."""
+        """Return what queues the decode of all pieces from each source in turn; NaN for what was not finite.
+
+        `places` has those of one source after those of another. What comes first is added, too, where `adds`.
+        """
 
     def queued_look(self, bucket: torch.Tensor, pieces: Sequence[Piece]) -> "Look":
         """Return what finds out, behind everything else, whether a piece became NaN."""

@@ -68,7 +68,7 @@ class WireForm:
     ) -> Work:
         """Return what queues the encode of all pieces; a payload of what is not finite says so."""
         assert self.many is not None
-        batch = self._batch(pieces, places, ordinals)
+        batch = self._batch(pieces, [places], ordinals)
         encode, mark = self.many.encoder(batch, bucket, residual, payloads), self.many.marker(batch, payloads)
 
         def start() -> None:
@@ -78,9 +78,14 @@ class WireForm:
         return start
 
     def queued_decoder(
-        self, bucket: torch.Tensor, payloads: torch.Tensor, pieces: Sequence[Piece], places: Sequence[int], adds: bool
+        self,
+        bucket: torch.Tensor,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[Sequence[int]],
+        adds: bool,
     ) -> Work:
-        """Return what queues the decode of all pieces, or adds them; NaN for what was not finite."""
+        """Return what queues the decode of all pieces from each source in turn; NaN for what was not finite."""
         assert self.many is not None
         return self.many.decoder(self._batch(pieces, places), payloads, bucket, adds).start
 
@@ -91,7 +96,7 @@ class WireForm:
     def _batch(
         self,
         pieces: Sequence[Piece],
-        places: Sequence[int],
+        places: Sequence[Sequence[int]],
         ordinals: Sequence[int] = (),
         flags: torch.Tensor | None = None,
     ) -> Batch:
@@ -111,7 +116,7 @@ class WireForm:
     ) -> list[Work]:
         """Return what queues the encode of each piece; the residual is left without what was encoded."""
         if self.many is not None and payloads.pieces:
-            batch = self._batch(payloads.pieces, payloads.places, payloads.ordinals, report.all_flags)
+            batch = self._batch(payloads.pieces, [payloads.places], payloads.ordinals, report.all_flags)
             launches = self.many.encoder(batch, bucket, residual, payloads.memory)
             return [lambda: launches.start(self._first_seed[0])]
         return [
@@ -131,7 +136,7 @@ class WireForm:
     def decodes(self, payloads: "Payloads", bucket: torch.Tensor, adds: bool) -> list[Work]:
         """Return what queues the decode of each piece, or what adds it."""
         if self.many is not None and payloads.pieces:
-            batch = self._batch(payloads.pieces, payloads.places)
+            batch = self._batch(payloads.pieces, [payloads.places])
             return [self.many.decoder(batch, payloads.memory, bucket, adds).start]
         decode = self._decode_add if adds else self._decode
         return [

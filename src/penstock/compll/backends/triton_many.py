@@ -1,10 +1,9 @@
-"""All pieces of a bucket in one launch: each kernel of a program, on a grid of (programs, pieces).
+"""All pieces of a bucket in one launch: each kernel of a program, by as many programs as all pieces need together.
 
 A bucket has hundreds of pieces, most of them smaller than what fills a GPU, and every launch waits for room among the
-model's kernels. Here a kernel for one piece is called by a kernel for many: axis 1 of the grid is a row of a table,
-which says where a piece and its payload lie. Pieces of about one size share a launch and get the same number of
-programs. That number follows from the piece's size alone, so sums are added up in one order whatever a piece travels
-with, and its bits are the same in every batch.
+model's kernels. Here a kernel for one piece is called by a kernel for many: a table says which piece each program of
+the grid works on, and where that piece and its payload lie. How many programs a piece gets follows from its size alone,
+so sums are added up in one order whatever a piece travels with, and its bits are the same in every batch.
 
 What is not finite stays on the device, too: `mark` writes the header that says so over a payload, and decoding such a
 payload gives NaN.
@@ -13,8 +12,8 @@ Programs qualify whose encode consists of passes over the gradient and whose dec
 with payloads of one size.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from penstock.compll.backends.triton_text import argument_kind, wrapped
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.schedule import Pack, Pass
 
-COLUMNS = 8  # of a row: which piece, elements, first element, first byte of the body and of the header, ordinal; unused
-CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 512))  # elements at most: programs of a piece
+COLUMNS = 8  # of a row: elements, first element, first byte of the header, ordinal, programs; the others are unused
+CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 256))  # elements at most: programs of a piece
+PROGRAMS = 256  # the most
 _LOOKS = 1024  # pieces at a time
 _PLACES = {
     "payload_ptr": "payload_ptr + place",
@@ -43,20 +43,29 @@ _PLACES = {
     "factor": "factor",
 }
 _ROW = """
-    at = table_ptr + tl.program_id(1) * {columns}
-    piece, numel, start = tl.load(at), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
-    place, header, ordinal = tl.multiple_of(tl.load(at + 3), 16), tl.multiple_of(tl.load(at + 4), 16), tl.load(at + 5)
+    piece, program = tl.load(work_ptr + tl.program_id(0) * 2), tl.load(work_ptr + tl.program_id(0) * 2 + 1)
+    row = table_ptr + piece * {columns}
+    numel, start, programs = tl.load(row).to(tl.int32), tl.load(row + 1), tl.load(row + 4).to(tl.int32)
+    header, ordinal = tl.multiple_of(tl.load(row + 2), 16), tl.load(row + 3)
     if EVEN:
         start = tl.multiple_of(start, 4)
 """
+_ENCODE = """
+    place = tl.multiple_of(tl.load(places_ptr + piece), 16)
+    {call}
+"""
 _DECODE = """
-    broken = 0
-    if HEADER > 0:
-        broken = tl.load(payload_ptr + place - HEADER + FLAGS_OFFSET).to(tl.int32) & NOT_FINITE_FLAG
-    if broken != 0:
-        fill_nan(out_ptr + start, numel, BLOCK)
-    else:
-        {call}
+    for source in tl.static_range(SOURCES):
+        place = tl.multiple_of(tl.load(places_ptr + piece * SOURCES + source), 16)
+        broken = 0
+        if HEADER > 0:
+            broken = tl.load(payload_ptr + place - HEADER + FLAGS_OFFSET).to(tl.int32) & NOT_FINITE_FLAG
+        if broken != 0:
+            fill_nan(program, programs, out_ptr + start, numel, BLOCK)
+        else:
+            {call}
+        if SOURCES > 1:
+            tl.debug_barrier()  # the next one may have another thread add to an element
 """
 _HEAD = "\n\nfrom penstock.compll.backends.triton_spoil import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
 
@@ -77,7 +86,20 @@ def many_source(kernels: Kernels) -> str:
     """Return the module of a program with a kernel for many pieces behind each kernel for one."""
     slots = max(1, len(kernels.slots["encode"]))
     launches = [(launch, slots, True) for launch in kernels.encode] + [(one, slots, False) for one in kernels.decode]
-    return kernels.text + _HEAD + "".join(_wrapper(*each) for each in launches)
+    text = _by_some_programs(kernels.text, [launch.kernel for launch, _, _ in launches])
+    return text + _HEAD + "".join(_wrapper(*each) for each in launches)
+
+
+def _by_some_programs(text: str, kernels: Sequence[str]) -> str:
+    """Return kernels as functions of which program they are, and of how many, instead of asking the grid."""
+    for name in kernels:
+        text = re.sub(rf"\ndef {name}\(\s*", f"\ndef {name}(\n    program, programs, ", text)
+    text = text.replace("tl.program_id(0)", "program").replace("tl.num_programs(0)", "programs")
+    return (
+        text.replace("is_last(ticket_ptr)", "is_last_of(ticket_ptr, programs)")
+        .replace(" partial(", " partial_of(programs, ")
+        .replace("(partial(", "(partial_of(programs, ")
+    )
 
 
 def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
@@ -89,23 +111,14 @@ def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
     }
     handed = [name for name in launch.arguments if name != "numel"]
     typed = [f'{name}: "{argument_kind(name)}"' if argument_kind(name) else name for name in handed]
-    constants = [f"{name}: tl.constexpr" for name in (*launch.constants, "EVEN")]
+    constants = [f"{name}: tl.constexpr" for name in (*launch.constants, "EVEN", "SOURCES")]
     plain = ", ".join(f'"{name}"' for name in handed if argument_kind(name))
     decorator = f"@triton.jit(do_not_specialize=[{plain}])" if plain else "@triton.jit"
-    given = ", ".join([*(places.get(name, name) for name in launch.arguments), *launch.constants])
-    call = f"{launch.kernel}({given})"
-    body = f"\n    {call}\n" if encodes else _DECODE.format(call=call)
-    head = "\n".join(wrapped(f"{launch.kernel}_many", ["table_ptr", *typed, *constants]))
+    fixed = ["ADD | (source > 0)" if name == "ADD" else name for name in launch.constants]
+    given = ", ".join(["program", "programs", *(places.get(name, name) for name in launch.arguments), *fixed])
+    body = (_ENCODE if encodes else _DECODE).format(call=f"{launch.kernel}({given})")
+    head = "\n".join(wrapped(f"{launch.kernel}_many", ["work_ptr", "table_ptr", "places_ptr", *typed, *constants]))
     return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS)}{body}"
-
-
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """Rows of a table whose pieces get the same number of programs."""
-
-    first: int
-    stop: int
-    programs: int
 
 
 class Batch:
@@ -114,7 +127,7 @@ class Batch:
     def __init__(
         self,
         pieces: Sequence[tuple[int, int]],
-        places: Sequence[int],  # first byte of each payload, its header
+        places: Sequence[Sequence[int]],  # first byte of each piece's payload, for one source or several
         ordinals: Sequence[int],  # which of the bucket's random numbers a piece draws
         headers: Sequence[torch.Tensor],  # of each piece
         skipped: Sequence[torch.Tensor],  # the same for values that are not finite
@@ -122,36 +135,29 @@ class Batch:
         flags: torch.Tensor | None = None,  # int32, one for each piece: up where its values are not finite
     ) -> None:
         device, width, count = headers[0].device, headers[0].numel(), len(pieces)
-        order = sorted(range(count), key=lambda piece: _programs(pieces[piece]))
+        crowds = [_programs(stop - start) for start, stop in pieces]
         rows = [
-            [piece, pieces[piece][1] - pieces[piece][0], pieces[piece][0], places[piece] + width, piece * width,
-             ordinals[piece], 0, 0]
-            for piece in order
-        ]  # fmt: skip
-        self.count, self.width = count, width
+            [stop - start, start, piece * width, ordinals[piece], crowds[piece], 0, 0, 0]
+            for piece, (start, stop) in enumerate(pieces)
+        ]
+        largest_first = sorted(range(count), key=lambda piece: -crowds[piece])
+        work = [(piece, program) for piece in largest_first for program in range(crowds[piece])]
+        self.count, self.width, self.sources, self.programs = count, width, len(places), len(work)
         self.table = torch.tensor(rows, dtype=torch.int64).to(device)
+        self.work = torch.tensor(work, dtype=torch.int32).to(device)
+        self.places = (torch.tensor(places, dtype=torch.int64) + width).t().contiguous().to(device)
         self.headers, self.skipped = torch.cat([*headers]), torch.cat([*skipped])
         self.starts_even = all(start % 4 == 0 for start, _ in pieces)
-        self.crowds = tuple(_crowds([_programs(pieces[piece]) for piece in order]))
         self.flags = torch.zeros(count, dtype=torch.int32, device=device) if flags is None else flags
         self.tickets = torch.zeros(count, dtype=torch.int32, device=device)
         slots, parts = max(1, len(kernels.slots["encode"])), max(launch.parts for launch in kernels.encode)
         self.scalars = torch.empty(count * slots, dtype=torch.int32, device=device)
-        most = max(crowd.programs for crowd in self.crowds)
-        self.partials = torch.empty(count * max(1, parts) * most, dtype=torch.float64, device=device)
+        self.partials = torch.empty(count * parts * PROGRAMS, dtype=torch.float64, device=device)
 
 
-def _programs(piece: tuple[int, int]) -> int:
+def _programs(numel: int) -> int:
     """Return how many programs work on a piece: by its size alone, as the order of sums depends on it."""
-    return next(programs for most, programs in CROWDS if piece[1] - piece[0] <= most)
-
-
-def _crowds(programs: Sequence[int]) -> Iterator[Crowd]:
-    first = 0
-    for stop in range(1, len(programs) + 1):
-        if stop == len(programs) or programs[stop] != programs[first]:
-            yield Crowd(first, stop, programs[first])
-            first = stop
+    return next(programs for most, programs in CROWDS if numel <= most)
 
 
 class ManyKernels:
@@ -177,7 +183,7 @@ class ManyKernels:
         }  # fmt: skip
         found: list[_Bound] = []
         for launch in self.kernels.encode:
-            found += self._bound(launch, batch, given, bucket)
+            found.append(self._bound(launch, batch, given, bucket))
             if (
                 residual is not None and "FEEDBACK" in launch.constants
             ):  # the residual holds the sum of both from now on
@@ -188,44 +194,40 @@ class ManyKernels:
 
     def marker(self, batch: Batch, payloads: torch.Tensor) -> "Launches":
         """Return what makes payloads of values that are not finite say so."""
-        arguments = [batch.table, payloads, batch.skipped, batch.flags]
-        return Launches([_Bound(mark, (batch.count, 1), arguments, [COLUMNS, batch.width], 4)])
+        arguments = [batch.table, batch.places, payloads, batch.skipped, batch.flags]
+        return Launches([_Bound(mark, batch.count, arguments, [COLUMNS, batch.width], 1)])
 
     def decoder(self, batch: Batch, payloads: torch.Tensor, bucket: torch.Tensor, adds: bool) -> "Launches":
-        """Return what decodes all pieces, or adds them; NaN for a payload of what was not finite."""
+        """Return what decodes all pieces, or adds them, one source after the other; NaN for what was not finite."""
         return Launches(self._decodes(batch, payloads, bucket, adds, 1.0, batch.width))
 
     def looker(self, bucket: torch.Tensor, firsts: torch.Tensor, found: torch.Tensor) -> "Launches":
         """Return what says, in two int32, whether a piece is NaN (`firsts`: where each begins) and what was damaged."""
         arguments = [bucket, firsts, firsts.numel(), self._status, found]
-        return Launches([_Bound(look_at_firsts, (1, 1), arguments, [_LOOKS], 4)])
+        return Launches([_Bound(look_at_firsts, 1, arguments, [_LOOKS], 4)])
 
     def _decodes(
         self, batch: Batch, payloads: torch.Tensor, out: torch.Tensor, adds: bool, factor: float, header: int
     ) -> list["_Bound"]:
         given = self._given(batch, payloads) | {"out_ptr": out, "factor": factor, "ADD": adds, "HEADER": header}
-        return [bound for launch in self.kernels.decode for bound in self._bound(launch, batch, given, out)]
+        return [self._bound(launch, batch, given, out) for launch in self.kernels.decode]
 
     def _given(self, batch: Batch, payloads: torch.Tensor) -> dict[str, Any]:
         return {
             **self._parameters, "payload_ptr": payloads, "header_ptr": batch.headers, "status_ptr": self._status,
             "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars, "partials_ptr": batch.partials,
-            "HEADER": batch.width, "LAST": False, "ALIGNED": True,
+            "HEADER": batch.width, "LAST": False, "ALIGNED": True, "PROGRAMS": PROGRAMS, "SOURCES": batch.sources,
         }  # fmt: skip
 
-    def _bound(
-        self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor
-    ) -> Iterator["_Bound"]:
+    def _bound(self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor) -> "_Bound":
         shape, kernel = _shape(launch, given), self._functions[f"{launch.kernel}_many"]
         names = [name for name in launch.arguments if name != "numel"]
-        seed_at = names.index("seed") + 1 if "seed" in names else None
         own = {"BLOCK": shape.block, "STAGES": shape.stages, "EVEN": batch.starts_even and values.data_ptr() % 16 == 0}
-        for crowd in batch.crowds:
-            known = {**given, **own, "PROGRAMS": crowd.programs}
-            arguments = [batch.table[crowd.first :], *(known[name] for name in names)]
-            constants = [known[name] for name in (*launch.constants, "EVEN")]
-            grid = (crowd.programs, crowd.stop - crowd.first)
-            yield _Bound(kernel, grid, arguments, constants, shape.warps, seed_at)
+        known = {**given, **own}
+        arguments = [batch.work, batch.table, batch.places, *(known[name] for name in names)]
+        constants = [known[name] for name in (*launch.constants, "EVEN", "SOURCES")]
+        seed_at = names.index("seed") + 3 if "seed" in names else None
+        return _Bound(kernel, batch.programs, arguments, constants, shape.warps, seed_at)
 
 
 class Launches:
@@ -244,10 +246,10 @@ class _Bound:
     """One launch: after the first, the compiled kernel is called without a further look at its arguments."""
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int], arguments: list[Any], constants: list[Any], warps: int,
+        self, kernel: Any, programs: int, arguments: list[Any], constants: list[Any], warps: int,
         seed_at: int | None = None,
     ) -> None:  # fmt: skip
-        self._kernel, self._grid, self._arguments, self._constants = kernel, grid, arguments, constants
+        self._kernel, self._programs, self._arguments, self._constants = kernel, programs, arguments, constants
         self._warps, self._seed_at = warps, seed_at
         self._device: torch.device = arguments[0].device
         self._compiled: Any = None
@@ -259,11 +261,11 @@ class _Bound:
             stream = torch.cuda.current_stream(self._device).cuda_stream
             self._compiled(*self._arguments, *self._constants, stream=stream)
         elif self._device.type != "cuda":
-            self._kernel[self._grid](*self._arguments, *self._constants)
+            self._kernel[(self._programs,)](*self._arguments, *self._constants)
         else:
             options = {"num_warps": self._warps, "enable_fp_fusion": False}
-            made = self._kernel[self._grid](*self._arguments, *self._constants, **options)
-            self._compiled = made[(*self._grid, 1)]
+            made = self._kernel[(self._programs,)](*self._arguments, *self._constants, **options)
+            self._compiled = made[(self._programs, 1, 1)]
 
 
 def _shape(launch: Launch, given: Mapping[str, Any]) -> Shape:

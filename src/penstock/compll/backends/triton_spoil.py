@@ -37,20 +37,20 @@ def spoil(values_ptr, starts_ptr, stops_ptr, flags_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def fill_nan(out_ptr, numel, BLOCK: tl.constexpr):
-    """Write NaN to a piece."""
-    for block in tl.range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
+def fill_nan(program, programs, out_ptr, numel, BLOCK: tl.constexpr):
+    """Write NaN to a piece, as one of several programs."""
+    for block in tl.range(program, tl.cdiv(numel, BLOCK), programs):
         i = block * BLOCK + tl.arange(0, BLOCK)
         tl.store(out_ptr + i, tl.full([BLOCK], float("nan"), tl.float32), mask=i < numel)
 
 
 @triton.jit
-def mark(table_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.constexpr, HEADER: tl.constexpr):
+def mark(table_ptr, places_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.constexpr, HEADER: tl.constexpr):
     """Write the header of what is not finite over the payload of a piece whose flag is up, and take the flag down."""
-    at = table_ptr + tl.program_id(0) * COLUMNS
-    piece = tl.load(at)
+    piece = tl.program_id(0)
     if tl.load(flags_ptr + piece) != 0:
-        copy_bytes(payload_ptr + tl.load(at + 3) - HEADER, header_ptr + tl.load(at + 4), HEADER)
+        header = tl.load(table_ptr + piece * COLUMNS + 2)
+        copy_bytes(payload_ptr + tl.load(places_ptr + piece) - HEADER, header_ptr + header, HEADER)
         tl.store(flags_ptr + piece, 0)
 
 

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -168,7 +169,7 @@ class _Bound:
         self._instructions = owner.program.ranks[owner.rank]
         self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
         self._ordinals = numbered(owner.layout)
-        self._works = [work for step in owner.steps for work in self._works_of(step)]
+        self._works = [*self._make_works()]
         self._look: Look = owner.form.queued_look(bucket, owner.pieces)
         self._mark = Mark(bucket.device)
         self._is_open = False  # the host has not looked yet at what the device found
@@ -188,17 +189,30 @@ class _Bound:
             self._mark.wait()
             self._look.finish()
 
+    def _make_works(self) -> Iterator[Work]:
+        """Yield what queues each step; payloads that are added to the same pieces in turn are one launch."""
+        for _, group in groupby(self._owner.steps, key=self._decoded):
+            steps = list(group)
+            if self._decoded(steps[0]) is not None:
+                yield self._decoding(steps)
+            else:
+                yield from (work for step in steps for work in self._works_of(step))
+
+    def _decoded(self, step: Step) -> tuple[Slice | None, ...] | None:
+        """Return what a step decodes or adds to; None where it does something else."""
+        ones = [self._instructions[index] for index in step.indices]
+        if step.op not in (Op.DECODE, Op.MERGE) or any(self._coded(one) is None for one in ones):
+            return None
+        return tuple(one.write for one in ones)
+
     def _works_of(self, step: Step) -> Iterator[Work]:
         ones = [self._instructions[index] for index in step.indices]
         if step.op is Op.SEND:
             yield self._owner.messages.exchanging([self._message(one) for one in ones])
-            return
-        coded = [one for one in ones if self._coded(one) is not None]
-        if coded:
-            yield self._coding(step.op, coded)
-        for one in ones:
-            if one not in coded:
-                yield self._dense(one)
+        elif step.op is Op.ENCODE:
+            yield self._encoding(ones)
+        else:
+            yield from map(self._dense, ones)
 
     def _message(self, one: Instruction) -> Message:
         sent = one.op is Op.SEND
@@ -211,7 +225,18 @@ class _Bound:
             return None
         return next((each for each in (one.write, one.read) if each is not None and each.buffer in self._encoded), None)
 
-    def _coding(self, op: Op, ones: Sequence[Instruction]) -> Work:
+    def _encoding(self, ones: Sequence[Instruction]) -> Work:
+        pieces, places = self._pieces(ones)
+        ordinals = [self._ordinals[piece] for piece in pieces]
+        return self._owner.form.queued_encoder(self._bucket, self._residual, self._scratch, pieces, places, ordinals)
+
+    def _decoding(self, steps: Sequence[Step]) -> Work:
+        found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
+        adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
+        return self._owner.form.queued_decoder(self._bucket, self._scratch, found[0][0], places, adds)
+
+    def _pieces(self, ones: Sequence[Instruction]) -> tuple[list[Piece], list[int]]:
+        """Return the pieces that instructions code, and the first byte of each payload."""
         pieces: list[Piece] = []
         places: list[int] = []
         for one in ones:
@@ -220,11 +245,7 @@ class _Bound:
             own = self._owner.layout.pieces(slice_)
             places += self._places(slice_, own)
             pieces += own
-        form = self._owner.form
-        if op is Op.ENCODE:
-            ordinals = [self._ordinals[piece] for piece in pieces]
-            return form.queued_encoder(self._bucket, self._residual, self._scratch, pieces, places, ordinals)
-        return form.queued_decoder(self._bucket, self._scratch, pieces, places, op is Op.MERGE)
+        return pieces, places
 
     def _places(self, slice_: Slice, pieces: Sequence[Piece]) -> Iterator[int]:
         start = self._owner.layout.place(slice_).start
