@@ -55,17 +55,18 @@ _ENCODE = """
     {call}
 """
 _DECODE = """
-    for source in tl.static_range(SOURCES):
-        place = tl.multiple_of(tl.load(places_ptr + piece * SOURCES + source), 16)
+    for source in tl.range(0, sources):
+        place = tl.multiple_of(tl.load(places_ptr + piece * sources + source), 16)
         broken = 0
         if HEADER > 0:
             broken = tl.load(payload_ptr + place - HEADER + FLAGS_OFFSET).to(tl.int32) & NOT_FINITE_FLAG
         if broken != 0:
             fill_nan(program, programs, out_ptr + start, numel, BLOCK)
-        else:
+        elif source == 0:
             {call}
-        if SOURCES > 1:
-            tl.debug_barrier()  # the next one may have another thread add to an element
+        else:
+            {later}
+        tl.debug_barrier()  # the next source may have another thread add to an element
 """
 _HEAD = "\n\nfrom penstock.compll.backends.triton_spoil import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
 
@@ -111,12 +112,15 @@ def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
     }
     handed = [name for name in launch.arguments if name != "numel"]
     typed = [f'{name}: "{argument_kind(name)}"' if argument_kind(name) else name for name in handed]
-    constants = [f"{name}: tl.constexpr" for name in (*launch.constants, "EVEN", "SOURCES")]
+    typed += [] if encodes else ["sources"]
+    constants = [f"{name}: tl.constexpr" for name in (*launch.constants, "EVEN")]
     plain = ", ".join(f'"{name}"' for name in handed if argument_kind(name))
+    plain += "" if encodes else ', "sources"'
     decorator = f"@triton.jit(do_not_specialize=[{plain}])" if plain else "@triton.jit"
-    fixed = ["ADD | (source > 0)" if name == "ADD" else name for name in launch.constants]
-    given = ", ".join(["program", "programs", *(places.get(name, name) for name in launch.arguments), *fixed])
-    body = (_ENCODE if encodes else _DECODE).format(call=f"{launch.kernel}({given})")
+    given = ["program", "programs", *(places.get(name, name) for name in launch.arguments)]
+    adding = ["True" if name == "ADD" else name for name in launch.constants]
+    call, later = (f"{launch.kernel}({', '.join([*given, *each])})" for each in (launch.constants, adding))
+    body = _ENCODE.format(call=call) if encodes else _DECODE.format(call=call, later=later)
     head = "\n".join(wrapped(f"{launch.kernel}_many", ["work_ptr", "table_ptr", "places_ptr", *typed, *constants]))
     return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS)}{body}"
 
@@ -216,7 +220,7 @@ class ManyKernels:
         return {
             **self._parameters, "payload_ptr": payloads, "header_ptr": batch.headers, "status_ptr": self._status,
             "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars, "partials_ptr": batch.partials,
-            "HEADER": batch.width, "LAST": False, "ALIGNED": True, "PROGRAMS": PROGRAMS, "SOURCES": batch.sources,
+            "HEADER": batch.width, "LAST": False, "ALIGNED": True, "PROGRAMS": PROGRAMS,
         }  # fmt: skip
 
     def _bound(self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor) -> "_Bound":
@@ -225,7 +229,8 @@ class ManyKernels:
         own = {"BLOCK": shape.block, "STAGES": shape.stages, "EVEN": batch.starts_even and values.data_ptr() % 16 == 0}
         known = {**given, **own}
         arguments = [batch.work, batch.table, batch.places, *(known[name] for name in names)]
-        constants = [known[name] for name in (*launch.constants, "EVEN", "SOURCES")]
+        arguments += [batch.sources] if launch in self.kernels.decode else []
+        constants = [known[name] for name in (*launch.constants, "EVEN")]
         seed_at = names.index("seed") + 3 if "seed" in names else None
         return _Bound(kernel, batch.programs, arguments, constants, shape.warps, seed_at)
 
