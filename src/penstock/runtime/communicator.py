@@ -35,6 +35,7 @@ from penstock.strategies.hierarchical import leaders
 from penstock.strategies.options import parse_strategy
 
 KEPT_PROGRAMS = 256
+UNUSED_CALLS = 1024  # after so many others a queued program gives its memory on the device back
 Made = tuple[Program, Batches | None]  # a program, and what it counts where that is not elements
 
 
@@ -59,6 +60,7 @@ class Communicator:
         self._nodes: Nodes | None = None  # the ranks of each host, once somebody wanted to know
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
         self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
         self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
         self._mirrors: dict[Any, Any] = {}  # scratch on each device where a codec works
@@ -209,6 +211,8 @@ class Communicator:
             host = target if staged is None else staged.host
             prepared = self._prepare(key, make, flat(host, direct or form is not None), codec, form)
             self._calls += 1
+            if self._calls % UNUSED_CALLS == 0:
+                self._forget_unused()
             self._carry_out(prepared, host, staged, residual, scale)
             if codec is not None and hasattr(codec, "check"):  # what it could not raise while others waited for us
                 codec.check()
@@ -218,6 +222,12 @@ class Communicator:
             raise
         if target is not data:
             copy_back(data, target)
+
+    def _forget_unused(self) -> None:
+        """Let queued programs go that were not used for long, as those of torch's first buckets: on all ranks alike."""
+        for key in [key for key, call in self._queued_at.items() if call < self._calls - UNUSED_CALLS]:
+            del self._queued_at[key]
+            self._prepared.pop(key, None)
 
     def _carry_out(self, prepared: Prepared, host: Any, staged: Any, residual: Any, scale: float) -> None:
         """Run a program; where messages do not come, find out with whom it began."""
@@ -269,6 +279,8 @@ class Communicator:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
         where = "here" if form is None else "queued" if form[1] is None else "there"
         key = (key, target.numel, target.dtype, where)
+        if where == "queued":
+            self._queued_at[key] = self._calls
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
