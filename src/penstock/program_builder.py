@@ -91,6 +91,10 @@ class ProgramBuilder:
                 peer = None if one.peer is None else ranks[one.peer]
                 self._add(rank, one.op, write, read, peer, [base + earlier for earlier in one.after], one.keeps)
 
+    def add(self, rank: int, one: Instruction) -> None:
+        """Append an instruction of another program as it is, waiting for what its slices say and for nothing else."""
+        self._add(rank, one.op, one.write, one.read, one.peer, keeps=one.keeps)
+
     def issued(self, rank: int) -> int:
         """Return how many instructions a rank has so far: the index of its next."""
         return len(self._ranks[rank])

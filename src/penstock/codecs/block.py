@@ -30,6 +30,7 @@ class Block:
     device: torch.Tensor  # uint8, as large
     pieces: tuple[Piece, ...]
     spans: tuple[tuple[int, int], ...]  # first byte of each payload, and one past its last
+    ordinals: tuple[int, ...] = ()  # which piece of the bucket each is, in the order of their places
 
     def payloads(self) -> Iterator[tuple[Piece, NDArray[np.uint8], torch.Tensor]]:
         """Yield each piece, its payload as the host sees it, and as the device does."""
@@ -51,6 +52,13 @@ class Task(Protocol):
 class DeviceForm(Protocol):
     """A codec on a device. Buckets and residuals are flat float32 tensors there, aligned with one another."""
 
+    @property
+    def queues(self) -> bool:
+        """Whether it is a `QueuedForm` too."""
+
+    def begin(self, count: int) -> None:
+        """Begin with a bucket of `count` pieces: draw what its encodes start their random numbers from."""
+
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> Task:
         """Return what encodes the pieces of a block."""
 
@@ -66,6 +74,53 @@ class MergingForm(DeviceForm, Protocol):
 
     def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> Task:
         """Return what adds a block to another; what falls out is added to the residual, where there is one."""
+
+
+class QueuedForm(Protocol):
+    """A codec on a device that needs no host: sizes are known beforehand, NaN is seen to by kernels.
+
+    `payloads` is memory there; byte `places[i]` is the first of piece i's payload.
+    """
+
+    def begin(self, count: int) -> None:
+        """Begin with a bucket of `count` pieces."""
+
+    def queued_encoder(
+        self,
+        bucket: torch.Tensor,
+        residual: torch.Tensor | None,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[int],
+        ordinals: Sequence[int],
+    ) -> Callable[[], None]:
+        """Return what queues the encode of all pieces; a payload of what is not finite says so."""
+
+    def queued_decoder(
+        self,
+        bucket: torch.Tensor,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[Sequence[int]],
+        adds: bool,
+    ) -> Callable[[], None]:
+        """Return what queues the decode of all pieces from each source in turn; NaN for what was not finite.
+
+        `places` has those of one source after those of another. What comes first is added, too, where `adds`.
+        """
+
+    def queued_look(self, bucket: torch.Tensor, pieces: Sequence[Piece]) -> "Look":
+        """Return what finds out, behind everything else, whether a piece became NaN."""
+
+
+class Look(Protocol):
+    """What the host hears of a bucket, later."""
+
+    def start(self) -> None:
+        """Queue the look and a copy of what it finds."""
+
+    def finish(self) -> None:
+        """Tell what was found; the device has got there."""
 
 
 def runs(pieces: Sequence[Piece]) -> list[Piece]:

@@ -90,6 +90,12 @@ class Codec:
         """Return what the next encode draws its random numbers from."""
         return self.seed << 32 | int(next(self._calls)) & 0xFFFFFFFF
 
+    def next_seeds(self, count: int) -> int:
+        """Return the first of so many seeds, one after the other, for encodes that are queued together."""
+        first = int(next(self._calls))
+        self.count_from(first + count)
+        return self.seed << 32 | first & 0xFFFFFFFF
+
     def encode(self, gradient: Any, residual: Any, out: Any, tensor: str = "the gradient") -> int:
         """Write the payload of a gradient to `out`; return its bytes.
 

@@ -32,6 +32,14 @@ class SparseForm:
     replays: Replays
     spoiler: Any  # (pieces, flags) -> a `Spoiler`
 
+    @property
+    def queues(self) -> bool:
+        """No: blocks are merged on the host."""
+        return False
+
+    def begin(self, count: int) -> None:
+        """Nothing: the largest entries are no matter of chance."""
+
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
         """Return what selects from the pieces of a block."""
         return _Encoder(self, bucket, residual, block)

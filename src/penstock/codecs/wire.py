@@ -70,6 +70,7 @@ class WireCodec:
 
     codec: Codec
     _nonfinite: list[str] = field(default_factory=list, repr=False)  # the first that was seen since the last check
+    _forms: dict[Any, Any] = field(default_factory=dict, repr=False)  # on each device, told by `check`
 
     @property
     def name(self) -> str:
@@ -148,7 +149,11 @@ class WireCodec:
             return None
         from penstock.codecs.wire_device import make_form
 
-        return make_form(self.codec.on(device), note or self._note)
+        if note is not None:
+            return make_form(self.codec.on(device), note)
+        if device not in self._forms:
+            self._forms[device] = make_form(self.codec.on(device), self._note)
+        return self._forms[device]
 
     def _note(self) -> None:
         self._nonfinite[:] = ["a gradient holds NaN or infinity on some rank"]

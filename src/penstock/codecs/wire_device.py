@@ -1,12 +1,15 @@
 """A codec of the language on a device: kernels make and read payloads there, and the host looks at headers only.
 
-Kernels report a gradient that is not finite in one flag for each piece, which is copied down behind the payloads. The
-host then writes a header that says so over the payload, as the codec does on the CPU, and every rank decodes NaN.
+Kernels report a gradient that is not finite in one flag for each piece. Where the host sends the payloads, the flags
+are copied down behind them; the host then writes a header that says so over the payload, as the codec does on the CPU,
+and every rank decodes NaN. Where payloads never leave the device (`queued_*`), kernels do both, and the host hears of
+it later.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 import torch
 
@@ -14,6 +17,7 @@ from penstock.codecs.block import Block, Note, Piece, pinned
 from penstock.codecs.device import DeviceCodec
 from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.replay import Replays, Work
+from penstock.compll.backends.triton_many import Batch, ManyKernels, qualifies
 from penstock.compll.backends.triton_spoil import Spoiler
 
 PAYLOAD_ALIGNMENT = 16  # bytes
@@ -26,6 +30,18 @@ class WireForm:
     codec: DeviceCodec
     note: Note
     replays: Replays
+    many: ManyKernels | None = None  # all pieces in one launch, where the codec's kernels can
+    _first_seed: list[int] = field(default_factory=lambda: [0])  # of the bucket at hand
+
+    @property
+    def queues(self) -> bool:
+        """Whether it is a `QueuedForm`: it needs no host, as payloads have one size."""
+        return self.many is not None
+
+    def begin(self, count: int) -> None:
+        """Begin with a bucket of `count` pieces: its random numbers do not depend on the order of its messages."""
+        if self.many is not None:
+            self._first_seed[0] = self.codec.codec.next_seeds(count)
 
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
         """Return what encodes the pieces of a block."""
@@ -39,22 +55,73 @@ class WireForm:
         """Return what encodes and decodes a bucket that nobody else has a part in."""
         return _Alone(self, bucket, residual, pieces)
 
+    # Without the host
+
+    def queued_encoder(
+        self,
+        bucket: torch.Tensor,
+        residual: torch.Tensor | None,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[int],
+        ordinals: Sequence[int],
+    ) -> Work:
+        """Return what queues the encode of all pieces; a payload of what is not finite says so."""
+        assert self.many is not None
+        batch = self._batch(pieces, [places], ordinals)
+        encode, mark = self.many.encoder(batch, bucket, residual, payloads), self.many.marker(batch, payloads)
+
+        def start() -> None:
+            encode.start(self._first_seed[0])
+            mark.start()
+
+        return start
+
+    def queued_decoder(
+        self,
+        bucket: torch.Tensor,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[Sequence[int]],
+        adds: bool,
+    ) -> Work:
+        """Return what queues the decode of all pieces from each source in turn; NaN for what was not finite."""
+        assert self.many is not None
+        return self.many.decoder(self._batch(pieces, places), payloads, bucket, adds).start
+
+    def queued_look(self, bucket: torch.Tensor, pieces: Sequence[Piece]) -> "_Look":
+        """Return what finds out, behind everything else, whether a piece became NaN."""
+        return _Look(self, bucket, pieces)
+
+    def _batch(
+        self,
+        pieces: Sequence[Piece],
+        places: Sequence[Sequence[int]],
+        ordinals: Sequence[int] = (),
+        flags: torch.Tensor | None = None,
+    ) -> Batch:
+        sizes = [stop - start for start, stop in pieces]
+        headers, skipped = ([self.codec.header(size, is_skipped) for size in sizes] for is_skipped in (False, True))
+        kernels = self.codec.kernels.kernels
+        return Batch(pieces, places, ordinals or range(len(pieces)), headers, skipped, kernels, flags)
+
+    # Kernels that the host waits for
+
     def replayed(self, work: Work) -> Work:
         """Return what queues encodes again and again; a replay would draw the same random numbers each time."""
         return work if self.codec.kernels.draws else self.replays.make(work)
 
     def encodes(
-        self,
-        bucket: torch.Tensor,
-        residual: torch.Tensor | None,
-        pieces: Sequence[Piece],
-        payloads: Sequence[torch.Tensor],
-        report: "Report",
+        self, bucket: torch.Tensor, residual: torch.Tensor | None, payloads: "Payloads", report: "Report"
     ) -> list[Work]:
         """Return what queues the encode of each piece; the residual is left without what was encoded."""
+        if self.many is not None and payloads.pieces:
+            batch = self._batch(payloads.pieces, [payloads.places], payloads.ordinals, report.all_flags)
+            launches = self.many.encoder(batch, bucket, residual, payloads.memory)
+            return [lambda: launches.start(self._first_seed[0])]
         return [
             partial(self._encode, bucket[start:stop], None if residual is None else residual[start:stop], *places)
-            for (start, stop), *places in zip(pieces, payloads, report.flags, strict=True)
+            for (start, stop), *places in zip(payloads.pieces, payloads.each(), report.flags, strict=True)
         ]
 
     def _encode(
@@ -64,14 +131,15 @@ class WireForm:
         body, header = payload[codec.header_nbytes :], self.codec.header(values.numel())
         kernels.encode(values, codec.arguments, codec.next_seed(), residual, body, None, header, flag, settle=True)
 
-    def decodes(
-        self, payloads: Sequence[torch.Tensor], pieces: Sequence[Piece], bucket: torch.Tensor, adds: bool
-    ) -> list[Work]:
+    def decodes(self, payloads: "Payloads", bucket: torch.Tensor, adds: bool) -> list[Work]:
         """Return what queues the decode of each piece, or what adds it."""
+        if self.many is not None and payloads.pieces:
+            batch = self._batch(payloads.pieces, [payloads.places])
+            return [self.many.decoder(batch, payloads.memory, bucket, adds).start]
         decode = self._decode_add if adds else self._decode
         return [
             partial(decode, payload, bucket[start:stop])
-            for payload, (start, stop) in zip(payloads, pieces, strict=True)
+            for payload, (start, stop) in zip(payloads.each(), payloads.pieces, strict=True)
         ]
 
     def _decode(self, payload: torch.Tensor, values: torch.Tensor) -> None:
@@ -91,6 +159,26 @@ class WireForm:
         elif damage:
             self.codec.kernels.check()
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Where the payloads of some pieces lie on the device."""
+
+    memory: torch.Tensor  # uint8
+    pieces: tuple[Piece, ...]
+    places: tuple[int, ...]  # first byte of each
+    ends: tuple[int, ...]
+    ordinals: tuple[int, ...] = ()
+
+    def each(self) -> list[torch.Tensor]:
+        """Return each payload's own memory."""
+        return [self.memory[start:stop] for start, stop in zip(self.places, self.ends, strict=True)]
+
+
+def _payloads_of(block: Block) -> Payloads:
+    starts, stops = (tuple(span[end] for span in block.spans) for end in (0, 1))
+    return Payloads(block.device, block.pieces, starts, stops, block.ordinals)
 
 
 class Report:
@@ -118,16 +206,41 @@ class Report:
 
 def make_form(codec: DeviceCodec, note: Note) -> WireForm:
     """Return the form of a codec that one stream at a time uses."""
-    codec.kernels.in_order = True
-    return WireForm(codec, note, Replays(codec.kernels.device))
+    kernels = codec.kernels
+    kernels.in_order = True
+    many = ManyKernels(kernels.kernels, codec.codec.arguments, kernels.status) if qualifies(kernels.kernels) else None
+    return WireForm(codec, note, Replays(kernels.device), many)
+
+
+class _Look:
+    def __init__(self, form: WireForm, bucket: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        self._form = form
+        firsts = torch.tensor([start for start, _ in pieces], dtype=torch.int64).to(bucket.device)
+        self._found = torch.zeros(2, dtype=torch.int32, device=bucket.device)
+        self._here = pinned(2, torch.int32, bucket.device)
+        assert form.many is not None
+        self._launches = form.many.looker(bucket, firsts, self._found)
+
+    def start(self) -> None:
+        """Queue the look and a copy of what it finds."""
+        self._launches.start()
+        self._here.copy_(self._found, non_blocking=True)
+
+    def finish(self) -> None:
+        """Tell of gradients that are not finite; raise what was damaged."""
+        is_nan, damage = self._here.tolist()
+        if is_nan:
+            self._form.note()
+            self._form.codec.kernels.status.zero_()  # decoding them was reported too
+        elif damage:
+            self._form.codec.kernels.check()
 
 
 class _Encoder:
     def __init__(self, form: WireForm, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> None:
         self._form, self._block = form, block
         self._report = Report(len(block.pieces), bucket.device)
-        payloads = [payload for _, _, payload in block.payloads()]
-        self._jobs = form.encodes(bucket, residual, block.pieces, payloads, self._report)
+        self._jobs = form.encodes(bucket, residual, _payloads_of(block), self._report)
         self.start = form.replayed(self._queue)
 
     def _queue(self) -> None:
@@ -148,8 +261,7 @@ class _Encoder:
 class _Decoder:
     def __init__(self, form: WireForm, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> None:
         self._form, self._block, self._arrived = form, block, arrived
-        payloads = [payload for _, _, payload in block.payloads()]
-        self._jobs = form.decodes(payloads, block.pieces, bucket, adds)
+        self._jobs = form.decodes(_payloads_of(block), bucket, adds)
         self._results = [(here, bucket[start:stop]) for (start, stop), here, _ in block.payloads()]
         self._replay = form.replays.make(self._queue)
 
@@ -181,9 +293,9 @@ class _Alone:
         self._form, self._bucket = form, bucket
         self._report = Report(len(pieces), bucket.device)
         self._spoiler = Spoiler(pieces, self._report.all_flags)
-        payloads = _payloads([form.codec.codec.max_nbytes(stop - start) for start, stop in pieces], bucket.device)
-        encodes = form.encodes(bucket, residual, pieces, payloads, self._report)
-        decodes = form.decodes(payloads, pieces, bucket, adds=False)
+        payloads = _payloads(pieces, form.codec.codec.max_nbytes, bucket.device)
+        encodes = form.encodes(bucket, residual, payloads, self._report)
+        decodes = form.decodes(payloads, bucket, adds=False)
         self._jobs = [partial(_one_after_the_other, *both) for both in zip(encodes, decodes, strict=True)]
         self.start = form.replayed(self._queue)
 
@@ -204,8 +316,11 @@ def _one_after_the_other(first: Work, second: Work) -> None:
     second()
 
 
-def _payloads(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+def _payloads(pieces: Sequence[Piece], max_nbytes: Callable[[int], int], device: torch.device) -> Payloads:
     """Return memory for payloads, each at a place as codecs want it."""
+    sizes = [max_nbytes(stop - start) for start, stop in pieces]
     padded = [-(-nbytes // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT for nbytes in sizes]
-    memory = torch.zeros(sum(padded), dtype=torch.uint8, device=device)
-    return [place[:nbytes] for place, nbytes in zip(torch.split(memory, padded), sizes, strict=True)]
+    places = list(accumulate(padded, initial=0))
+    memory = torch.zeros(places.pop(), dtype=torch.uint8, device=device)
+    ends = (place + nbytes for place, nbytes in zip(places, sizes, strict=True))
+    return Payloads(memory, tuple(pieces), tuple(places), tuple(ends))

@@ -35,6 +35,7 @@ from penstock.strategies.hierarchical import leaders
 from penstock.strategies.options import parse_strategy
 
 KEPT_PROGRAMS = 256
+UNUSED_CALLS = 1024  # after so many others a queued program gives its memory on the device back
 Made = tuple[Program, Batches | None]  # a program, and what it counts where that is not elements
 
 
@@ -52,12 +53,14 @@ class Communicator:
         window: int = WINDOW,  # messages in flight, each way
         network: Network | None = None,  # measured; gives pipelines the block size that is best on it
         host: Callable[[], str] = this_host,  # what ranks of one host have in common
+        messages: Any = None,  # between devices (`cuda.messages`): compressed programs are queued there, where they can
     ) -> None:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
-        self._host = host
+        self._host, self.messages = host, messages
         self._nodes: Nodes | None = None  # the ranks of each host, once somebody wanted to know
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
         self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
         self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
         self._mirrors: dict[Any, Any] = {}  # scratch on each device where a codec works
@@ -73,6 +76,7 @@ class Communicator:
         residual: Any = None,
         parts: Sequence[int] | None = None,
         scale: float = 1.0,
+        by_host: bool = False,
         **options: Any,
     ) -> None:
         """Replace `data` on every rank by the sum over all ranks.
@@ -82,7 +86,7 @@ class Communicator:
         from 0 to its end: each is encoded by itself, in `partitions` pieces where that option is given. `data`, then of
         float32, is multiplied by `scale` first, which costs less here than before: it is read anyway. Options may also
         be written behind the strategy's name: `hierarchical(ranks_per_node=4)`; without a number, the ranks of a host
-        are a node.
+        are a node. With `by_host` nothing is queued on a device: the host sends, and waits.
         """
         strategy, named = parse_strategy(strategy)
         options = self._with_nodes(strategy, named | options)
@@ -92,7 +96,7 @@ class Communicator:
                 raise StrategyError(f"{what} without a codec; pass the codec whose error it is to keep")
             self._call(Collective.ALL_REDUCE, strategy, data, options)
         else:
-            self._compressed(strategy, data, codec, residual, parts, scale, options)
+            self._compressed(strategy, data, codec, residual, parts, scale, by_host, options)
 
     def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on every rank by the root's."""
@@ -124,6 +128,18 @@ class Communicator:
                 self._failure = str(error), None
                 raise
         return self._nodes
+
+    def queues(self, codec: Codec, device: Any) -> bool:
+        """Say whether compressed all-reduces of float32 on a device are queued there, without a wait of the host.
+
+        The codec must have kernels for that, and be content to hear of values that are not finite one call later.
+        """
+        return hasattr(codec, "on_device") and self._may_queue(codec, codec.on_device(device))
+
+    def _may_queue(self, codec: Codec, form: Any) -> bool:
+        if self.messages is None or self.transport.world_size == 1 or not getattr(codec, "hears_later", True):
+            return False
+        return form is not None and bool(form.queues)
 
     def encodes(self, strategy: str) -> bool:
         """Say whether this rank encodes anything in a compressed all-reduce: in two levels, whoever leads its node."""
@@ -158,19 +174,24 @@ class Communicator:
         residual: Any,
         parts: Sequence[int] | None,
         scale: float,
+        by_host: bool,
         options: dict[str, Any],
     ) -> None:
         bounds = None if parts is None else tuple(parts)
+        form = self._form_there(data, codec, residual)
+        queues = not by_host and self._may_queue(codec, form)
 
         def make(target: Flat) -> Made:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
-            chosen = Options(**{"block_numel": coded_block(codec), **options})
+            block = max(target.numel, 1) if queues else coded_block(codec)  # a round's messages are one group
+            chosen = Options(**{"block_numel": block, **options})
             return build_compressed(strategy, self.transport.world_size, ends, chosen)
 
         key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
-        self._run(key, make, data, codec, residual, scale, self._form(data, codec, residual))
+        there = None if form is None else (form, None if queues else self._mirror(data.device))
+        self._run(key, make, data, codec, residual, scale, there)
 
     def _run(
         self,
@@ -180,7 +201,7 @@ class Communicator:
         codec: Codec | None,
         residual: Any = None,
         scale: float = 1.0,
-        form: Any = None,  # the codec's on the device that `data` is on: they stay there
+        form: Any = None,  # the codec's on the device that `data` is on: they stay there; and its memory on the host
     ) -> None:
         self._refuse_after_failure()
         target = data if is_contiguous(data) else contiguous_copy(data)
@@ -190,6 +211,8 @@ class Communicator:
             host = target if staged is None else staged.host
             prepared = self._prepare(key, make, flat(host, direct or form is not None), codec, form)
             self._calls += 1
+            if self._calls % UNUSED_CALLS == 0:
+                self._forget_unused()
             self._carry_out(prepared, host, staged, residual, scale)
             if codec is not None and hasattr(codec, "check"):  # what it could not raise while others waited for us
                 codec.check()
@@ -199,6 +222,12 @@ class Communicator:
             raise
         if target is not data:
             copy_back(data, target)
+
+    def _forget_unused(self) -> None:
+        """Let queued programs go that were not used for long, as those of torch's first buckets: on all ranks alike."""
+        for key in [key for key, call in self._queued_at.items() if call < self._calls - UNUSED_CALLS]:
+            del self._queued_at[key]
+            self._prepared.pop(key, None)
 
     def _carry_out(self, prepared: Prepared, host: Any, staged: Any, residual: Any, scale: float) -> None:
         """Run a program; where messages do not come, find out with whom it began."""
@@ -229,23 +258,29 @@ class Communicator:
         self._staging = self._staging or Staging()
         return self._staging.stage(target)
 
-    def _form(self, data: Any, codec: Codec, residual: Any) -> Any:
+    def _form_there(self, data: Any, codec: Codec, residual: Any) -> Any:
         """Return the codec's form on the device where data and residual are; None where it works on the host."""
         there = is_on_cuda(data) and (residual is None or is_on_cuda(residual))
         if not there or data.element_size() != 4 or not hasattr(codec, "on_device"):
             return None
-        form = None if isinstance(self.transport, OnDevice) else codec.on_device(data.device)
-        if form is not None and data.device not in self._mirrors:
+        return None if isinstance(self.transport, OnDevice) else codec.on_device(data.device)
+
+    def _mirror(self, device: Any) -> Any:
+        """Return memory on both sides, for what the host sends of a device."""
+        if device not in self._mirrors:
             from penstock.runtime.cuda.mirror import Mirror
 
-            self._mirrors[data.device] = Mirror(data.device)
-        return form and (form, self._mirrors[data.device])
+            self._mirrors[device] = Mirror(device)
+        return self._mirrors[device]
 
     def _prepare(
         self, key: Any, make: Callable[[Flat], Made], target: Flat, codec: Codec | None, form: Any = None
     ) -> Prepared:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
-        key = (key, target.numel, target.dtype, form is not None)
+        where = "here" if form is None else "queued" if form[1] is None else "there"
+        key = (key, target.numel, target.dtype, where)
+        if where == "queued":
+            self._queued_at[key] = self._calls
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
@@ -270,9 +305,15 @@ class Communicator:
     ) -> Prepared:
         if form is not None:
             from penstock.runtime.cuda.coded import prepare_coded
+            from penstock.runtime.cuda.queued import prepare_queued
 
             assert codec is not None
             assert batches is not None
+            if form[1] is None:
+                queued: Prepared = prepare_queued(  # type: ignore[assignment]  # used as if it were one
+                    program, self.transport.rank, codec, form[0], batches, self.messages
+                )
+                return queued
             return prepare_coded(program, self.transport, codec, form[0], self.window, form[1], batches)
         if not isinstance(self.transport, OnDevice):
             return prepare(program, self.transport, dtype, codec, self.window, self._scratch, batches)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.program import Op, Program
+from penstock.program_builder import ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,21 @@ class Round:
 
     messages: tuple[int, ...]  # sends and receives, issued as one group
     computations: tuple[int, ...]  # then these, in order
+
+
+def widen(program: Program) -> Program:
+    """Return the same instructions, each waiting only for those whose slices it touches.
+
+    Strategies let messages leave in turn, so that a NIC carries one at a time. Where a group of messages costs about
+    what one does, more of them in a round is better: a parameter server takes two rounds then, not 2 (N - 1).
+    """
+    builder = ProgramBuilder(program.strategy, program.collective, program.world_size, program.numel, program.root)
+    for buffer in program.buffers:
+        builder.scratch(buffer.name, buffer.numel, buffer.encoded)
+    for rank, instructions in enumerate(program.ranks):
+        for one in instructions:
+            builder.add(rank, one)
+    return builder.build()
 
 
 def rounds(program: Program) -> tuple[tuple[Round, ...], ...]:

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.errors import StrategyError
-from penstock.program import split
 
 LARGEST_PIECE = 1024 * 1024  # elements; encoding one overlaps sending the one before
 SMALLEST_PIECE = 1024  # elements; a smaller one would be more header than data
+GRAIN = 128  # elements; tensors are cut at multiples of it, so that pieces begin where vectors of a processor do
 
 Piece = tuple[int, int]  # first element, and one past the last
 
@@ -63,7 +63,7 @@ def make_batches(
     by_chunk: list[list[Piece]] = [[] for _ in range(chunks)]
     for start, stop in pairwise(bounds):
         count = piece_count(stop - start, chunks, partitions)
-        for index, (low, high) in enumerate(split(stop - start, count)):
+        for index, (low, high) in enumerate(cut(stop - start, count)):
             if low < high:
                 by_chunk[index * chunks // count].append((start + low, start + high))
     per_chunk = max((_batch_count(pieces, block_numel) for pieces in by_chunk), default=0)
@@ -92,6 +92,16 @@ def piece_count(numel: int, chunks: int, partitions: int | None) -> int:
     """
     wanted = partitions or chunks * max(1, -(-numel // (chunks * LARGEST_PIECE)))
     return max(1, min(wanted, numel // SMALLEST_PIECE))
+
+
+def cut(numel: int, count: int) -> list[Piece]:
+    """Cut a tensor into pieces as even as whole grains allow.
+
+    >>> cut(5000, 4)
+    [(0, 1152), (1152, 2432), (2432, 3712), (3712, 5000)]
+    """
+    edges = [*(numel * part // count // GRAIN * GRAIN for part in range(count)), numel]
+    return list(pairwise(edges))
 
 
 def _check_bounds(bounds: Sequence[int]) -> None:

@@ -18,6 +18,8 @@ from penstock.cost.fit import fit_measured
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.cuda.messages import device_messages
+from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.measure import NATIVE
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
@@ -55,7 +57,8 @@ def measure_route(
     It runs on a stream of its own, as in training, where kernels are captured. Each further tensor of a compressed
     bucket is counted.
     """
-    communicator, stream = Communicator(transport), urgent_stream(device)
+    messages = device_messages(group, TIMEOUT_SECONDS) if route.codec else None
+    communicator, stream = Communicator(transport, messages=messages), urgent_stream(device)
     options = {"strategy": route.strategy, **route.options}
     codec = wire_codec(route.codec) if route.codec else None
     there = getattr(codec, "on_device", lambda _: None)(device) is not None

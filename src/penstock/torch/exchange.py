@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from threading import Lock
 
 import torch
 
@@ -12,6 +13,7 @@ from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import move_to_huge_pages
+from penstock.torch.compression import NATIVE
 from penstock.torch.memory import Memory
 from penstock.torch.residuals import HOST, Room, copied
 from penstock.torch.traffic import CountingTransport, Traffic, ring_nbytes
@@ -50,11 +52,30 @@ class Exchange:
         self._communicator, self._transport = communicator, transport
         self._world_size = transport.world_size
         self._codecs: dict[str, Watched] = {}
+        self._wide: dict[tuple[str, ...], torch.Tensor] = {}  # 16-bit buckets in float32, where they are queued
+        self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
         self._moved: set[tuple[int, int]] = set()  # to huge pages: address and bytes of buckets
         self._dense_nbytes = 0
 
-    def average(self, parcel: Parcel) -> None:
-        """Replace the values by their average over all ranks."""
+    def queues(self, parcel: Parcel) -> bool:
+        """Say whether a bucket can be averaged without a wait of the host: all of it is queued on its device."""
+        memory = self.memory
+        waits = memory.skips or self._leaves_out or memory.compression.momentum.is_used or self._small(parcel.sizes)
+        if self._communicator.messages is None or waits or not parcel.values.is_cuda or not parcel.values.numel():
+            return False
+        if parcel.route.codec is None:
+            return parcel.route == Route(NATIVE)
+        spec = memory.compression.codec_at(parcel.route.codec, max(memory.iterations - 1, 0))
+        with self._lock:
+            codec = self._codec(spec)
+        return self._communicator.queues(codec, parcel.values.device)
+
+    def average(self, parcel: Parcel, queued: bool = False) -> None:
+        """Replace the values by their average over all ranks; `queued`: by what the current stream is given."""
+        with self._lock:
+            self._average(parcel, queued)
+
+    def _average(self, parcel: Parcel, queued: bool) -> None:
         if parcel.is_first:
             self.memory.begin()
         if self.memory.compression.momentum.clips_tensors:
@@ -67,13 +88,13 @@ class Exchange:
                 "leave momentum to the optimizer"
             )
         if parcel.route.codec is None or not parcel.values.numel():
-            self._average_dense(parcel)
+            self._average_dense(parcel, queued)
         else:
             if self.memory.count():
                 for codec in self._codecs.values():
                     codec.begin(self.memory.iterations)
             spec = self.memory.compression.codec_at(parcel.route.codec, self.memory.iterations - 1)
-            self._average_compressed(parcel, self._codec(spec))
+            self._average_compressed(parcel, self._codec(spec), queued)
 
     def clip(self, gradients: Sequence[torch.Tensor]) -> None:
         """Scale what this rank adds to the average, all of `gradients` by one factor, where their norm is too large.
@@ -89,16 +110,21 @@ class Exchange:
 
     def traffic(self) -> Traffic:
         """Return what this rank has sent so far."""
-        return Traffic(self._transport.sent_nbytes, self._dense_nbytes)
+        messages = self._communicator.messages
+        queued = 0 if messages is None else messages.sent_nbytes
+        return Traffic(self._transport.sent_nbytes + queued, self._dense_nbytes)
 
-    def _average_dense(self, parcel: Parcel) -> None:
+    def _average_dense(self, parcel: Parcel, queued: bool) -> None:
         values = self._with_room_for_momentum(parcel.values)
         values.div_(self._world_size)
         absent = self._absent(values, parcel.sizes)
         self._gain_momentum(values, parcel, absent)
         self._pay(values, parcel, absent)
         route = Route(DENSE) if parcel.route.codec else parcel.route
-        self._communicator.all_reduce(values, strategy=route.strategy, **route.options)
+        if queued:
+            self._communicator.messages.all_reduce(values)
+        else:
+            self._communicator.all_reduce(values, strategy=route.strategy, **route.options)
         self._put_back(values, parcel)
 
     def _with_room_for_momentum(self, values: torch.Tensor) -> torch.Tensor:
@@ -128,13 +154,26 @@ class Exchange:
         if self.memory.skips and not torch.isfinite(total).all():
             self.memory.spoilt = True
 
-    def _average_compressed(self, parcel: Parcel, codec: Watched) -> None:
+    def _float32(self, parcel: Parcel) -> torch.Tensor:
+        """Return memory for a bucket in float32 that stays where it is, as what is queued there must."""
+        values = parcel.values
+        if values.dtype is torch.float32:
+            return values
+        if parcel.names not in self._wide:
+            self._wide = {key: old for key, old in self._wide.items() if not set(key) & set(parcel.names)}
+            self._wide[parcel.names] = torch.empty(values.numel(), device=values.device)
+        return self._wide[parcel.names]
+
+    def _average_compressed(self, parcel: Parcel, codec: Watched, queued: bool) -> None:
         """Send what a codec makes of the gradients, as float32: errors of 16-bit ones are kept in full.
 
         Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
         """
         device = parcel.values.device if codec.on_device(parcel.values.device) is not None else HOST
-        values = parcel.values.to(device, torch.float32)  # the same memory where they already are
+        if queued and parcel.values.dtype is not torch.float32:
+            values = self._float32(parcel).copy_(parcel.values)
+        else:
+            values = parcel.values.to(device, torch.float32)  # the same memory where they already are
         if values is parcel.values and device == HOST:
             self._move_once(values)
         scale = 1 / self._world_size
@@ -160,6 +199,7 @@ class Exchange:
             residual=residual.memory if residual is not None and on_gpu else residual,
             parts=self._parts(parcel.sizes),
             scale=scale,
+            by_host=not queued,
             **parcel.route.options,
         )
         if velocity is not None and residual is not None:

@@ -3,6 +3,9 @@
 torch calls a hook from its backward thread, bucket after bucket, in the same order on every rank. Each bucket goes to
 one communication thread, which averages it by the route of the plan over a process group of its own, so that its
 messages never meet the user's. The future torch waits for is completed by that thread.
+
+Over NCCL, buckets that need no wait of the host are queued where the hook is called, each on a stream beside the
+backward pass: these and no others use our group of NCCL, so that all ranks issue its messages in one order.
 """
 
 import warnings
@@ -21,6 +24,7 @@ from penstock.codecs.replay import urgent_stream
 from penstock.errors import CodecError, NonFiniteError
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.cuda.messages import device_messages
 from penstock.runtime.recorder import Recorder
 from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import NATIVE
@@ -35,6 +39,7 @@ from penstock.torch.traffic import CountingTransport, Traffic, Used, ring_nbytes
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
 TIMEOUT_SECONDS = 300.0  # of one message
+LANES = 4  # streams for buckets that are queued: one is encoded while another's messages are under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class BucketSender:
         self._transport = own_transport(engine, group)
         transport = CountingTransport(self._transport)
         communicator = Communicator(transport, timeout_seconds=timeout_seconds)
+        self._timeout_seconds, self._queued = timeout_seconds, 0  # buckets of this iteration
         self._communicator = communicator
         self._exchange = Exchange(communicator, transport, memory, leaves_out)
         self._engine_traffic = Traffic(0, 0)  # of buckets that the engine averaged by itself
@@ -83,18 +89,25 @@ class BucketSender:
         self._held: list[Job] = []  # where nothing is sent before the end
         self._fresh = True  # nothing of this iteration has come to the exchange yet
         self._sparse_nonfinite = False  # a sparse gradient of this iteration holds NaN or infinity on some rank
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}  # by lane; 0 is the thread's
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-sender")
         self.sent: list[Sent] = []  # this iteration's buckets
         self.used: list[Used] = []  # their routes and bytes
+        self._connect()
         self.failure: Exception | None = None  # torch wraps what a future raises; the original is kept here
         self._raises_at_end = False  # of this backward pass, what is kept: futures then need not raise
+
+    def _connect(self) -> None:
+        """Make a group of NCCL of our own where something is compressed; every rank must call this at the same time."""
+        wanted = self._memory.compresses and self._engine is None
+        if wanted and self._communicator.messages is None:
+            self._communicator.messages = device_messages(self._group, self._timeout_seconds)
 
     def _begin(self) -> None:
         """Begin an iteration, with its first bucket."""
         self._raises_at_end = at_end_of_backward(self._raise_failure)
         self._held, self._fresh, self._sparse_nonfinite = [], True, False  # an earlier pass may have been broken off
-        self.sent, self.used = [], []
+        self.sent, self.used, self._queued = [], [], 0
         self._followed += 1
         if self.recorder is not None:
             self.recorder.clear()
@@ -112,6 +125,7 @@ class BucketSender:
         """Use the plan's routes from now on."""
         self._overlap = plan.overlap
         self._memory.compresses |= any(bucket.codec for bucket in plan.buckets)
+        self._connect()
         self._routes = {name: bucket.route for bucket in plan.buckets for name in bucket.tensors}
         self._planned = {frozenset(bucket.tensors) for bucket in plan.buckets}
         self._followed = 0
@@ -146,7 +160,11 @@ class BucketSender:
         if self._momentum.clips_model:
             self._thread.submit(self._clip, self._held)
         for job in self._held:
-            self._thread.submit(self._average, job)
+            if all(self._exchange.queues(parcel) for parcel in job.parcels):
+                self._average(job, 1 + self._queued % LANES)
+                self._queued += 1
+            else:
+                self._thread.submit(self._average, job)
         self._held = []
 
     def _clip(self, jobs: Sequence[Job]) -> None:
@@ -253,8 +271,8 @@ class BucketSender:
             self.failure = self.failure or error
             return values
 
-    def _average(self, job: Job) -> None:
-        """Average one bucket; runs on the communication thread, and after a failure only passes that on.
+    def _average(self, job: Job, lane: int = 0) -> None:
+        """Average one bucket, on lane 0 on the communication thread; after a failure, only pass that on.
 
         On a GPU this is queued on a stream beside the backward pass's, which says when the bucket is `ready`. The
         future makes torch's stream wait for ours; the host waits for no more than what it sends.
@@ -262,9 +280,9 @@ class BucketSender:
         try:
             if self.failure is not None:
                 raise self.failure
-            with self._beside(job):
+            with self._beside(job, lane):
                 for parcel in job.parcels:
-                    self._average_parcel(parcel)
+                    self._average_parcel(parcel, lane > 0)
                 job.future.set_result(job.buffer)
         except Exception as error:
             self.failure = self.failure or error
@@ -273,9 +291,9 @@ class BucketSender:
             else:
                 job.future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
 
-    def _average_parcel(self, parcel: Parcel) -> None:
+    def _average_parcel(self, parcel: Parcel, queued: bool) -> None:
         start, before = perf_counter(), self._exchange.traffic().sent_nbytes
-        self._exchange.average(parcel)
+        self._exchange.average(parcel, queued)
         self._memory.spoilt |= self._sparse_nonfinite
         self.used.append(_used(parcel, self._exchange.traffic().sent_nbytes - before))
         self.sent.append(Sent(parcel.name, start, perf_counter()))
@@ -286,16 +304,16 @@ class BucketSender:
             raise self.failure
 
     @contextmanager
-    def _beside(self, job: Job) -> Iterator[None]:
+    def _beside(self, job: Job, lane: int = 0) -> Iterator[None]:
         """Work on our own stream of a GPU, behind the event that fills the bucket."""
         device = job.buffer.device
         if job.ready is None:
             yield
             return
-        if device not in self._streams:
-            self._streams[device] = urgent_stream(device)
-        self._streams[device].wait_event(job.ready)
-        with torch.cuda.stream(self._streams[device]):
+        if (device, lane) not in self._streams:
+            self._streams[device, lane] = urgent_stream(device)
+        self._streams[device, lane].wait_event(job.ready)
+        with torch.cuda.stream(self._streams[device, lane]):
             yield
 
     def hang_up(self) -> None:

@@ -39,6 +39,10 @@ class OneAtATime:
     def __init__(self, form):
         self.form = form
 
+    def begin(self, count):
+        with self.lock:
+            self.form.begin(count)
+
     def __getattr__(self, name):
         return lambda *arguments: Locked(getattr(self.form, name)(*arguments))
 

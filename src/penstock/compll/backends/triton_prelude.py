@@ -228,6 +228,23 @@ def partial(partials_ptr, slot, other, PROGRAMS: tl.constexpr):
 
 
 @triton.jit
+def is_last_of(ticket_ptr, programs):
+    """The same where only some programs of the grid work together."""
+    tl.debug_barrier()
+    last = tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == programs - 1
+    if last:
+        tl.store(ticket_ptr, 0)
+    return last
+
+
+@triton.jit
+def partial_of(programs, partials_ptr, slot, other, PROGRAMS: tl.constexpr):
+    """The same where only some programs of the grid work together."""
+    program = tl.arange(0, PROGRAMS)
+    return tl.load(partials_ptr + slot * PROGRAMS + program, mask=program < programs, other=other, cache_modifier=".cg")
+
+
+@triton.jit
 def same_bytes(found_ptr, wanted_ptr, NBYTES: tl.constexpr):
     """Say whether NBYTES bytes agree; NBYTES is a multiple of 16, at most 176."""
     at = tl.arange(0, 256)

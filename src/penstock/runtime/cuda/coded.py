@@ -27,11 +27,11 @@ from penstock.runtime.binding import Binding
 from penstock.runtime.codec import Codec, Deferred
 from penstock.runtime.cuda.mirror import Mark, Mirror, view_at
 from penstock.runtime.executor import Prepared, prepare
-from penstock.runtime.layout import PAYLOAD_ALIGNMENT
+from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
 from penstock.runtime.schedule import Action, Do
 from penstock.runtime.transport import Bytes, Transport
 from penstock.runtime.views import Flat
-from penstock.strategies.batches import Batches
+from penstock.strategies.batches import Batches, Piece
 
 Guards = dict[int, list[Callable[[], object]]]  # position of an action: what is done before or after it
 
@@ -84,6 +84,7 @@ class Coded(Prepared):
         binding = self._binding
         assert isinstance(binding, _OnDevice)
         self.mirror.used.wait()
+        self.form.begin(self._piece_count)
         for position, action in enumerate(self.actions):
             for guard in binding.before.get(position, ()):
                 guard()
@@ -91,6 +92,12 @@ class Coded(Prepared):
             for guard in binding.after.get(position, ()):
                 guard()
         self.mirror.used.set()
+
+    @property
+    def _piece_count(self) -> int:
+        batches = self.binder.layout.batches
+        assert batches is not None
+        return sum(map(len, batches.pieces))
 
     def _scaled_ahead(self, target: Flat, scale: float) -> float:
         if scale != 1.0:
@@ -146,7 +153,7 @@ class Alone(Coded):
         bucket, residual = self._values(target), None if kept is None else self._values(kept)
         batches = self.binder.layout.batches
         assert batches is not None
-        task = self.form.alone(bucket, residual, [piece for batch in batches.pieces for piece in batch])
+        task = self.form.alone(bucket, residual, sorted(piece for batch in batches.pieces for piece in batch))
         return _Whole(addresses, [], [], [], [], task=task, mark=Mark(self.mirror.device))
 
     def _values(self, flat: Flat) -> torch.Tensor:
@@ -154,6 +161,7 @@ class Alone(Coded):
 
     def _perform(self, binding: Binding, tag: int, timeout_seconds: float, actions: Iterable[Action]) -> None:
         assert isinstance(binding, _Whole)
+        self.form.begin(self._piece_count)
         binding.task.start()
         binding.mark.set()
         binding.is_open = True
@@ -168,6 +176,7 @@ class _Builder:
         self.form, self.mirror, self.residual, self.actions = coded.form, coded.mirror, residual, coded.actions
         self.instructions = coded.program.ranks[coded.transport.rank]
         self.layout, self.encoded = coded.binder.layout, coded.binder.encoded
+        self.ordinals = numbered(self.layout)
         self.bucket = bucket
         self.bucket_here = pinned(bucket.numel() if self._sends_dense() else 0, torch.uint8, coded.mirror.device)
         self.before: Guards = defaultdict(list)
@@ -284,7 +293,8 @@ class _Builder:
             nbytes = self.layout.payload_nbytes(piece)
             spans.append((start, start + nbytes))
             start += -(-nbytes // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
-        return Block(self._here(slice_), self._there(slice_), tuple(pieces), tuple(spans))
+        ordinals = tuple(self.ordinals[piece] for piece in pieces)
+        return Block(self._here(slice_), self._there(slice_), tuple(pieces), tuple(spans), ordinals)
 
     def _here(self, slice_: Slice | None) -> torch.Tensor:
         return self._bytes(slice_, self.bucket_here, self.mirror.host)
@@ -299,6 +309,12 @@ class _Builder:
 
     def _is_encoded(self, slice_: Slice | None) -> bool:
         return slice_ is not None and slice_.buffer in self.encoded
+
+
+def numbered(layout: Layout) -> dict[Piece, int]:
+    """Return the number of each piece of a bucket, in the order of their places."""
+    assert layout.batches is not None
+    return {piece: n for n, piece in enumerate(sorted(piece for batch in layout.batches.pieces for piece in batch))}
 
 
 def _overlap(one: Slice | None, other: Slice | None) -> bool:

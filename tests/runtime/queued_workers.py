@@ -1,0 +1,69 @@
+"""What each rank of a test of queued programs does: the same buckets by gloo through the host, and queued."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported; host memory is the device
+
+import torch
+import torch.distributed as dist
+
+from penstock.codecs.wire import wire_codec
+from penstock.runtime.cuda.coded import prepare_coded
+from penstock.runtime.cuda.messages import GroupedMessages
+from penstock.runtime.cuda.mirror import Mirror
+from penstock.runtime.cuda.queued import prepare_queued
+from penstock.runtime.executor import WINDOW
+from penstock.runtime.transport.c10d import C10dTransport
+from penstock.strategies import Options
+from penstock.strategies.compressed import build_compressed
+
+DEVICE = torch.device("cpu")
+PARTS = [0, 300, 300, 4800, 4903]
+NUMEL = PARTS[-1]
+
+
+def both_routes(rank, cases, steps=2):
+    """Return, for each (spec, strategy), the bytes of results and residual by the host and queued."""
+    return [[_run(rank, spec, strategy, steps, queued) for queued in (False, True)] for spec, strategy in cases]
+
+
+def gradients(rank, step, numel=NUMEL):
+    return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _run(rank, spec, strategy, steps, queued):
+    codec, transport = wire_codec(spec, seed=rank), C10dTransport()
+    form = codec.on_device(DEVICE)
+    # Through the host messages are cut into blocks; queued ones are not. It must make no difference.
+    block = NUMEL if queued else 1200
+    options = Options(block_numel=block, ranks_per_node=2)
+    program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
+    if queued:
+        messages = GroupedMessages(dist.group.WORLD)
+        ready = prepare_queued(program, rank, codec, form, batches, messages)
+    else:
+        ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
+    data, residual, results = torch.zeros(NUMEL), torch.zeros(NUMEL), []
+    for step in range(steps):
+        data.copy_(gradients(rank, step))
+        ready.run(data, step, 60.0, residual=residual, scale=0.25)
+        results.append(data.numpy().tobytes())
+    return [*results, residual.numpy().tobytes()]
+
+
+def spoil_one_rank(rank, spec, strategy):
+    """Put infinity into the last rank's first bucket; return in which call the host heard of it, and which are NaN."""
+    heard, call = [], 0
+    codec = wire_codec(spec, seed=rank)
+    form = codec.on_device(DEVICE, lambda: heard.append(call))
+    options = Options(block_numel=NUMEL, ranks_per_node=2)
+    program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
+    ready = prepare_queued(program, rank, codec, form, batches, GroupedMessages(dist.group.WORLD))
+    data, spoilt = torch.zeros(NUMEL), []
+    for call in (1, 2):
+        data.copy_(gradients(rank, call))
+        if call == 1 and rank == dist.get_world_size() - 1:
+            data[1000] = float("inf")
+        ready.run(data, call)
+        spoilt.append([bool(data[1000].isnan()), bool(data[:300].isfinite().all()), bool(data[4800:].isfinite().all())])
+    return heard, spoilt
