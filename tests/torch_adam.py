@@ -1,0 +1,160 @@
+"""What each process of a test of `CompressedAdamW` does: a small net on its own data, and what came of its steps."""
+
+import io
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.torch import DistributedDataParallel as OurDDP
+from penstock.torch.optim import CompressedAdamW, _with_floor
+from torch_training import quick
+
+WARMUP = 6
+
+
+def net() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.LayerNorm(48), nn.Linear(48, 8))
+
+
+def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(32, 24, generator=generator)
+    return x, torch.sin(x[:, :8] + x[:, 8:16])
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    return [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0, "betas": (0.8, 0.99)},
+    ]
+
+
+def make(codec: str | None, optimizer: str = "compressed", **options: Any) -> tuple[OurDDP, torch.optim.Optimizer]:
+    wrapper = {name: options.pop(name) for name in ("dense_below", "plan", "strategy") if name in options}
+    model = OurDDP(net(), codec=codec, **quick() | wrapper)
+    if optimizer == "torch":
+        return model, torch.optim.AdamW(groups(model), lr=0.01)
+    return model, CompressedAdamW(groups(model), lr=0.01, ddp=model, **{"warmup_steps": WARMUP} | options)
+
+
+def train(
+    rank: int, model: OurDDP, optimizer: torch.optim.Optimizer, steps: range, passes: int = 1, clip: float = 0.0
+) -> list[float]:
+    losses = []
+    for step in steps:
+        for part in range(passes):
+            x, y = (each.chunk(passes)[part] for each in batch(rank, step))
+            if part < passes - 1:
+                with model.no_sync():
+                    (nn.functional.mse_loss(model(x), y) / passes).backward()
+            else:
+                loss = nn.functional.mse_loss(model(x), y) / passes
+                loss.backward()
+                losses.append(float(loss.detach()) * passes)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def weights(model: nn.Module) -> Any:
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()]).numpy().copy()
+
+
+def runs(rank: int, cases: dict[str, dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
+    """Train by each case's wrapper and optimizer."""
+    found = {}
+    for name, case in cases.items():
+        options = dict(case)
+        how = {each: options.pop(each) for each in ("passes", "clip") if each in options}
+        model, optimizer = make(**options)
+        losses = train(rank, model, optimizer, range(steps), **how)
+        found[name] = {"weights": weights(model), "losses": losses, "traffic": model.bytes_sent()}
+    return found
+
+
+def one_momentum_step(rank: int, passes: int) -> dict[str, dict[str, Any]]:
+    """Take the first step with exchanged momentum; return what it began with, this rank's gradients, and its end."""
+    model, optimizer = make("blocks(bits=8)")
+    train(rank, model, optimizer, range(WARMUP))
+    alone = net()
+    alone.load_state_dict(model.module.state_dict())
+    x, y = batch(rank, WARMUP)
+    nn.functional.mse_loss(alone(x), y).backward()
+    gradients = {name: each.grad for name, each in alone.named_parameters()}
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    found = {}
+    for name, parameter in model.module.named_parameters():
+        state, group = optimizer.state[parameter], group_of[parameter]
+        found[name] = {
+            "before": parameter.detach().numpy().copy(),
+            "gradient": gradients[name].numpy(),
+            "momentum": state["exp_avg"].numpy().copy(),
+            "second moment": _with_floor(state["mean_square"]).numpy().copy(),
+            "beta1": group["betas"][0],
+            "decay": group["weight_decay"],
+        }
+    train(rank, model, optimizer, range(WARMUP, WARMUP + 1), passes)
+    for name, parameter in model.module.named_parameters():
+        found[name]["after"] = parameter.detach().numpy().copy()
+    return found
+
+
+def resumed(rank: int, codec: str, at: int, steps: int) -> tuple[Any, Any]:
+    """Train through, and train again from a checkpoint; return the weights of both."""
+    model, optimizer = make(codec)
+    train(rank, model, optimizer, range(at))
+    kept = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
+    kept = torch.load(_saved(kept), weights_only=True)
+    mine = model.exchange_state_dict()
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, mine)
+    train(rank, model, optimizer, range(at, steps))
+    again, second = make(codec)
+    again.module.load_state_dict(kept["model"])
+    second.load_state_dict(kept["optimizer"])
+    again.load_exchange_state_dict(everyone)
+    train(rank, again, second, range(at, steps))
+    return weights(model), weights(again)
+
+
+def _saved(values: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(values, file)
+    file.seek(0)
+    return file
+
+
+def refused(rank: int) -> list[str]:
+    """Return what each wrong use says."""
+    said = []
+    for wrong in (
+        lambda: make("onebit", warmup_steps=None),
+        lambda: make("gtopk"),
+        lambda: make("onebit", warmup_codec="nonsense"),
+        lambda: make("onebit", amsgrad=True),
+        lambda: make("onebit", max_norm=-1.0),
+        _half,
+        _twice,
+    ):
+        try:
+            wrong()
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def _half() -> None:
+    model = OurDDP(net(), codec="onebit", **quick())
+    CompressedAdamW([next(iter(model.parameters()))], ddp=model, warmup_steps=4)
+
+
+def _twice() -> None:
+    model, optimizer = make("onebit", warmup_steps=2)
+    train(0, model, optimizer, range(3))
+    for _ in range(2):
+        model(batch(0, 0)[0]).sum().backward()
