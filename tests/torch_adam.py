@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.curves import CodecCurves, Curve
+from penstock.network import LinearCost, Network
+from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
+from penstock.torch.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS
 from penstock.torch.optim import CompressedAdamW, _with_floor
 from torch_training import quick
 
@@ -106,7 +110,10 @@ def one_momentum_step(rank: int, passes: int) -> dict[str, dict[str, Any]]:
 
 def resumed(rank: int, codec: str, at: int, steps: int) -> tuple[Any, Any]:
     """Train through, and train again from a checkpoint; return the weights of both."""
-    model, optimizer = make(codec)
+    names = [name for name, _ in net().named_parameters()]
+    nbytes = sum(4 * each.numel() for each in net().parameters())
+    plan = Plan("net", 2, "hand", (Bucket(tuple(names[::-1]), nbytes, "parameter_server", codec),))
+    model, optimizer = make(codec, plan=plan)
     train(rank, model, optimizer, range(at))
     kept = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
     kept = torch.load(_saved(kept), weights_only=True)
@@ -114,7 +121,7 @@ def resumed(rank: int, codec: str, at: int, steps: int) -> tuple[Any, Any]:
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, mine)
     train(rank, model, optimizer, range(at, steps))
-    again, second = make(codec)
+    again, second = make(codec, plan=plan)
     again.module.load_state_dict(kept["model"])
     second.load_state_dict(kept["optimizer"])
     again.load_exchange_state_dict(everyone)
@@ -158,3 +165,26 @@ def _twice() -> None:
     train(0, model, optimizer, range(3))
     for _ in range(2):
         model(batch(0, 0)[0]).sum().backward()
+
+
+def chosen(rank: int, optimizers: list[str]) -> dict[str, set[str | None]]:
+    """Let "auto" choose where every codec is far cheaper than dense, the coarser the more; return codecs of plans."""
+    found = {}
+    for name in optimizers:
+        codecs = {*AUTO_CODECS, *ADAM_CODECS, *MOMENTUM_CODECS}
+        cost = {"bf16": 5e-4, "blocks(bits=8)": 2.5e-4, "blocks(bits=4)": 1.2e-4, "terngrad(bitwidth=2)": 6e-5}
+        lines = {"ring": LinearCost(1e-4, 1e-3)}
+        for codec in codecs:
+            line = LinearCost(1e-4, cost.get(codec, 1e-5))
+            lines |= {f"ring+{codec}": line, f"ring+{codec}/8": line}
+        curves = CodecCurves(1 / 32, Curve(1e-12, 1e-9), Curve(1e-12, 1e-9))
+        network = Network(2, 1e-4, 1e-3, 1e-10, lines, dict.fromkeys(codecs, curves))
+        model = OurDDP(net(), codec="auto", strategy="ring", network=network, profile_iterations=2)
+        if name == "CompressedAdamW":
+            optimizer: torch.optim.Optimizer = CompressedAdamW(model.parameters(), ddp=model, warmup_steps=4)
+        else:
+            optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
+        train(rank, model, optimizer, range(5))
+        assert model.plan is not None
+        found[name] = {bucket.codec for bucket in model.plan.buckets}
+    return found

@@ -314,8 +314,8 @@ TASKS: dict[str, Callable[[Path, torch.device], Any]] = {
     "gpt": lambda data, device: Text(data, device, width=384, depth=6, heads=6, context=256),
     "gpt40m": lambda data, device: Text(data, device, width=512, depth=12, heads=8, context=256),
     "tiny": lambda data, device: Text(data, device, width=64, depth=2, heads=2, context=32),
-    "resnet20": lambda data, device: Images(data, device, resnet20().make),
-    "vgg16": lambda data, device: Images(data, device, vgg16_cifar().make),
+    "resnet20": lambda data, device: Images(data, device, resnet20().build),
+    "vgg16": lambda data, device: Images(data, device, vgg16_cifar().build),
     "lstm": Words,
 }
 

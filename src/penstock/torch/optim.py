@@ -13,7 +13,7 @@ follow. Then v stays what it was, and ranks exchange their momentum with error f
     w   = w - lr (m / (1 - beta1^t) / (sqrt(v) + eps) + weight_decay w)
 
 The exchange calls `Moments` around each compressed bucket, so plans, overlap and error feedback are the wrapper's.
-Tensors that travel dense, by plan or by `dense_below`, keep both moments and the exact step.
+Tensors that always travel dense, by plan or by `dense_below`, keep both moments and the exact step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +31,7 @@ from penstock.torch.ddp import DistributedDataParallel
 WARMUP_CODEC = "blocks(bits=4)"
 COUNT = "exchanged_steps"  # of each group of parameters: steps so far, which warming up counts
 SQUARES = "mean_square"  # of a parameter: its squared gradient, averaged over the second half of the warm-up
+FROZEN = "is_frozen"  # of a parameter: its second moment stays as it is
 FLOOR = 0.01  # a frozen second moment is at least this part of the mean of its block
 FLOOR_BLOCK = 256
 Parts = Sequence[tuple[str, torch.Tensor]]  # gradients of a bucket by name, flat
@@ -101,15 +102,15 @@ class CompressedAdamW(torch.optim.AdamW):
                 loss = closure()
         moments = self._moments
         arrived, moments.arrived = moments.arrived, set()
-        momenta = {p: p.grad for group in self.param_groups for p in group["params"] if p in arrived}
-        for parameter in momenta:
+        kept = {p: p.grad for p in moments.frozen() if p.grad is not None}
+        for parameter in kept:
             parameter.grad = None  # torch's step leaves those alone
         moments.note_gradients()
         super().step()
-        for parameter, momentum in momenta.items():
-            parameter.grad = momentum
+        for parameter, gradient in kept.items():
+            parameter.grad = gradient
         for group in self.param_groups:
-            _step_with_momentum(moments, group, [p for p in group["params"] if momenta.get(p) is not None])
+            _step_frozen(moments, group, [p for p in group["params"] if p in kept], arrived)
             group[COUNT] += 1
         if moments.steps == moments.warmup_steps:
             moments.begin()
@@ -187,13 +188,8 @@ class Moments:
             torch._foreach_mul_(parts, [self.root(each) for each in parameters])
 
     def note_gradients(self) -> None:
-        """Add this step's gradients to the mean squares, in the second half of the warm-up.
-
-        A parameter whose gradient arrived after that travels dense, and its second moment follows again.
-        """
+        """Add this step's gradients to the mean squares, in the second half of the warm-up."""
         first = self.warmup_steps // 2
-        if not self.is_warming_up:
-            self._roots = {each: root for each, root in self._roots.items() if each.grad is None}
         if not first <= self.steps < self.warmup_steps:
             return
         found = [each for each in self._groups if each.grad is not None]
@@ -213,6 +209,10 @@ class Moments:
         """Forget what was computed from the optimizer's state, which is another one now."""
         self._roots, self._limits = {}, {}
 
+    def frozen(self) -> list[torch.Tensor]:
+        """Return parameters whose second moment stays as it is."""
+        return [each for each in self._groups if self._optimizer.state[each].get(FROZEN)]
+
     def state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return what the optimizer keeps of a parameter."""
         state: dict[str, Any] = self._optimizer.state[parameter]
@@ -230,8 +230,10 @@ class Moments:
         """Return sqrt(v) + eps of a parameter, flat; its second moment is frozen from the first time on."""
         if parameter not in self._roots:
             state = self.state(parameter)
-            if SQUARES in state:
-                state["exp_avg_sq"].copy_(_with_floor(state.pop(SQUARES)))
+            if not state.get(FROZEN):
+                squares = state.pop(SQUARES, state["exp_avg_sq"])
+                state["exp_avg_sq"].copy_(_with_floor(squares))
+                state[FROZEN] = True
             self._roots[parameter] = _flat(state["exp_avg_sq"]).sqrt().add_(self._groups[parameter]["eps"])
         return self._roots[parameter]
 
@@ -252,17 +254,24 @@ class Moments:
         return {each: self._max_norm * (square / whole).sqrt() for each, square in squares.items()}
 
 
-def _step_with_momentum(moments: Moments, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-    """Step by the momentum in `grad` and the frozen second moment."""
+def _step_frozen(
+    moments: Moments, group: dict[str, Any], parameters: list[torch.Tensor], arrived: set[torch.Tensor]
+) -> None:
+    """Step by momentum and a frozen second moment; `grad` is momentum where that `arrived`, elsewhere a gradient."""
     if not parameters:
         return
+    beta1, rate = group["betas"][0], float(group["lr"])
     states = [moments.state(each) for each in parameters]
+    averages = [state["exp_avg"] for state in states]
+    for average, parameter in zip(averages, parameters, strict=True):
+        if parameter not in arrived and parameter.grad is not None:  # it travelled dense, as while a plan is made
+            average.lerp_(parameter.grad, 1 - beta1)
+    came = [(average, p.grad) for average, p in zip(averages, parameters, strict=True) if p in arrived]
+    if came:
+        torch._foreach_copy_([average for average, _ in came], [momentum for _, momentum in came])
     for state in states:
         state["step"] += 1
-    beta1, rate = group["betas"][0], float(group["lr"])
-    averages = [state["exp_avg"] for state in states]
     roots = [moments.root(each).as_strided(each.shape, each.stride()) for each in parameters]
-    torch._foreach_copy_(averages, [each.grad for each in parameters if each.grad is not None])
     torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
     torch._foreach_addcdiv_(
         parameters, averages, roots, scalars=[-rate / (1 - beta1 ** float(state["step"])) for state in states]
