@@ -17,8 +17,10 @@ from torch_training import quick
 WARMUP = 6
 
 
-def net() -> nn.Module:
+def net(bias: bool = True) -> nn.Module:
     torch.manual_seed(5)
+    if not bias:
+        return nn.Sequential(nn.Linear(24, 48, bias=False), nn.Tanh(), nn.Linear(48, 8, bias=False))
     return nn.Sequential(nn.Linear(24, 48), nn.Tanh(), nn.LayerNorm(48), nn.Linear(48, 8))
 
 
@@ -30,15 +32,14 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
     matrices = [p for p in model.parameters() if p.dim() > 1]
-    return [
-        {"params": matrices, "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0, "betas": (0.8, 0.99)},
-    ]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    found = [{"params": matrices, "weight_decay": 0.1}]
+    return found + ([{"params": vectors, "weight_decay": 0.0, "betas": (0.8, 0.99)}] if vectors else [])
 
 
 def make(codec: str | None, optimizer: str = "compressed", **options: Any) -> tuple[OurDDP, torch.optim.Optimizer]:
     wrapper = {name: options.pop(name) for name in ("dense_below", "plan", "strategy") if name in options}
-    model = OurDDP(net(), codec=codec, **quick() | wrapper)
+    model = OurDDP(net(options.pop("bias", True)), codec=codec, **quick() | wrapper)
     if optimizer == "torch":
         return model, torch.optim.AdamW(groups(model), lr=0.01)
     return model, CompressedAdamW(groups(model), lr=0.01, ddp=model, **{"warmup_steps": WARMUP} | options)
@@ -110,10 +111,12 @@ def one_momentum_step(rank: int, passes: int) -> dict[str, dict[str, Any]]:
 
 def resumed(rank: int, codec: str, at: int, steps: int) -> tuple[Any, Any]:
     """Train through, and train again from a checkpoint; return the weights of both."""
-    names = [name for name, _ in net().named_parameters()]
-    nbytes = sum(4 * each.numel() for each in net().parameters())
-    plan = Plan("net", 2, "hand", (Bucket(tuple(names[::-1]), nbytes, "parameter_server", codec),))
-    model, optimizer = make(codec, plan=plan)
+    shapes = dict(
+        reversed(list(net(bias=False).named_parameters()))
+    )  # as gradients become ready, from the first pass on
+    nbytes = sum(4 * each.numel() for each in shapes.values())
+    plan = Plan("net", 2, "hand", (Bucket(tuple(shapes), nbytes, "parameter_server", codec),))
+    model, optimizer = make(codec, plan=plan, bias=False)
     train(rank, model, optimizer, range(at))
     kept = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
     kept = torch.load(_saved(kept), weights_only=True)
@@ -121,7 +124,7 @@ def resumed(rank: int, codec: str, at: int, steps: int) -> tuple[Any, Any]:
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, mine)
     train(rank, model, optimizer, range(at, steps))
-    again, second = make(codec, plan=plan)
+    again, second = make(codec, plan=plan, bias=False)
     again.module.load_state_dict(kept["model"])
     second.load_state_dict(kept["optimizer"])
     again.load_exchange_state_dict(everyone)

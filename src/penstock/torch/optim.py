@@ -66,8 +66,6 @@ class CompressedAdamW(torch.optim.AdamW):
     ) -> None:
         self._moments: Moments | None = None
         super().__init__(params, lr, betas, eps, weight_decay, **options)
-        for group in self.param_groups:
-            group.setdefault(COUNT, 0)
         if ddp is None or ddp.exchange_memory.compression.codec is None:
             return
         codec = ddp.exchange_memory.compression.codec
@@ -81,6 +79,13 @@ class CompressedAdamW(torch.optim.AdamW):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         for group in self.param_groups:
             group.setdefault(COUNT, 0)
+        if self._moments is not None:
+            self._moments.forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Step with more parameters."""
+        super().add_param_group(param_group)
+        self.param_groups[-1].setdefault(COUNT, self.param_groups[0].get(COUNT, 0))
         if self._moments is not None:
             self._moments.forget()
 
@@ -133,9 +138,10 @@ class Moments:
         self.preconditions = True  # momentum is encoded in units of its step
         self._optimizer, self._memory = optimizer, ddp.exchange_memory
         self._parameters = {name: each for name, each in ddp.module.named_parameters() if each.requires_grad}
-        self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        self._groups: dict[torch.Tensor, dict[str, Any]] = {}  # the optimizer's, by parameter
         self._roots: dict[torch.Tensor, torch.Tensor] = {}  # sqrt(v) + eps of parameters whose v is frozen
         self._limits: dict[torch.Tensor, torch.Tensor] = {}  # norms that their gradients are clipped to
+        self.forget()
         if left := [name for name, each in self._parameters.items() if each not in self._groups]:
             raise CodecError(
                 f"CompressedAdamW does not have parameter {left[0]!r}, which its wrapper averages by the same codec; "
@@ -207,6 +213,7 @@ class Moments:
 
     def forget(self) -> None:
         """Forget what was computed from the optimizer's state, which is another one now."""
+        self._groups = {p: group for group in self._optimizer.param_groups for p in group["params"]}
         self._roots, self._limits = {}, {}
 
     def frozen(self) -> list[torch.Tensor]:
