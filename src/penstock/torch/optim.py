@@ -271,11 +271,11 @@ def _step_frozen(
     states = [moments.state(each) for each in parameters]
     averages = [state["exp_avg"] for state in states]
     for average, parameter in zip(averages, parameters, strict=True):
-        if parameter not in arrived and parameter.grad is not None:  # it travelled dense, as while a plan is made
+        assert parameter.grad is not None
+        if parameter in arrived:
+            average.copy_(parameter.grad)
+        else:  # it travelled dense, as while a plan is made
             average.lerp_(parameter.grad, 1 - beta1)
-    came = [(average, p.grad) for average, p in zip(averages, parameters, strict=True) if p in arrived]
-    if came:
-        torch._foreach_copy_([average for average, _ in came], [momentum for _, momentum in came])
     for state in states:
         state["step"] += 1
     roots = [moments.root(each).as_strided(each.shape, each.stride()) for each in parameters]
