@@ -417,7 +417,7 @@ class Conductor:
         """Wait for the optimizer of these parameters: codecs that the user named may not be safe for it."""
         planned = {bucket.codec for bucket in self.settings.plan.buckets if bucket.codec} if self.settings.plan else ()
         codecs = (*self.memory.compression.named, *sorted(planned))
-        return OptimizerWatch((each for _, each, _ in averaged(self._wrapper)), self.memory, codecs, self._is_first)
+        return OptimizerWatch(self._wrapper.parameters(), self.memory, codecs, self._is_first)
 
     @property
     def _group(self) -> dist.ProcessGroup:
