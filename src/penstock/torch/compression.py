@@ -9,7 +9,7 @@ strategies that merge them. Every other codec goes through any strategy.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from penstock.codecs.momentum import Momentum
 from penstock.codecs.registry import codec_names, parameter_names
@@ -30,10 +30,16 @@ ANY = (
 )  # what "auto" measures and lets the planner choose from; the first is preferred
 MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
 AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
-# What codec="auto" considers, the safest first. bf16 only rounds; terngrad and onebit change every step, keep what they
-# did not send, and ended near dense (docs/convergence.md). Not here: codecs with a threshold that must be tuned (tbq,
-# adacomp, graddrop) or that send few entries, so that training needs a warm-up and many steps (dgc, topk, gtopk).
+# What codec="auto" considers, the safest first, by the optimizer that steps (docs/choosing-a-codec.md has the runs).
+# With SGD: bf16 only rounds; terngrad and onebit change every step, keep what they did not send, and ended near dense.
+# Not here: codecs with a threshold that must be tuned (tbq, adacomp, graddrop) or that send few entries, so that
+# training needs a warm-up and many steps (dgc, topk, gtopk).
 AUTO_CODECS = ("bf16", "terngrad(bitwidth=2)", "onebit")
+# With Adam's family, and where no optimizer has stepped yet: a step of its own for every block of integers.
+ADAM_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
+# With `optim.CompressedAdamW`, whose second moment no codec's error reaches.
+MOMENTUM_CODECS = (*ADAM_CODECS, "onebit(block=256)")
+_SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
 Warmup = str | Sequence[float] | Schedule | None
@@ -69,6 +75,7 @@ class Compression:
     momentum: Momentum = field(default_factory=Momentum)
     select: str = "tensor"  # what a sparse exchange selects its entries from: each tensor, a bucket, or the model
     candidates: tuple["Compression", ...] = ()  # what "auto" chooses from, the safest first
+    by_optimizer: bool = False  # candidates are ours, and depend on the optimizer
 
     @property
     def options(self) -> dict[str, str]:
@@ -79,6 +86,20 @@ class Compression:
         named |= {"dense_below": self.dense_below, "select": self.select, "momentum": of_momentum.pop("factor")}
         chosen_from = {"candidates": repr([each.codec for each in self.candidates])}
         return {name: repr(value) for name, value in (named | of_momentum).items()} | chosen_from
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The codecs that the user named, candidates included."""
+        if self.codec == AUTO:
+            return () if self.by_optimizer else tuple(each.codec for each in self.candidates if each.codec)
+        return () if self.codec is None else (self.codec,)
+
+    def for_optimizer(self, codecs: Sequence[str]) -> "Compression":
+        """Return the same with what "auto" may choose for the optimizer at hand; what the user named stays."""
+        if not self.by_optimizer:
+            return self
+        found = (make_compression(each, dense_below=self.dense_below, momentum=self.momentum) for each in codecs)
+        return replace(self, candidates=tuple(found))
 
     def check_strategy(self, strategy: str) -> None:
         """Refuse a strategy that cannot carry the codec; one in two levels carries it between its nodes."""
@@ -166,7 +187,13 @@ def make_compression(
             raise CodecError(f"select={select!r} with codec {codec!r}; wanted one of {', '.join(SPARSE)}")
         if codec == AUTO:
             each = (make_compression(one, dense_below=dense_below, momentum=kept) for one in candidates or AUTO_CODECS)
-            return Compression(codec, dense_below=dense_below, momentum=kept, candidates=tuple(each))
+            return Compression(
+                codec,
+                dense_below=dense_below,
+                momentum=kept,
+                candidates=tuple(each),
+                by_optimizer=candidates is None,
+            )
         if codec is not None:
             wire_codec(codec)
         return Compression(codec, dense_below=dense_below, momentum=kept)
@@ -204,6 +231,14 @@ def _check_candidates(codec: str | None, candidates: object) -> None:
             raise CodecError(f"candidates has {each!r}; wanted names of codecs such as {example}")
         if each in candidates[:index]:
             raise CodecError(f"candidates has {each!r} twice; wanted each codec once, the safest first")
+
+
+def is_safe_for_adam(codec: str) -> bool:
+    """Say whether a codec is shown safe for Adam's family; of a user's own source nothing is known, and said."""
+    name, parameters = parse_spec(codec)
+    if name.endswith(".cll") or name in _SAFE_FOR_ADAM:
+        return True
+    return name == "blocks" and parameters.get("bits", 4) >= 4
 
 
 def check_known(codec: str) -> None:

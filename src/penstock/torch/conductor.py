@@ -39,6 +39,7 @@ from penstock.torch.measure import engine_of, measure, with_lines
 from penstock.torch.measured import communication_seconds, measured_timeline
 from penstock.torch.memory import Memory
 from penstock.torch.nodes import nodes_of
+from penstock.torch.optimizers import OptimizerWatch
 from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import (
     Decision,
@@ -85,6 +86,7 @@ class Conductor:
             self._check_given()
         self._hold()
         self._passes = self._watch_passes()
+        self._optimizer = self._watch_optimizer()
 
     @property
     def decision(self) -> Decision | None:
@@ -210,10 +212,11 @@ class Conductor:
         self.holder.resume()
         self._hold()
         self._passes = self._watch_passes()
+        self._optimizer = self._watch_optimizer()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: hooks."""
-        left_out = dict.fromkeys(("_profiler", "_passes"))
+        left_out = dict.fromkeys(("_profiler", "_passes", "_optimizer"))
         return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_unwatched": False}
 
     # Planning
@@ -266,6 +269,7 @@ class Conductor:
         self._note_sending()
         if self._profiler is not None:
             self._profiler.detach()
+        self._choose_candidates()
         self._find_nodes()
         release_buckets(self._wrapper)  # measuring needs memory for its messages
         try:
@@ -284,6 +288,12 @@ class Conductor:
             give_back_pages()  # what measuring and the released buckets left in malloc's heap
             self._profiler = None
             self._adopt(decision)
+
+    def _choose_candidates(self) -> None:
+        """Have "auto" choose from what is safe for the optimizer that rank 0 has seen."""
+        if self.memory.compression.by_optimizer:
+            codecs = from_rank_0(self._optimizer.candidates if self._is_first else None, self._group)
+            self.memory.compression = self.memory.compression.for_optimizer(codecs)
 
     def _completed(self, network: Network) -> Network:
         return with_lines(network, self._group, self._routes(), self._device, engine=self.settings.engine)
@@ -402,6 +412,12 @@ class Conductor:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
         parameters = [each.parameter for each in self.holder.parameters]
         return BackwardPasses(parameters if self._some_may_lack else parameters[:1], self._on_backward)
+
+    def _watch_optimizer(self) -> OptimizerWatch:
+        """Wait for the optimizer of these parameters: codecs that the user named may not be safe for it."""
+        planned = {bucket.codec for bucket in self.settings.plan.buckets if bucket.codec} if self.settings.plan else ()
+        codecs = (*self.memory.compression.named, *sorted(planned))
+        return OptimizerWatch(self._wrapper.parameters(), self.memory, codecs, self._is_first)
 
     @property
     def _group(self) -> dist.ProcessGroup:

@@ -230,6 +230,11 @@ class DistributedDataParallel(TorchDDP):
         """
         return self._conductor.holder.routes_used()
 
+    @property
+    def exchange_memory(self) -> Memory:
+        """What the exchange keeps between iterations; `optim.CompressedAdamW` has its momentum sent through it."""
+        return self._conductor.memory
+
     def exchange_state_dict(self) -> State:
         """Return what this rank still owes of each parameter's gradient; call it between iterations, on every rank.
 

@@ -61,6 +61,7 @@ class Exchange:
         """Say whether a bucket can be averaged without a wait of the host: all of it is queued on its device."""
         memory = self.memory
         waits = memory.skips or self._leaves_out or memory.compression.momentum.is_used or self._small(parcel.sizes)
+        waits = waits or memory.moments is not None
         if self._communicator.messages is None or waits or not parcel.values.is_cuda or not parcel.values.numel():
             return False
         if parcel.route.codec is None:
@@ -93,8 +94,26 @@ class Exchange:
             if self.memory.count():
                 for codec in self._codecs.values():
                     codec.begin(self.memory.iterations)
-            spec = self.memory.compression.codec_at(parcel.route.codec, self.memory.iterations - 1)
+self._average_by_codec(parcel, parcel.route.codec, queued)
+
+    def _average_by_codec(self, parcel: Parcel, planned: str, queued: bool) -> None:
+        """Average by the codec of this iteration; an optimizer may have its momentum sent instead of gradients."""
+        moments = self.memory.moments
+        if moments is None:
+            spec = self.memory.compression.codec_at(planned, self.memory.iterations - 1)
             self._average_compressed(parcel, self._codec(spec), queued)
+        elif (other := moments.codec(planned)) is None:
+            self._average_dense(parcel, queued)
+        else:
+            small, bounds = self._small(parcel.sizes), pairwise(accumulate(parcel.sizes, initial=0))
+            parts = [
+                (name, parcel.values[slice(*each)])
+                for name, each in zip(parcel.names, bounds, strict=True)
+                if each not in small
+            ]
+            moments.before(parts, self.memory.loss_scale)
+            self._average_compressed(parcel, self._codec(other), queued)
+            moments.after(parts)
 
     def clip(self, gradients: Sequence[torch.Tensor]) -> None:
         """Scale what this rank adds to the average, all of `gradients` by one factor, where their norm is too large.

@@ -22,6 +22,19 @@ class Scaler(Protocol):
         """Return what losses are multiplied by now."""
 
 
+class Moments(Protocol):
+    """What is asked of an optimizer whose momentum is exchanged instead of gradients (`optim.py`)."""
+
+    def codec(self, spec: str) -> str | None:
+        """Return what a bucket travels by in this iteration whose plan says `spec`; None: dense."""
+
+    def before(self, gradients: Sequence[tuple[str, torch.Tensor]], loss_scale: float) -> None:
+        """Replace what is to be compressed, flat and by name, by what is to be sent."""
+
+    def after(self, averages: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Replace what came of it by what the optimizer is to find."""
+
+
 class Memory:
     """Residuals and velocities of all parameters, with what it takes to undo an iteration or to resume."""
 
@@ -39,6 +52,7 @@ class Memory:
         self.compression = compression or Compression()
         self.residuals, self.velocities = Residuals(), Residuals()
         self.skips = on_nonfinite == "skip" or scaler is not None
+        self.moments: Moments | None = None  # of the optimizer, where that exchanges its momentum
         self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
         self.compresses = False  # some bucket is or was compressed, on all ranks alike: something may be owed
         self._failed = False  # a gradient was not finite, and nothing was saved to go back to

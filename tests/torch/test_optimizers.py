@@ -1,0 +1,112 @@
+"""Optimizers are seen at their first step: "auto" chooses from what is safe for them; an unsafe codec warns once."""
+
+import warnings
+
+import pytest
+import torch
+
+import torch_adam as training
+from penstock.torch.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_compression
+from penstock.torch.memory import Memory
+from penstock.torch.optimizers import OptimizerWatch, is_adaptive
+from spawn import spawn
+
+
+class Elsewhere(torch.optim.Optimizer):
+    """Another library's Adam."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.99)})
+
+    def step(self):
+        """Do nothing."""
+
+
+def weight() -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    return parameter
+
+
+def watch(parameter: torch.nn.Parameter, *codecs: str, memory: Memory | None = None) -> OptimizerWatch:
+    return OptimizerWatch([parameter], memory or Memory(), codecs, warns=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "adaptive"),
+    [
+        (torch.optim.AdamW, True),
+        (torch.optim.Adam, True),
+        (torch.optim.NAdam, True),
+        (torch.optim.RMSprop, True),
+        (Elsewhere, True),
+        (torch.optim.SGD, False),
+    ],
+)
+def test_optimizers_that_divide_by_gradients_of_before_are_told_from_others(make, adaptive):
+    assert is_adaptive(make([weight()])) is adaptive
+
+
+def test_auto_chooses_from_what_is_safe_for_the_optimizer_that_steps():
+    parameter = weight()
+    found = watch(parameter)
+    assert found.candidates() == ADAM_CODECS  # nothing has stepped
+    torch.optim.SGD([weight()], lr=0.1).step()
+    assert found.candidates() == ADAM_CODECS  # not with this parameter
+    torch.optim.SGD([parameter], lr=0.1).step()
+    assert found.candidates() == AUTO_CODECS
+    adam = watch(parameter)
+    torch.optim.AdamW([parameter]).step()
+    assert adam.candidates() == ADAM_CODECS
+
+
+def test_auto_may_choose_one_bit_where_momentum_is_exchanged():
+    memory = Memory()
+    memory.moments = object()
+    assert watch(weight(), memory=memory).candidates() == MOMENTUM_CODECS
+
+
+def test_an_unsafe_codec_with_adam_warns_once_and_names_the_page():
+    parameter = weight()
+    kept = watch(parameter, "onebit")
+    optimizer = torch.optim.AdamW([parameter])
+    with pytest.warns(UserWarning, match=r"codec 'onebit' with AdamW.*docs/choosing-a-codec.md"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    assert kept.adaptive
+
+
+@pytest.mark.parametrize(("codec", "make"), [("onebit", torch.optim.SGD), ("blocks(bits=4)", torch.optim.AdamW)])
+def test_what_is_safe_does_not_warn(codec, make):
+    parameter = weight()
+    kept = watch(parameter, codec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make([parameter], lr=0.1).step()
+    assert kept.adaptive is not None
+
+
+def test_what_is_shown_safe_for_adam():
+    safe = ("bf16", "fp16", "fp8", "blocks", "blocks(bits=8)", "blocks(bits=4)", "mine.cll")
+    assert all(map(is_safe_for_adam, safe))
+    unsafe = ("onebit", "onebit(block=256)", "terngrad(bitwidth=2)", "blocks(bits=2)", "sparse(density=0.01)", "dgc")
+    assert not any(map(is_safe_for_adam, unsafe))
+
+
+def test_all_that_auto_considers_with_adam_is_safe_for_it():
+    assert all(map(is_safe_for_adam, ADAM_CODECS))
+
+
+def test_what_a_wrapper_chooses_depends_on_the_optimizer_that_has_stepped():
+    wanted = {"SGD": {"onebit"}, "AdamW": {"blocks(bits=4)"}, "CompressedAdamW": {"onebit(block=256)"}}
+    for found in spawn(2, training.chosen, list(wanted)):
+        assert found == wanted
+
+
+def test_candidates_that_the_user_names_stay():
+    ours, theirs = make_compression("auto"), make_compression("auto", candidates=["onebit"])
+    assert [each.codec for each in ours.for_optimizer(ADAM_CODECS).candidates] == list(ADAM_CODECS)
+    assert theirs.for_optimizer(ADAM_CODECS) is theirs
+    assert (ours.named, theirs.named, make_compression("fp8").named) == ((), ("onebit",), ("fp8",))
