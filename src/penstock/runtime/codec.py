@@ -1,6 +1,6 @@
 """What the executor asks of a compressor; `penstock.codecs` has the real ones."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.runtime.transport import Array, Bytes
 
@@ -31,6 +31,20 @@ class Codec(Protocol):
 
     def decode_add(self, read: Bytes, out: Array) -> None:
         """Add the values of an encoded block."""
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A codec that does not raise for values that are not finite while others wait for this rank.
+
+    Its payload says so instead, and is decoded to NaN, so that every rank learns of it in the same call.
+    """
+
+    def note_nonfinite(self) -> None:
+        """Take note of NaN in what came to this rank decoded: in two levels, only a node's first rank decodes."""
+
+    def check(self) -> None:
+        """Raise what was noted since the last call, unless whoever uses the codec asks for it in another way."""
 
 
 class Varying(Codec, Protocol):

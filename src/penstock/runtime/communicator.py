@@ -18,7 +18,7 @@ from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.blocks import coded_block, with_block
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec import Codec, Reporting
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
@@ -191,8 +191,10 @@ class Communicator:
             prepared = self._prepare(key, make, flat(host, direct or form is not None), codec, form)
             self._calls += 1
             self._carry_out(prepared, host, staged, residual, scale)
-            if codec is not None and hasattr(codec, "check"):  # what it could not raise while others waited for us
-                codec.check()
+            if isinstance(codec, Reporting):
+                if prepared.was_sent_nan(host):
+                    codec.note_nonfinite()
+                codec.check()  # what it could not raise while others waited for us
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target
