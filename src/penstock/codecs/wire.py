@@ -19,7 +19,7 @@ from penstock.codecs.bound_packed import DecodeFrom, EncodeInto, bound_decode_fr
 from penstock.codecs.codec import Codec, not_finite
 from penstock.codecs.contraction import contracts
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
-from penstock.codecs.registry import make_codec
+from penstock.codecs.registry import make_codec, text_fingerprint
 from penstock.codecs.spec import parse_spec
 from penstock.errors import CodecError, NonFiniteError
 
@@ -55,6 +55,11 @@ def _published(**settings: Any) -> "PublishedCodec":
     from penstock.codecs.published import PublishedCodec
 
     return PublishedCodec(_sparse(**settings))
+
+
+def fingerprint(spec: str) -> str:
+    """Return what differs between ranks whose codec of this name is made from another text; empty of a sparse one."""
+    return "" if parse_spec(spec)[0] in SPARSE_CODECS else text_fingerprint(spec)
 
 
 _DENSITY = 0.001  # the paper's
@@ -96,6 +101,11 @@ class WireCodec:
     def name(self) -> str:
         """The codec and its settings."""
         return self.codec.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the text that the codec was made from, and of the operators that it calls."""
+        return self.codec.program.fingerprint
 
     @property
     def puts_off(self) -> bool:

@@ -34,6 +34,15 @@ class Codec(Protocol):
 
 
 @runtime_checkable
+class Written(Protocol):
+    """A codec that is made from a text, which may differ between hosts though the name does not."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the text, and of all else that the codec is made from: ranks compare it before data move."""
+
+
+@runtime_checkable
 class Reporting(Protocol):
     """A codec that does not raise for values that are not finite while others wait for this rank.
 
@@ -52,6 +61,11 @@ class Varying(Codec, Protocol):
 
     def payload_nbytes(self, read: Bytes) -> int:
         """Return the bytes of the payload that `read` begins with."""
+
+
+def fingerprint_of(codec: Codec | None) -> str:
+    """Return what ranks compare of a codec beside its name; empty where its name says everything."""
+    return codec.fingerprint if isinstance(codec, Written) else ""
 
 
 class Deferred(Protocol):

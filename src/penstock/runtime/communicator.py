@@ -18,7 +18,7 @@ from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.blocks import coded_block, with_block
-from penstock.runtime.codec import Codec, Reporting
+from penstock.runtime.codec import Codec, Reporting, fingerprint_of
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
@@ -292,6 +292,7 @@ def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
         dtype=prepared.dtype,
         root=program.root,
         codec=codec.name if codec else "",
+        codec_text=fingerprint_of(codec),
         digest=prepared.digest,
         host=host,
     )

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
 from penstock.runtime.binding import Binder, Binding, Call, Memories
-from penstock.runtime.codec import Codec, Deferred
+from penstock.runtime.codec import Codec, Deferred, fingerprint_of
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
@@ -68,7 +68,8 @@ def prepare(
 
 def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
     """Return a fingerprint of all that ranks must agree on."""
-    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {codec.name if codec else None} {batches}"
+    named = f"{codec.name} {fingerprint_of(codec)}" if codec else None
+    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {named} {batches}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

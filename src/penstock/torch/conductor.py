@@ -220,8 +220,7 @@ class Conductor:
 
     def _check_given(self) -> None:
         settings, compression = self.settings, self.memory.compression
-        asked = settings.options | compression.options | {"on_nonfinite": "'skip'" if self.memory.skips else "'raise'"}
-        given = Given(settings.plan, settings.trace, settings.network, asked)
+        given = Given(settings.plan, settings.trace, settings.network)
         found = self.holder.parameters
         nbytes = {each.name: each.nbytes for each in found}
         may_lack = self._some_may_lack or any(each.is_sparse for each in found)

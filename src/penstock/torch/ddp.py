@@ -28,6 +28,7 @@ from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor
+from penstock.torch.given import compare_ranks, torch_options
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
 from penstock.torch.settings import Settings
@@ -114,6 +115,7 @@ class DistributedDataParallel(TorchDDP):
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
         options.setdefault("gradient_as_bucket_view", not nested)
+        compare_ranks(settings.options | memory.options | torch_options(options), module, _group_of(options))
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         self._conductor = Conductor(self, settings, options, memory)
@@ -266,6 +268,12 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_module(self, output: Any) -> None:
         self._conductor.after_module(output)
+
+
+def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:
+    """Return the process group that torch's wrapper will use; None: the default one."""
+    mesh = options.get("device_mesh")
+    return options.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
 
 
 def _loaded(given: Value | Path | None, load: Callable[[Path], Value]) -> Value | None:

@@ -70,6 +70,11 @@ class Memory:
         self._failed = True
 
     @property
+    def options(self) -> dict[str, str]:
+        """What all ranks must have asked for, as text."""
+        return {**self.compression.options, "on_nonfinite": repr("skip" if self.skips else "raise")}
+
+    @property
     def loss_scale(self) -> float:
         """What losses, and so gradients, are multiplied by now."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()

@@ -57,6 +57,7 @@ class WatchedFixed(Watched):
 
     def __init__(self, codec: WireCodec) -> None:
         super().__init__(codec)
+        self.fingerprint = codec.fingerprint
         self.takes_feedback, self.adds_scaled = codec.takes_feedback, codec.adds_scaled
         self.bound_decode = codec.bound_decode
 
