@@ -118,3 +118,20 @@ def nan_on_hosts(rank: int, hosts: str, on_nonfinite: str) -> Any:
             taken.append(step)
         wrapper.zero_grad()
     return taken
+
+
+def scale_down(rank: int, codec: str, tells: bool) -> Any:
+    """Train with a scale that is too large for a half; return all scales and what was applied, or what is raised."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=1000)
+    plan = Plan("echo", dist.get_world_size(), "hand", (Bucket(("second", "first"), 228, "ring", codec),))
+    wrapper = OurDDP(module := Echo(), plan=plan, grad_scaler=scaler if tells else None)
+    optimizer, scales = torch.optim.SGD(wrapper.parameters(), lr=1.0), []
+    for _ in range(12):
+        loss = wrapper(torch.ones(57) if rank == 0 else torch.zeros(57))
+        if (error := told(lambda one=loss: scaler.scale(one).backward())) != "no error":
+            return error
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    return scales, (-torch.cat([module.first, module.second])).tolist()

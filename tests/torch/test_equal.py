@@ -104,3 +104,24 @@ def test_nan_in_a_node_that_another_rank_leads_is_raised_or_skipped_by_all(on_no
         assert found == [0, 1, 3]
     else:
         assert found.startswith("NonFiniteError: the gradient of 'first' holds NaN or infinity on some rank")
+
+
+def test_a_gradient_too_large_for_a_half_reaches_the_gradient_scaler():
+    """Half of a rank's gradient of 1 times the scale: 65504 holds 2^16, and no more."""
+    scales, applied = alike(training.scale_down, "fp16", True)
+    assert scales == [2.0**19, 2.0**18, 2.0**17, *[2.0**16] * 9]
+    assert applied == [8 / 2] * 57
+
+
+def test_without_a_scaler_it_is_raised_on_all_ranks():
+    message = alike(training.scale_down, "fp16", False)
+    wanted = (
+        "NonFiniteError: the gradient of 'first', 'second' holds NaN or infinity on some rank, or what fp16 cannot hold"
+    )
+    assert message.startswith(wanted)
+
+
+def test_a_codec_whose_range_is_a_floats_needs_no_smaller_scale():
+    scales, applied = alike(training.scale_down, "bf16", True)
+    assert scales == [2.0**20] * 12
+    assert applied == [6.0] * 57

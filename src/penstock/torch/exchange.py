@@ -243,8 +243,8 @@ class Exchange:
             named = ", ".join(repr(name) for name, part in parts if not torch.isfinite(part).all())
             whose = named or f"{parcel.name}, in the iteration before,"  # heard of late, from a device
             raise NonFiniteError(
-                f"the gradient of {whose} holds NaN or infinity on some rank; fix the loss, or pass "
-                'on_nonfinite="skip" if a gradient scaler skips such steps'
+                f"the gradient of {whose} holds NaN or infinity on some rank, or what {parcel.route.codec} cannot hold;"
+                ' fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
             )
 
     def _codec(self, spec: str) -> Watched:
