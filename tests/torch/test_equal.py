@@ -1,5 +1,6 @@
 """Ranks that would part ways without a word, or wait for one another, are stopped: all of them, by the same error."""
 
+import numpy as np
 import pytest
 
 import torch_equal as training
@@ -97,31 +98,61 @@ def test_so_are_candidates_of_which_one_has_another_text(of_texts):
     assert of_texts[0]["mine.cll, candidate"].startswith("PlanError: the text of codec 'mine.cll' (fingerprint) is ")
 
 
-@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
-def test_nan_in_a_node_that_another_rank_leads_is_raised_or_skipped_by_all(on_nonfinite):
-    found = alike(training.nan_on_hosts, "aba", on_nonfinite, world_size=3)
-    if on_nonfinite == "skip":
-        assert found == [0, 1, 3]
-    else:
-        assert found.startswith("NonFiniteError: the gradient of 'first' holds NaN or infinity on some rank")
+def test_nan_in_a_node_that_another_rank_leads_is_raised_or_skipped_by_all():
+    raised, taken = alike(training.nan_on_hosts, "aba", world_size=3)
+    assert raised.startswith("NonFiniteError: the gradient of 'first' holds NaN or infinity on some rank")
+    assert taken == [0, 1, 3]
 
 
-def test_a_gradient_too_large_for_a_half_reaches_the_gradient_scaler():
-    """Half of a rank's gradient of 1 times the scale: 65504 holds 2^16, and no more."""
-    scales, applied = alike(training.scale_down, "fp16", True)
+def test_a_gradient_too_large_for_a_half_reaches_the_gradient_scaler_or_is_raised_on_all_ranks():
+    """Half of a rank's gradient of 1 times the scale: halves hold 2^15, not 2^16; bf16 holds any."""
+    (scales, applied), raised, (scales_of_bf16, applied_by_bf16) = alike(training.scale_down)
     assert scales == [2.0**19, 2.0**18, 2.0**17, *[2.0**16] * 9]
     assert applied == [8 / 2] * 57
-
-
-def test_without_a_scaler_it_is_raised_on_all_ranks():
-    message = alike(training.scale_down, "fp16", False)
-    wanted = (
-        "NonFiniteError: the gradient of 'first', 'second' holds NaN or infinity on some rank, or what fp16 cannot hold"
+    assert raised.startswith(
+        "NonFiniteError: the gradient of 'first', 'second' holds NaN or infinity on some rank, or "
     )
-    assert message.startswith(wanted)
+    assert "what fp16 cannot hold; fix the loss, or pass on_nonfinite" in raised
+    assert scales_of_bf16 == [2.0**20] * 12
+    assert applied_by_bf16 == [6.0] * 57
 
 
-def test_a_codec_whose_range_is_a_floats_needs_no_smaller_scale():
-    scales, applied = alike(training.scale_down, "bf16", True)
-    assert scales == [2.0**20] * 12
-    assert applied == [6.0] * 57
+def test_what_is_owed_stays_with_its_element_when_a_run_resumes_in_another_memory_format():
+    for rank in spawn(2, training.resume_in_other_memory_format):
+        for whole, parts, owed, owed_in_parts in rank:
+            np.testing.assert_array_equal(parts, whole)
+            np.testing.assert_array_equal(owed_in_parts, owed)
+            assert owed.any()
+
+
+def test_a_memory_format_that_changes_under_buckets_is_refused_by_all():
+    before_a_plan, after_steps, before_the_hook = alike(training.change_memory_format)
+    assert before_a_plan == "no error"
+    wanted = (
+        "has strides (72, 9, 3, 1), and had (72, 1, 24, 8) when it was wrapped; change the memory format of a model"
+    )
+    assert after_steps.startswith(f"PlanError: parameter 'first' {wanted} before it is wrapped")
+    assert before_the_hook.startswith("PlanError: parameter 'first' has strides (72, 1, 24, 8), and had (72, 9, 3, 1)")
+
+
+def test_a_state_that_is_wrong_on_one_rank_is_refused_by_all_and_changes_nothing():
+    found = alike(training.load_what_is_wrong)
+    where = "PlanError: on rank 1, exchange state: residual of 'first': found"
+    fits = "wanted (4, 8, 3, 3), as the parameter is: the state of this model"
+    assert found["shape"] == f"{where} (8, 4, 3, 3); {fits}"
+    assert found["flat"] == f"{where} (288,); {fits}"
+    assert found["type"] == f"{where} '(4, 8, 3, 3) of torch.float64'; wanted a tensor of torch.float32"
+    assert found["values"].startswith("PlanError: ranks load different exchange states (checksums: rank 0 ")
+    assert found["all"] == "FormatError: exchange state: format: found 'other'; wanted penstock-exchange/2"
+    assert found["is as before"]
+    assert found["right"] == "no error"
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_state_loaded_on_one_rank_only_is_refused_at_once(hook):
+    wanted = "PlanError: an exchange state is loaded on rank 0, and not on all others; call load_exchange_state_dict on"
+    loaded, went_on = spawn(2, training.load_on_one_rank, True, hook)
+    assert loaded == went_on
+    assert loaded.startswith(wanted)
+    loaded, _ = spawn(2, training.load_on_one_rank, False, hook)  # the other waits for rank 0's gradients by then
+    assert loaded.startswith(wanted)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -39,23 +40,25 @@ _OWN = (
     "process_group",
     "device_mesh",
 )  # which each rank has its own of
-_MODEL = "the model (fingerprint)"
+_MODEL, _TOKEN = "the model (fingerprint)", "a name for this call"  # what is not compared as options are
 
 
-def compare_ranks(options: Mapping[str, str], module: torch.nn.Module | None, group: dist.ProcessGroup | None) -> None:
+def compare_ranks(options: Mapping[str, str], module: torch.nn.Module | None, group: dist.ProcessGroup | None) -> str:
     """Raise the same on every rank unless all were given the same options and models of the same parameters.
 
-    Every rank must call this. `options` are what changes what is sent, as text.
+    Every rank must call this. `options` are what changes what is sent, as text. Returns a name for this call that all
+    ranks share and no other call has.
     """
     tensors = [] if module is None else tensors_of(module)
-    mine = {**options, "penstock": penstock.__version__, _MODEL: _digest(tensors)}
+    mine = {**options, "penstock": penstock.__version__, _MODEL: _digest(tensors), _TOKEN: uuid4().hex}
     held = _gathered(mine, group)
-    differs = difference([{name: text for name, text in each.items() if name != _MODEL} for each in held])
+    differs = difference([{name: each[name] for name in each if name not in (_MODEL, _TOKEN)} for each in held])
     if differs:
         raise PlanError(f"{differs}; give all ranks the same")
     if len({each[_MODEL] for each in held}) > 1:
         models: list[list[str]] = _gathered(tensors, group)
         raise PlanError(f"{_model_difference(models)}; give all ranks the same model")
+    return str(held[0][_TOKEN])
 
 
 def torch_options(arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
 from penstock.plan import Route
+from penstock.torch.checkpoint import Loads
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.engines import check_engine
 from penstock.torch.given import compare_ranks
@@ -59,7 +60,9 @@ def comm_hook(
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
     memory = Memory(compression, on_nonfinite, grad_scaler)
     asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
-    compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
+    token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
+    memory.loads = Loads(group, token, by_exchange=True)
+    memory.know({} if module is None else dict(module.named_parameters()))
     route = Route(strategy, compression.codec)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
     return sender, sender.hook
