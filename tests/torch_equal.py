@@ -261,7 +261,7 @@ def load_what_is_wrong(rank: int) -> dict[str, Any]:
 def load_on_one_rank(rank: int, loads_first: bool, hook: bool) -> str:
     """Load on rank 0 only; rank 1 goes on, after it or before."""
     module = Kernels()
-    options = {"profile_iterations": 9}  # so that torch averages gradients by itself
+    options = {"codec": "gtopk", "profile_iterations": 9}  # so that torch averages gradients by itself
     if hook:
         sender, function = comm_hook("gtopk", "sparse(density=0.1)", module=module)
         wrapper = TorchDDP(module)

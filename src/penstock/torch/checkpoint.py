@@ -8,6 +8,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from time import monotonic, sleep
 from typing import Any
 
@@ -144,12 +145,15 @@ class Loads:
 
     def __init__(self, group: dist.ProcessGroup | None, token: str, by_exchange: bool = False) -> None:
         """`token` differs between wrappers; `by_exchange`: an exchange, not the wrapper, tells of backward passes."""
-        transport = C10dTransport(group)
-        self.by_exchange = by_exchange
-        self._rank, self._world_size, self._store = transport.rank, transport.world_size, transport.store
+        self.by_exchange, self._group = by_exchange, group
+        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._prefix = f"penstock/load/{token}"
         self._count = 0  # of loads
         self._passes = self._since = 0  # backward passes, and how many since the last load
+
+    @cached_property
+    def _store(self) -> Any:
+        return C10dTransport(self._group).store
 
     def went_on(self) -> None:
         """Count a backward pass, which all ranks begin alike; raise where another rank waits for this one to load."""

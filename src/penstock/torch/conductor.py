@@ -127,8 +127,8 @@ class Conductor:
 
     def _on_backward(self) -> None:
         """Count an iteration; ranks do so alike, but in `join` some have run out of data."""
-        if self.memory.loads is not None and not self._joining:
-            self.memory.loads.went_on()
+        if not self._joining:
+            self.memory.goes_on()
         self._finished = self._unwatched = True
         if self._decision is None and not self._joining:
             self._profiled += 1

@@ -67,7 +67,7 @@ class Memory:
         self._check()
         self._check_strides()
         if self.loads is not None and self.loads.by_exchange:
-            self.loads.went_on()
+            self.goes_on()
         self._undo()
         if (scale := self.loss_scale) != self._scale:  # also without a scaler, after one whose state was loaded
             for store in self._stores.values():
@@ -77,6 +77,12 @@ class Memory:
             for store in self._stores.values():
                 store.save()
         self.spoilt = self._counted = False
+
+    def goes_on(self) -> None:
+        """Tell other ranks that a backward pass begins, where anything is kept from one to the next."""
+        momentum = self.compression.momentum.factor
+        if self.loads is not None and (self.compression.codec is not None or momentum or self.compresses):
+            self.loads.went_on()
 
     def count(self) -> bool:
         """Count this iteration as one that compresses; say whether it was not counted before."""
