@@ -145,7 +145,7 @@ class Loads:
 
     def __init__(self, group: dist.ProcessGroup | None, token: str, by_exchange: bool = False) -> None:
         """`token` differs between wrappers; `by_exchange`: an exchange, not the wrapper, tells of backward passes."""
-        self.by_exchange, self._group = by_exchange, group
+        self.by_exchange, self.token, self._group = by_exchange, token, group
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
         self._prefix = f"penstock/load/{token}"
         self._count = 0  # of loads

@@ -175,6 +175,7 @@ class Conductor:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
         self._decision, self._nodes, self._profiled = None, (), 0
         self.settings = replace(self.settings, network=None, plan=None)
+        self.memory.change_group(self._group)
         self.holder.forget()
         self._hold()
 

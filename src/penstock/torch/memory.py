@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from penstock.codecs.header import ON_NONFINITE
 from penstock.errors import CodecError, FormatError, NonFiniteError, PlanError
@@ -78,6 +79,10 @@ class Memory:
                 store.save()
         self.spoilt = self._counted = False
 
+    def change_group(self, group: dist.ProcessGroup) -> None:
+        """Go on with other ranks: it is they who load a state together."""
+        self.loads = None if self.loads is None else Loads(group, self.loads.token, self.loads.by_exchange)
+
     def goes_on(self) -> None:
         """Tell other ranks that a backward pass begins, where anything is kept from one to the next."""
         momentum = self.compression.momentum.factor
@@ -125,7 +130,7 @@ class Memory:
         """
         complaint, checked = None, list[State]()
         try:
-            checked = check_states(states, {name: tuple(each.shape) for name, each in self._parameters.items()})
+            checked = check_states(states, {name: self._layouts[name].shape for name in self._parameters})
         except FormatError as error:
             complaint = error
         if self.loads is not None:

@@ -38,7 +38,11 @@ class Layout:
 
     @classmethod
     def of(cls, parameter: torch.Tensor) -> "Layout":
-        """Return the order of torch's buckets: memory order where a parameter's memory has no gaps, else logical."""
+        """Return the order of torch's buckets: memory order where a parameter's memory has no gaps, else logical.
+
+        Complex numbers are pairs there, a last dimension of two.
+        """
+        parameter = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter
         shape, expected = tuple(parameter.shape), 1
         strides = tuple(1 if size == 1 else step for size, step in zip(shape, parameter.stride(), strict=True))
         for step, size in sorted((step, size) for step, size in zip(strides, shape, strict=True) if size != 1):
