@@ -46,6 +46,11 @@ def test_a_parameter_with_gaps_lies_in_buckets_in_logical_order(parameter):
     assert Layout.of(parameter) == Layout.contiguous(tuple(parameter.shape))
 
 
+def test_complex_numbers_lie_in_buckets_as_pairs():
+    parameter = torch.zeros(3, 2, dtype=torch.complex64).t()
+    assert Layout.of(parameter) == Layout((2, 3, 2), (2, 4, 1))
+
+
 def test_a_dimension_of_one_element_has_no_order():
     single = torch.zeros(4, 3, 1, 1)
     other = single.to(memory_format=torch.channels_last)
