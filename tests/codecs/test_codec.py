@@ -16,7 +16,7 @@ from penstock.codecs.wire import WireCodec
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.errors import CodecError, NonFiniteError
 
-FLOATS = st.floats(-1e6, 1e6, width=32)
+FLOATS = st.floats(-65_000, 65_000, width=32)  # which a half holds too
 GRADIENTS = hnp.arrays(np.float32, st.integers(0, 200), elements=FLOATS)
 
 
@@ -116,6 +116,32 @@ def test_skipping_makes_every_rank_see_nan_and_leaves_the_residual_alone(codec):
     total = normal(300)
     skipping.decode_add(payload, total)
     assert np.isnan(total).all()
+
+
+@pytest.mark.parametrize("name", ["fp16", "qsgd"])
+def test_values_that_a_codec_cannot_hold_are_told_from_those_that_are_not_finite(name):
+    codec, gradient = make_codec(name), np.full(300, 1e30, np.float32)
+    with pytest.raises(
+        NonFiniteError, match=rf"conv1\.weight, with what is owed .* are too large for {name}\(.*\); fix"
+    ):
+        codec.encode(gradient, None, np.zeros(codec.max_nbytes(300), np.uint8), tensor="conv1.weight")
+    edges = np.array([0, 100, 300])
+    with pytest.raises(NonFiniteError, match=r"tensor 1 of 2, with what is owed .* are too large for"):
+        codec.encode_many(
+            np.append(normal(100), gradient[100:]), edges, None, np.zeros(codec.max_nbytes_many(edges), np.uint8)
+        )
+
+
+@pytest.mark.parametrize("kind", [np.asarray, Residual])
+def test_a_step_skipped_since_its_values_are_too_large_leaves_the_residual_alone(kind):
+    codec = make_codec("fp16", on_nonfinite="skip")
+    residual = kind(np.zeros(300, np.float32))
+    encode(codec, normal(300), residual)
+    before = np.array(residual.values() if kind is Residual else residual)
+    payload = encode(codec, np.full(300, 70_000, np.float32), residual)
+    assert parse_header(payload.tobytes()).flags == NOT_FINITE
+    assert np.array_equal(residual.values() if kind is Residual else residual, before)
+    assert before.any()
 
 
 def test_each_call_draws_other_random_numbers_and_each_seed_too():

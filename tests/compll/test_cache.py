@@ -2,11 +2,18 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import penstock.compll
+from penstock.compll.backends.numba import NumbaKernels
 from penstock.compll.cache import load_program
-from penstock.compll.frontend import compile_file
+from penstock.compll.frontend import compile_file, compile_source
+from penstock.compll.functions import FUNCTIONS
+from penstock.compll.operators import OPERATORS, Operator
 from penstock.compll.show import dump
 
 TERNGRAD = Path(penstock.compll.__file__).parent / "algorithms" / "terngrad.cll"
@@ -42,3 +49,63 @@ def test_a_known_program_needs_no_parser(tmp_path):
     )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in range(2)]
     assert [text.strip() for text in runs] == ["True", "False"]
+
+
+TWICE = """
+void encode(float* gradient, uint8* compressed) { compressed = concat(twice(gradient)); }
+void decode(uint8* compressed, float* gradient) { float* sent = extract(compressed); gradient = twice(sent); }
+"""
+
+
+def times(factor):
+    """An operator called `twice` that multiplies by any factor."""
+    body = f"def twice(values):\n    return values * np.float32({factor})\n"
+    return Operator("twice", 1, 0, numpy=lambda values: values * np.float32(factor), numba=body, triton=body)
+
+
+def test_a_registered_operator_with_another_body_gives_another_kernel(tmp_path, monkeypatch):
+    path = tmp_path / "mine.cll"
+    path.write_text(TWICE)
+    sent, prints = [], set()
+    for factor in (2, 3, 2):
+        monkeypatch.setitem(OPERATORS, "twice", times(factor))
+        program = load_program(path, {}, tmp_path / "cache")
+        kernels = NumbaKernels(program, cache_dir=tmp_path / "cache")
+        sent.append(kernels.encode(np.ones(3, np.float32), {}).view(np.float32).tolist())
+        prints.add(program.fingerprint)
+    assert sent == [[2.0] * 3, [3.0] * 3, [2.0] * 3]
+    assert len(prints) == 2
+
+
+def test_a_program_made_before_its_operator_changed_is_not_run_with_the_kernel_of_before(tmp_path, monkeypatch):
+    path = tmp_path / "mine.cll"
+    path.write_text(TWICE)
+    monkeypatch.setitem(OPERATORS, "twice", times(2))
+    program = load_program(path, {}, tmp_path)
+    for factor in (2, 3):
+        monkeypatch.setitem(OPERATORS, "twice", times(factor))
+        kernels = NumbaKernels(program, cache_dir=tmp_path)
+        assert kernels.encode(np.ones(1, np.float32), {}).view(np.float32).tolist() == [factor]
+
+
+CHANGED = {
+    "the text": {"text": TWICE.replace("sent", "received")},
+    "an operator's lowering": {"operators": OPERATORS | {"twice": times(3)}},
+    "an operator's random numbers": {"operators": OPERATORS | {"twice": replace(times(2), draws=True)}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_fingerprint_changes_with_all_that_is_sent_depends_on(change):
+    given = {"text": TWICE, "operators": OPERATORS | {"twice": times(2)}}
+    before = compile_source(path="mine.cll", **given).fingerprint
+    assert before == compile_source(path="/elsewhere/mine.cll", **given).fingerprint
+    assert compile_source(path="mine.cll", **given | CHANGED[change]).fingerprint != before
+
+
+def test_a_fingerprint_changes_with_a_function_it_calls_and_with_no_other():
+    def fingerprint(name):
+        other = replace(FUNCTIONS[name], numba="def f(x):\n    return x\n")
+        return compile_source(TERNGRAD.read_text(), functions=FUNCTIONS | {name: other}).fingerprint
+
+    assert fingerprint("floor") != fingerprint("sqrt") == compile_source(TERNGRAD.read_text()).fingerprint

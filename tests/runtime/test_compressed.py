@@ -7,12 +7,14 @@ import tracemalloc
 from dataclasses import replace
 from functools import cache
 from itertools import count, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock.compll
 from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.registry import codec_names, make_codec
@@ -28,6 +30,7 @@ from penstock.strategies.compressed import CHUNKS, build_compressed
 from runtime.programs import Halves
 from runtime.threads import outcomes, run_ranks
 
+ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"
 TIMEOUT_SECONDS = 120.0  # nothing takes so long, however busy the machine
 EXACT = ("topk(density=0.25)", "dgc(density=0.25)", "graddrop(density=0.05)")  # send some values as they are
 
@@ -277,6 +280,24 @@ def test_ranks_with_different_codecs_are_told() -> None:
         lambda t: Communicator(t, TIMEOUT_SECONDS).all_reduce(np.ones(4, np.float32), codec=wire(names[t.rank])),
     )
     assert all(isinstance(one, MismatchError) and "codec is 'fp16()' on rank 1" in str(one) for one in found)
+
+
+def test_ranks_whose_codec_has_another_text_under_the_same_name_are_told_before_data_move(tmp_path) -> None:
+    texts = [(ALGORITHMS / "signsgd.cll").read_text()] * 2
+    texts[1] = texts[1].replace("up ? 1 : -1", "up ? 2 : -2")
+    codecs = []
+    for rank, text in enumerate(texts):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "mine.cll").write_text(text)
+        codecs.append(wire_codec(str(tmp_path / str(rank) / "mine.cll")))
+    assert codecs[0].name == codecs[1].name
+    data = [np.ones(4, np.float32) for _ in codecs]
+    found = outcomes(2, lambda t: Communicator(t, TIMEOUT_SECONDS).all_reduce(data[t.rank], codec=codecs[t.rank]))
+    for one in found:
+        assert isinstance(one, MismatchError)
+        assert str(one).startswith("the text of codec mine() (fingerprint) is ")
+        assert str(one).endswith("; give all hosts the same .cll file, operators and penstock")
+    assert np.array_equal(data, np.ones((2, 4)))
 
 
 @settings(deadline=None, max_examples=12)

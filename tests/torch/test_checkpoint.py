@@ -1,12 +1,15 @@
 """States of an exchange dealt out to another number of ranks: nothing owed is lost, nothing twice."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, PlanError
+from penstock.torch.checkpoint import FORMAT
 from penstock.torch.memory import Memory
 
 
@@ -57,12 +60,110 @@ def test_a_state_goes_through_torch_save(tmp_path):
         ([], "states: found 'none'; wanted the state of every rank of one run, each once"),
         (states_of([(1, 2, 3)] * 3)[:2], "found 'rank 0 of 3, rank 1 of 3'; wanted the state of every rank"),
         ([states_of([(1, 2, 3)] * 2)[0]] * 2, "found 'rank 0 of 2, rank 0 of 2'"),
-        ([{"format": "other"}], "format: found 'other'; wanted penstock-exchange/1"),
+        ([{"format": "other"}], "format: found 'other'; wanted penstock-exchange/2"),
     ],
 )
 def test_states_that_are_not_one_run_are_refused(states, message):
     with pytest.raises(FormatError, match=message):
         Memory().load_state_dicts(states, 0, 1)
+
+
+def state(**changes):
+    """The state of the only rank of a run, whose one parameter has shape (2, 3)."""
+    kept = {"residual": {"a": torch.ones(2, 3)}, "velocity": {}}
+    plain = {"format": FORMAT, "rank": 0, "world_size": 1, "memories": kept, "iterations": 3, "scale": 1.0}
+    return {name: value for name, value in (plain | changes).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "penstock-exchange/1"}, "wanted penstock-exchange/2: the older one has values in memory order"),
+        ({"rank": None}, "rank: found None; wanted a whole number >= 0"),
+        ({"world_size": "1"}, "world_size: found '1'; wanted a whole number >= 1"),
+        ({"iterations": -1}, "iterations: found -1; wanted a whole number >= 0"),
+        ({"scale": 0.0}, "scale: found 0.0; wanted a finite number > 0"),
+        ({"scale": None}, "scale: found None; wanted a finite number > 0"),
+        ({"memories": None}, "memories: found None; wanted tensors by kind and name of the parameter"),
+        ({"memories": {"residual": [1]}}, "wanted tensors by kind and name of the parameter"),
+        ({"memories": {"debt": {}}}, "memories: found 'debt'; wanted one of residual, velocity"),
+        (
+            {"memories": {"residual": {"b": torch.ones(2, 3)}}},
+            "found 'b'; wanted a parameter of the model, such as 'a'",
+        ),
+        (
+            {"memories": {"residual": {"a": torch.ones(6)}}},
+            r"residual of 'a': found (6,); wanted (2, 3), as the parameter",
+        ),
+        ({"memories": {"velocity": {"a": torch.ones(3, 2)}}}, "velocity of 'a': found (3, 2); wanted (2, 3), as the"),
+        (
+            {"memories": {"residual": {"a": torch.ones(2, 3).half()}}},
+            "of torch.float16'; wanted a tensor of torch.float32",
+        ),
+        ({"memories": {"residual": {"a": [1.0] * 6}}}, "wanted a tensor of torch.float32"),
+        (
+            {"memories": {"residual": {"a": torch.full((2, 3), torch.nan)}}},
+            "found 'NaN or infinity'; wanted finite values",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_when_it_is_loaded(changes, message):
+    memory = Memory()
+    memory.know({"a": torch.zeros(2, 3)})
+    memory.load_state_dicts([state()], 0, 1)
+    with pytest.raises(FormatError, match=re.escape(message)):
+        memory.load_state_dicts([state(**changes)], 0, 1)
+    assert memory.residuals.bucket(["a"], [6]).tolist() == [1] * 6  # nothing was changed
+
+
+@pytest.mark.parametrize("changes", [{"iterations": 4}, {"scale": 2.0}])
+def test_states_of_different_moments_are_refused(changes):
+    both = [state(world_size=2), state(world_size=2, rank=1, **changes)]
+    with pytest.raises(FormatError, match="wanted the same on all ranks: states of one moment"):
+        Memory().load_state_dicts(both, 0, 1)
+
+
+def test_what_no_state_is_is_refused():
+    with pytest.raises(FormatError, match="state: found None; wanted what exchange_state_dict returned"):
+        Memory().load_state_dicts([None], 0, 1)
+
+
+FORMATS = [torch.contiguous_format, torch.channels_last]
+
+
+@pytest.mark.parametrize("saved", FORMATS)
+@pytest.mark.parametrize("loaded", FORMATS)
+@pytest.mark.parametrize("known_later", [False, True])
+def test_a_state_has_logical_order_whatever_the_memory_format(saved, loaded, known_later):
+    values = torch.arange(4 * 3 * 2 * 2, dtype=torch.float32).view(4, 3, 2, 2)
+    before, after = (values.clone(memory_format=one) for one in (saved, loaded))
+    memory, resumed = Memory(), Memory()
+    memory.know({"a": before})
+    memory.residuals.bucket(["a"], [48])[:] = before.as_strided((48,), (1,))
+    kept = memory.state_dict(0, 1)
+    assert torch.equal(kept["memories"]["residual"]["a"], values)
+    for step in (resumed.know, resumed.load_state_dicts)[:: -1 if known_later else 1]:
+        step(*(({"a": after},) if step == resumed.know else ([kept], 0, 1)))
+    np.testing.assert_array_equal(resumed.residuals.bucket(["a"], [48]), after.as_strided((48,), (1,)))
+    assert torch.equal(resumed.state_dict(0, 1)["memories"]["residual"]["a"], values)
+
+
+def test_what_is_owed_follows_a_parameter_whose_buckets_are_made_anew():
+    values = torch.arange(48, dtype=torch.float32).view(4, 3, 2, 2)
+    memory = Memory(on_nonfinite="skip")
+    memory.know({"a": values})
+    memory.residuals.bucket(["a"], [48])[:] = values.flatten()
+    memory.begin()  # saves what is owed, for a step that is skipped
+    memory.know({"a": values.clone(memory_format=torch.channels_last)})
+    memory.spoilt = True
+    assert torch.equal(memory.state_dict(0, 1)["memories"]["residual"]["a"], values)
+
+
+def test_a_parameter_that_turns_out_to_have_another_shape_is_refused():
+    memory = Memory()
+    memory.load_state_dicts([state()], 0, 1)
+    with pytest.raises(PlanError, match=re.escape("residual of 'a' has shape (2, 3), its parameter (3, 2); load the")):
+        memory.know({"a": torch.zeros(3, 2)})
 
 
 class Scaler:

@@ -33,6 +33,7 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 PUT_OFF_RATIO = 0.3  # of the gradient's bytes: with more, copying the payload costs what putting off saves
 _JUDGED = 1 << 20  # elements
+_ADVICE = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
 
 
 @dataclass(slots=True)
@@ -109,11 +110,13 @@ class Codec:
         values = to_float32(as_array(gradient))
         body = room(out, self.max_nbytes(values.size))[self.header_nbytes :]
         kept = memory_of(residual, values.size, tensor)
+        before = self.copy_if_skipping(residual, kept)
         try:
-            self.refuse_if_skipping(values, kept)
             nbytes = self._encode(values, seed, residual, kept, body).size
         except NonFiniteError:
-            return self.finish_skipped(out, values.size, tensor)
+            if kept is not None and before is not None:
+                kept[:] = before
+            return self.finish_skipped(out, values.size, self.refusal(values, tensor))
         return self.finish(out, values.size, nbytes)
 
     def decode(self, payload: Any, out: Any) -> None:
@@ -182,16 +185,23 @@ class Codec:
         as_array(out)[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
         return header.nbytes + header.body_nbytes
 
-    def finish_skipped(self, out: Any, numel: int, tensor: str, flags: int = 0) -> int:
-        """Raise for a gradient that is not finite, or write the payload that makes every rank skip the step."""
+    def finish_skipped(self, out: Any, numel: int, why: str, flags: int = 0) -> int:
+        """Raise for a gradient that is refused, or write the payload that makes every rank skip the step."""
         if self.on_nonfinite == "raise":
-            raise NonFiniteError(not_finite(tensor)) from None
+            raise NonFiniteError(why) from None
         return self.finish(out, numel, 0, NOT_FINITE | flags)
 
-    def refuse_if_skipping(self, values: NDArray[np.float32], kept: NDArray[Any] | None) -> None:
-        """Look before anything is changed: a step that is skipped must leave the residual alone."""
-        if self.on_nonfinite == "skip" and kept is not None and not np.isfinite(values).all():
-            raise NonFiniteError("skip")
+    def copy_if_skipping(self, residual: Any, kept: Floats | None) -> Floats | None:
+        """Return what a step that is skipped must leave in the residual; None where it raises instead."""
+        if self.on_nonfinite == "raise" or kept is None:
+            return None
+        if isinstance(residual, Residual):
+            residual.values()
+        return kept.copy()
+
+    def refusal(self, values: Floats, tensor: str) -> str:
+        """Return what an error says of values that were refused: not finite, or too large for the codec's fields."""
+        return not_finite(tensor) if not np.isfinite(values).all() else too_large(self.name, tensor)
 
     def open(self, payload: Any, numel: int, segmented: bool) -> tuple[Header, NDArray[np.uint8]]:
         """Return the header and the body of a payload, checked against what is expected."""
@@ -268,8 +278,12 @@ class Codec:
 
 def not_finite(tensor: str = "the gradient") -> str:
     """Return what an error says of values that are not finite."""
-    advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-    return f"{tensor} holds NaN or infinity; {advice}"
+    return f"{tensor} holds NaN or infinity; {_ADVICE}"
+
+
+def too_large(codec: str, tensor: str = "the gradient") -> str:
+    """Return what an error says of finite values that a codec has no bits for."""
+    return f"{tensor}, with what is owed of it, holds values that are too large for {codec}; {_ADVICE}"
 
 
 def _is_cuda(values: Any) -> bool:

@@ -68,15 +68,17 @@ def encode_many(
     calls = np.fromiter((number & 0xFFFFFFFF for number in islice(codec._calls, segments)), np.uint32, segments)
     table = data[codec.header_nbytes :][: table_nbytes(segments)]
     body = data[codec.header_nbytes + table.size :]
-    failed = None
+    failed, before = None, codec.copy_if_skipping(None, kept)
     try:
-        codec.refuse_if_skipping(values, kept)
         sizes = codec.kernels.encode_many(values, edges, codec.arguments, codec.seed, calls, kept, body)
     except NonFiniteError as error:
-        failed = error.args[0]
+        failed = int(error.args[0])
     if failed is not None:
-        name = tensors[failed] if tensors and isinstance(failed, int) else f"tensor {failed} of {segments}"
-        return codec.finish_skipped(out, values.size, name, SEGMENTED)
+        if kept is not None and before is not None:
+            kept[:] = before
+        name = tensors[failed] if tensors else f"tensor {failed} of {segments}"
+        why = codec.refusal(values[edges[failed] : edges[failed + 1]], name)
+        return codec.finish_skipped(out, values.size, why, SEGMENTED)
     written = np.empty(1 + 2 * segments, "<u4")
     written[0], written[1::2], written[2::2] = segments, np.diff(edges), sizes
     table[:] = written.view(np.uint8)

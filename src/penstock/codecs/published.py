@@ -33,6 +33,16 @@ class PublishedCodec:
         """The codec and its settings."""
         return f"published {self.codec.name}"
 
+    @property
+    def on_nonfinite(self) -> str:
+        """What a gradient with NaN or infinity does."""
+        return self.codec.on_nonfinite
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether the residual is to be a `PutOff`: it is written to when the final block comes."""
+        return False
+
     def max_nbytes(self, numel: int) -> int:
         """Return the bytes that a block of `numel` elements needs at most."""
         return self.codec.max_nbytes(numel)
@@ -43,6 +53,12 @@ class PublishedCodec:
         own = self.codec.read(out, read.size)
         self._sent.append((own and Entries(own.indices.copy(), own.values.copy()), residual))
         return nbytes
+
+    def bound_encode(self, read: Any, residual: Any, out: Any) -> None:
+        """Return None: what was sent is remembered in the usual way only."""
+
+    def on_device(self, device: Any, note: Any = None) -> None:
+        """Return None: there is no such codec on a device."""
 
     def refuse(self, numel: int, block: Any) -> int:
         """Write a block that says "not finite"; there is nothing to put back for it."""

@@ -27,6 +27,11 @@ def parameter_names(name: str) -> list[str]:
     return [parameter.name for parameter in _compile(name, {}).parameters]
 
 
+def text_fingerprint(spec: str) -> str:
+    """Return what differs between codecs of one name whose text, or an operator that it calls, is not the same."""
+    return _compile(*parse_spec(spec)).fingerprint
+
+
 def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **parameters: float) -> Codec:
     """Return a codec: `spec` is a name, a name with parameters such as `topk(density=0.01)`, or a path to a `.cll`."""
     from penstock.compll.backends.numba import NumbaKernels

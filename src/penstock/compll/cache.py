@@ -1,7 +1,7 @@
 """Compiled programs kept on disk, so that a new process neither parses nor imports the parser.
 
-The name of a file hashes everything it depends on: the program's text, its parameters and the front end itself. A file
-that cannot be read is made anew.
+The name of a file hashes everything it depends on: the program's text, its parameters, all functions and operators, and
+the front end itself. A file that cannot be read is made anew.
 """
 
 import hashlib
@@ -13,7 +13,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.compll.functions import FUNCTIONS
 from penstock.compll.ir import Program
+from penstock.compll.operators import OPERATORS
 
 
 def default_cache() -> Path:
@@ -30,7 +32,8 @@ def load_program(path: Path, params: Mapping[str, int | float], folder: Path | N
     """Return the IR of the compressor in a file, from the cache where it is there; see `frontend.compile_file`."""
     folder = folder or default_cache()
     text = path.read_text()
-    key = "\n".join([str(path), text, repr(sorted(params.items())), _front_end()])
+    registered = [each.text for each in FUNCTIONS.values()] + [each.text for each in OPERATORS.values()]
+    key = "\n".join([str(path), text, repr(sorted(params.items())), *registered, _front_end()])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     kept = folder / f"{path.stem}_{digest}.program"
     try:

@@ -1,6 +1,8 @@
 """From the text of a compressor to its IR: parameters chosen, every function checked, encode held against decode."""
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.compll import syntax
@@ -8,7 +10,7 @@ from penstock.compll.evaluate import Evaluator, Unit
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.inline import inline
 from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Decode, Encode, Expr, Layout, Length, Program, is_static
-from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.operators import OPERATORS, Operator, lowerings
 from penstock.compll.parameters import parameter_expr, specialise
 from penstock.compll.parser import parse
 from penstock.compll.rank import select_ranks
@@ -48,7 +50,9 @@ def compile_source(
         _check_alone(unit, tree, function)
     encode, layout = _encode(unit, tree)
     decode = _decode(unit, tree, encode, layout)
-    return Program(Path(path).stem, tuple(parameters.values()), layout, encode, decode)
+    program = Program(Path(path).stem, tuple(parameters.values()), layout, encode, decode)
+    made_from = f"{text}\n{lowerings(program, functions, operators)}"
+    return replace(program, fingerprint=hashlib.sha256(made_from.encode()).hexdigest()[:16])
 
 
 def _check_names(tree: syntax.Tree, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> None:

@@ -11,7 +11,7 @@ the bit: single precision, each operation rounded, nothing fused.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ class Function:
     result: Scalar | None = None  # None: as the arguments
     bounds: Callable[..., tuple[int, int]] | None = None  # range of an integer result from (low, high) of each argument
     reduces: bool = False  # whether `reduce` takes it as a reducer
+
+    @property
+    def text(self) -> str:
+        """All that kernels depend on, as text: what it is written in, and what it takes and returns."""
+        return "\n".join(str(getattr(self, each.name)) for each in fields(self) if each.name not in ("numpy", "bounds"))
 
 
 def _lines(name: str, arguments: str, body: str) -> str:

@@ -263,11 +263,21 @@ class Program:
     encode: Encode
     decode: Decode
     key: str = ""  # of the cache of programs, where it came from there: changes with all it was made from
+    fingerprint: str = ""  # of its text and of the functions and operators it calls: equal on ranks that mean the same
 
     @property
     def arguments(self) -> tuple[Parameter, ...]:
         """The parameters that kernels take as arguments, in order."""
         return tuple(parameter for parameter in self.parameters if not parameter.is_constant)
+
+
+def called(program: Program) -> tuple[set[str], set[str]]:
+    """Return the names of the functions and of the operators that a program calls."""
+    statements = (*program.encode.statements, *program.decode.statements)
+    roots = [expr for item in statements for expr in expressions(item)]
+    roots += [item for item in program.encode.fields if isinstance(item, Expr)]
+    functions = {node.value for root in roots for node in walk(root) if node.op == "call"}
+    return functions, {item.operator for item in statements if isinstance(item, Apply)}
 
 
 def walk(expr: Expr) -> Iterator[Expr]:

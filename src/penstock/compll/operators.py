@@ -16,14 +16,16 @@ seed as two uint32 words), compiled without the interpreter. `triton` is the sou
 torch tensors: it may use torch and launch kernels, and must not wait for the device.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compll import philox
+from penstock.compll.functions import Function
+from penstock.compll.ir import Program, called
 from penstock.compll.types import FLOAT, INT32, Scalar
 from penstock.errors import CodecError
 
@@ -46,6 +48,19 @@ class Operator:
     scalar: Scalar = INT32  # what its scalars are brought to
     length: str = "same"  # as the first vector; "scalar": its last scalar; "upto": at most its last scalar; "one": one
     draws: bool = False  # takes random numbers
+
+    @property
+    def text(self) -> str:
+        """All that kernels depend on, as text: what it is written in, and what it takes and returns."""
+        return "\n".join(str(getattr(self, each.name)) for each in fields(self) if each.name != "numpy")
+
+
+def lowerings(program: Program, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> str:
+    """Return the text of all functions and operators that a program calls: kernels are made from it."""
+    names, whole = called(program)
+    return "\n".join(
+        [*(functions[name].text for name in sorted(names)), *(operators[name].text for name in sorted(whole))]
+    )
 
 
 def _sort(values: Array, descending: int) -> Array:

@@ -73,6 +73,12 @@ class Binder:
         sizes = [self._size(one, memories) for one in self.instructions] if self.varies else None
         return Binding(addresses, messages, computations, natives, [None] * len(self.instructions), sizes)
 
+    @cached_property
+    def only_receives(self) -> bool:
+        """Whether this rank encodes and decodes nothing, though others do: what they decoded is sent to it."""
+        codes = (self._is_encoded(slice_) for one in self.instructions for slice_ in (one.read, one.write))
+        return bool(self.encoded) and not any(codes)
+
     @property
     def varies(self) -> bool:
         """Whether payloads of as many elements differ in size."""

@@ -1,6 +1,6 @@
 """What the executor asks of a compressor; `penstock.codecs` has the real ones."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.runtime.transport import Array, Bytes
 
@@ -33,11 +33,39 @@ class Codec(Protocol):
         """Add the values of an encoded block."""
 
 
+@runtime_checkable
+class Written(Protocol):
+    """A codec that is made from a text, which may differ between hosts though the name does not."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the text, and of all else that the codec is made from: ranks compare it before data move."""
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A codec that does not raise for values that are not finite while others wait for this rank.
+
+    Its payload says so instead, and is decoded to NaN, so that every rank learns of it in the same call.
+    """
+
+    def note_nonfinite(self) -> None:
+        """Take note of NaN in what came to this rank decoded: in two levels, only a node's first rank decodes."""
+
+    def check(self) -> None:
+        """Raise what was noted since the last call, unless whoever uses the codec asks for it in another way."""
+
+
 class Varying(Codec, Protocol):
     """A codec with a true `varies`: what it makes of so many elements differs in size (`runtime.packed`)."""
 
     def payload_nbytes(self, read: Bytes) -> int:
         """Return the bytes of the payload that `read` begins with."""
+
+
+def fingerprint_of(codec: Codec | None) -> str:
+    """Return what ranks compare of a codec beside its name; empty where its name says everything."""
+    return codec.fingerprint if isinstance(codec, Written) else ""
 
 
 class Deferred(Protocol):

@@ -18,7 +18,7 @@ from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.blocks import coded_block, with_block
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec import Codec, Reporting, fingerprint_of
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
@@ -214,8 +214,10 @@ class Communicator:
             if self._calls % UNUSED_CALLS == 0:
                 self._forget_unused()
             self._carry_out(prepared, host, staged, residual, scale)
-            if codec is not None and hasattr(codec, "check"):  # what it could not raise while others waited for us
-                codec.check()
+            if isinstance(codec, Reporting):
+                if prepared.was_sent_nan(host):
+                    codec.note_nonfinite()
+                codec.check()  # what it could not raise while others waited for us
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 self._failure = str(error) or type(error).__name__, target
@@ -331,6 +333,7 @@ def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
         dtype=prepared.dtype,
         root=program.root,
         codec=codec.name if codec else "",
+        codec_text=fingerprint_of(codec),
         digest=prepared.digest,
         host=host,
     )

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
 from penstock.runtime.binding import Binder, Binding, Call, Memories
-from penstock.runtime.codec import Codec, Deferred
+from penstock.runtime.codec import Codec, Deferred, fingerprint_of
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
@@ -68,7 +68,8 @@ def prepare(
 
 def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
     """Return a fingerprint of all that ranks must agree on."""
-    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {codec.name if codec else None} {batches}"
+    named = f"{codec.name} {fingerprint_of(codec)}" if codec else None
+    text = f"{program}\n{program.buffers}\n{program.root} {dtype} {named} {batches}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -134,6 +135,23 @@ class Prepared:
             timeout_seconds,
             self._walk(recorder, staged),
         )
+
+    def was_sent_nan(self, data: Any) -> bool:
+        """Say whether a rank that decodes nothing itself, since another leads its node, was sent NaN in the last run.
+
+        A payload of values that are not finite is decoded to NaN throughout, so one element of each piece will do.
+        """
+        batches = self.binder.layout.batches
+        if batches is None or not self.binder.only_receives:
+            return False
+        starts = [start for pieces in batches.pieces for start, _ in pieces]
+        return self._holds_nan(data, starts)
+
+    def _holds_nan(self, data: Any, places: list[int]) -> bool:
+        target = self._flat(data)
+        found = bytes_at(target.address, target.nbytes).view(storage_dtype(target.dtype))[places]
+        is_nan = (found & 0x7FFF) > 0x7F80 if target.dtype == "bfloat16" else np.isnan(found)
+        return bool(is_nan.any())
 
     def _flat(self, data: Any) -> Flat:
         return flat(data)

@@ -23,6 +23,13 @@ from penstock.runtime.transport import CHECK_TAG, Bytes, DeathError, Transport
 _NBYTES = 1024  # of a claim and of a verdict
 _LETTERS = 300  # of a text in one of them, where there is room
 _MAY_DIFFER = ("host", "cores")
+_WORDS = {  # what a difference is called where not by its field's name, and what to do about it
+    "digest": ("options (digest)", "all ranks must make the same call"),
+    "codec_text": (
+        "the text of codec {codec} (fingerprint)",
+        "give all hosts the same .cll file, operators and penstock",
+    ),
+}
 _COMPARING = "0, comparing programs"
 _PATIENCE = 0.8  # of the timeout: rank 0 gives up early enough to tell the others who is missing
 
@@ -39,6 +46,7 @@ class Claim:
     dtype: str = ""
     root: int = 0
     codec: str = ""
+    codec_text: str = ""  # fingerprint of what the codec is made from
     digest: str = ""  # of all instructions: options such as the block size show here
     host: str = field(default_factory=this_host)  # where it runs, and on how many cores: these may differ
     cores: int = field(default_factory=processors)
@@ -80,8 +88,9 @@ def difference(claims: Sequence[Claim]) -> str:
         for rank, claim in enumerate(claims):
             mine, theirs = getattr(claims[0], name), getattr(claim, name)
             if mine != theirs:
-                what = "options (digest)" if name == "digest" else name
-                return f"{what} is {theirs!r} on rank {rank} and {mine!r} on rank 0; all ranks must make the same call"
+                what, advice = _WORDS.get(name, (name, "all ranks must make the same call"))
+                what = what.format(codec=claim.codec)
+                return f"{what} is {theirs!r} on rank {rank} and {mine!r} on rank 0; {advice}"
     return ""
 
 

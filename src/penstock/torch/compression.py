@@ -8,14 +8,14 @@
 strategies that merge them. Every other codec goes through any strategy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from penstock.codecs.momentum import Momentum
 from penstock.codecs.registry import codec_names, parameter_names
 from penstock.codecs.spec import parse_spec, write_spec
 from penstock.codecs.warmup import Schedule, Stages, warmup
-from penstock.codecs.wire import SPARSE_CODECS, wire_codec
+from penstock.codecs.wire import SPARSE_CODECS, fingerprint, wire_codec
 from penstock.errors import CodecError
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 from penstock.strategies.options import parse_strategy
@@ -85,7 +85,8 @@ class Compression:
         named = {"codec": self.codec, "warmup": warmup, "warmup_every": self.stage_iterations}
         named |= {"dense_below": self.dense_below, "select": self.select, "momentum": of_momentum.pop("factor")}
         chosen_from = {"candidates": repr([each.codec for each in self.candidates])}
-        return {name: repr(value) for name, value in (named | of_momentum).items()} | chosen_from
+        considered = [each.codec for each in self.candidates or (self,) if each.codec is not None]
+        return {name: repr(value) for name, value in (named | of_momentum).items()} | chosen_from | texts_of(considered)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -158,6 +159,11 @@ class Compression:
         if self.schedule is None or name not in SPARSE_CODECS:
             return spec
         return write_spec(name, parameters | {"density": self.schedule(iteration // self.stage_iterations)})
+
+
+def texts_of(codecs: Iterable[str]) -> dict[str, str]:
+    """Return a fingerprint of the text of each codec: hosts may have different ones under one name."""
+    return {f"the text of codec {codec!r} (fingerprint)": repr(fingerprint(codec)) for codec in codecs}
 
 
 def make_compression(

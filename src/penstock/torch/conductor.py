@@ -129,6 +129,8 @@ class Conductor:
 
     def _on_backward(self) -> None:
         """Count an iteration; ranks do so alike, but in `join` some have run out of data."""
+        if not self._joining:
+            self.memory.goes_on()
         self._finished = self._unwatched = True
         if self._decision is None and not self._joining:
             self._profiled += 1
@@ -175,6 +177,7 @@ class Conductor:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
         self._decision, self._nodes, self._profiled = None, (), 0
         self.settings = replace(self.settings, network=None, plan=None)
+        self.memory.change_group(self._group)
         self.holder.forget()
         self._hold()
 
@@ -223,8 +226,7 @@ class Conductor:
 
     def _check_given(self) -> None:
         settings, compression = self.settings, self.memory.compression
-        asked = settings.options | compression.options | {"on_nonfinite": "'skip'" if self.memory.skips else "'raise'"}
-        given = Given(settings.plan, settings.trace, settings.network, asked)
+        given = Given(settings.plan, settings.trace, settings.network)
         found = self.holder.parameters
         nbytes = {each.name: each.nbytes for each in found}
         may_lack = self._some_may_lack or any(each.is_sparse for each in found)

@@ -25,9 +25,10 @@ from penstock.plan import Plan, load_plan
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
-from penstock.torch.checkpoint import State, with_names
+from penstock.torch.checkpoint import Loads, State
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor
+from penstock.torch.given import compare_ranks, torch_options
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
 from penstock.torch.settings import Settings
@@ -114,8 +115,13 @@ class DistributedDataParallel(TorchDDP):
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
         options.setdefault("gradient_as_bucket_view", not nested)
+        group = _group_of(options)
+        memory.loads = Loads(
+            group, compare_ranks(settings.options | memory.options | torch_options(options), module, group)
+        )
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
+        memory.know(dict(module.named_parameters()))
         self._conductor = Conductor(self, settings, options, memory)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -244,10 +250,13 @@ class DistributedDataParallel(TorchDDP):
         return memory.state_dict(dist.get_rank(self.process_group), dist.get_world_size(self.process_group))
 
     def load_exchange_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over from the states of *all* ranks of an earlier run, whatever its number of ranks."""
+        """Take over from the states of *all* ranks of an earlier run, whatever its number of ranks.
+
+        Call it on every rank at the same step, with the same states. What is wrong with them is raised on all ranks,
+        and nothing is changed then.
+        """
         rank, world_size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        renamed = with_names(states, [name for name, _ in self.module.named_parameters()])
-        self._conductor.memory.load_state_dicts(renamed, rank, world_size)
+        self._conductor.memory.load_state_dicts(states, rank, world_size)
         self._conductor.holder.recover()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -271,6 +280,12 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_module(self, output: Any) -> None:
         self._conductor.after_module(output)
+
+
+def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:
+    """Return the process group that torch's wrapper will use; None: the default one."""
+    mesh = options.get("device_mesh")
+    return options.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
 
 
 def _loaded(given: Value | Path | None, load: Callable[[Path], Value]) -> Value | None:

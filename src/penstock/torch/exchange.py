@@ -94,7 +94,7 @@ class Exchange:
             if self.memory.count():
                 for codec in self._codecs.values():
                     codec.begin(self.memory.iterations)
-self._average_by_codec(parcel, parcel.route.codec, queued)
+            self._average_by_codec(parcel, parcel.route.codec, queued)
 
     def _average_by_codec(self, parcel: Parcel, planned: str, queued: bool) -> None:
         """Average by the codec of this iteration; an optimizer may have its momentum sent instead of gradients."""
@@ -302,8 +302,8 @@ self._average_by_codec(parcel, parcel.route.codec, queued)
             named = ", ".join(repr(name) for name, part in parts if not torch.isfinite(part).all())
             whose = named or f"{parcel.name}, in the iteration before,"  # heard of late, from a device
             raise NonFiniteError(
-                f"the gradient of {whose} holds NaN or infinity on some rank; fix the loss, or pass "
-                'on_nonfinite="skip" if a gradient scaler skips such steps'
+                f"the gradient of {whose} holds NaN or infinity on some rank, or what {parcel.route.codec} cannot hold;"
+                ' fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
             )
 
     def _codec(self, spec: str) -> Watched:

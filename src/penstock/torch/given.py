@@ -1,25 +1,109 @@
-"""Does what a user gives in place of planning, profiling and measuring belong to this model and to these ranks?
+"""Do all ranks ask for the same, of the same model, and does what a user gives in place of planning belong to it?
+
+Ranks that ask for different things wait for one another, or train apart without a word: one that looks for unused
+parameters sends a message more, one with another text of a codec decodes to other values. So everything that changes
+what is sent is compared in the constructor, before torch's wrapper is made, and what differs is raised on all ranks.
 
 A plan of another model would be followed in part and reported as if it were: its buckets are never made, and what they
-hold travels by other routes. So names, bytes, workers, strategies and codecs are compared in the constructor, and what
-is wrong on one rank is raised on all of them. Options are compared between ranks too: ranks that plan at different
-iterations, or measure different codecs, would wait for one another.
+hold travels by other routes. So names, bytes, workers, strategies and codecs are compared too, and what is wrong on one
+rank is raised on all of them.
 """
 
+import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+from uuid import uuid4
 
+import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 
+import penstock
 from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import PenstockError, PlanError
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.torch.compression import ANY, SPARSE_STRATEGIES, Compression, check_known
+from penstock.torch.compression import ANY, SPARSE_STRATEGIES, Compression, check_known, texts_of
 from penstock.torch.planning import check_strategy
 from penstock.torch.together import together
 from penstock.trace import Trace
+
+_OWN = (
+    "self",
+    "module",
+    "device_ids",
+    "output_device",
+    "process_group",
+    "device_mesh",
+)  # which each rank has its own of
+_MODEL, _TOKEN = "the model (fingerprint)", "a name for this call"  # what is not compared as options are
+
+
+def compare_ranks(options: Mapping[str, str], module: torch.nn.Module | None, group: dist.ProcessGroup | None) -> str:
+    """Raise the same on every rank unless all were given the same options and models of the same parameters.
+
+    Every rank must call this. `options` are what changes what is sent, as text. Returns a name for this call that all
+    ranks share and no other call has.
+    """
+    tensors = [] if module is None else tensors_of(module)
+    mine = {**options, "penstock": penstock.__version__, _MODEL: _digest(tensors), _TOKEN: uuid4().hex}
+    held = _gathered(mine, group)
+    differs = difference([{name: each[name] for name in each if name not in (_MODEL, _TOKEN)} for each in held])
+    if differs:
+        raise PlanError(f"{differs}; give all ranks the same")
+    if len({each[_MODEL] for each in held}) > 1:
+        models: list[list[str]] = _gathered(tensors, group)
+        raise PlanError(f"{_model_difference(models)}; give all ranks the same model")
+    return str(held[0][_TOKEN])
+
+
+def torch_options(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return what torch's wrapper is made with, as text: all that ranks must share, defaults too."""
+    known = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+    return {name: _as_text(arguments.get(name, known[name].default)) for name in known if name not in _OWN}
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as text that is the same on every rank: of parameters their names, of a hook that there is one."""
+    if isinstance(value, list | tuple):
+        return repr([each[0] if isinstance(each, tuple) else each for each in value])
+    return "a parameter" if isinstance(value, torch.Tensor) else "a function" if callable(value) else repr(value)
+
+
+def tensors_of(module: torch.nn.Module) -> list[str]:
+    """Return a line for each parameter that torch's wrapper averages or copies from rank 0, in order."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return [f"{name!r}, {_described(each)}" for name, each in module.named_parameters() if name not in ignored]
+
+
+def _described(parameter: torch.nn.Parameter) -> str:
+    if is_lazy(parameter):  # torch refuses it
+        return "which has no shape yet"
+    trained = "" if parameter.requires_grad else ", not trained"
+    return f"{tuple(parameter.shape)} of {parameter.dtype} with strides {parameter.stride()}{trained}"
+
+
+def _model_difference(models: Sequence[Sequence[str]]) -> str:
+    for number, lines in enumerate(zip_longest(*models, fillvalue="none")):
+        for rank, line in enumerate(lines):
+            if line != lines[0]:
+                return f"parameter {number} is {lines[0]} on rank 0 and {line} on rank {rank}"
+    raise AssertionError("fingerprints differ, and the models do not")
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _gathered(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    held: list[Any] = [None] * dist.get_world_size(group)
+    with together("comparing what ranks are given", group):
+        dist.all_gather_object(held, mine, group=group)
+    return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +113,6 @@ class Given:
     plan: Plan | None
     trace: Trace | None
     network: Network | None
-    options: Mapping[str, str] = field(default_factory=dict)  # that all ranks must share, as text
 
     def agree(
         self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, group: dist.ProcessGroup
@@ -38,11 +121,13 @@ class Given:
 
         `gradients` are the bytes of each parameter's; with `may_lack` some of them may have no place.
         """
-        world_size = dist.get_world_size(group)
-        held: list[tuple[str, str, Mapping[str, str]]] = [("", "", {})] * world_size
-        complaint = self._complaint(gradients, may_lack, compression, world_size)
-        with together("comparing what the wrapper is given", group):
-            dist.all_gather_object(held, (complaint, self._kinds, self.options), group=group)
+        complaint = self._complaint(gradients, may_lack, compression, dist.get_world_size(group))
+        codecs = (
+            {bucket.codec for bucket in self.plan.buckets if bucket.codec} if self.plan and not complaint else set()
+        )
+        held: list[tuple[str, str, Mapping[str, str]]] = _gathered(
+            (complaint, self._kinds, texts_of(sorted(codecs))), group
+        )
         for rank, (complaint, _, _) in enumerate(held):
             if complaint:
                 everybody = all(other == complaint for other, _, _ in held)
@@ -50,7 +135,7 @@ class Given:
         if len({each for _, each, _ in held}) > 1:
             kinds = ", ".join(f"rank {rank} {each}" for rank, (_, each, _) in enumerate(held))
             raise PlanError(f"ranks are given different things ({kinds}); give all ranks the same")
-        if differs := difference([options for _, _, options in held]):
+        if differs := difference([texts for _, _, texts in held]):
             raise PlanError(f"{differs}; give all ranks the same")
 
     @property
@@ -86,8 +171,8 @@ def difference(held: Sequence[Mapping[str, str]]) -> str:
     """
     for name, mine in held[0].items():
         for rank, options in enumerate(held):
-            if options[name] != mine:
-                return f"{name} is {mine} on rank 0 and {options[name]} on rank {rank}"
+            if (theirs := options.get(name, "not given")) != mine:
+                return f"{name} is {mine} on rank 0 and {theirs} on rank {rank}"
     return ""
 
 

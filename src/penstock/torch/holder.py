@@ -146,6 +146,7 @@ class Holder:
         self.parameters = averaged(self._wrapper)
 
     def _take(self, limits: list[float] | None, hook: Hook | None) -> None:
+        self._memory.know({each.name: each.parameter for each in self.parameters})  # as they lie in memory now
         take_buckets(self._wrapper, self.parameters, self._arguments, limits, hook)
         self.logged_before = self._counted
         self.time_iterations()

@@ -6,8 +6,10 @@ import torch.distributed as dist
 from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
 from penstock.plan import Route
+from penstock.torch.checkpoint import Loads
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.engines import check_engine
+from penstock.torch.given import compare_ranks
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import check_strategy
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender, Hook
@@ -57,6 +59,10 @@ def comm_hook(
         raise PlanError("no process group; call torch.distributed.init_process_group first")
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
     memory = Memory(compression, on_nonfinite, grad_scaler)
+    asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
+    token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
+    memory.loads = Loads(group, token, by_exchange=True)
+    memory.know({} if module is None else dict(module.named_parameters()))
     route = Route(strategy, compression.codec)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
     return sender, sender.hook

@@ -4,12 +4,17 @@ A codec wants one flat residual for a bucket; buckets change when a plan does, p
 a bucket, and names say where in it a parameter lies. When a parameter turns up in another bucket its values move along.
 A codec may put off taking what it sent out of a residual (`codecs.feedback`); whoever asks for values sees it done.
 
+A bucket holds gradients in memory order: torch lays each out by its parameter's strides. So do residuals. A `Layout`
+says which element of the parameter each value belongs to; checkpoints have logical order (`checkpoint.py`).
+
 Values are float32 and in the units of what is applied: gradients are divided by the number of workers first, so the
 sum of all ranks' residuals is what weights are still to be changed by, whatever the number of workers.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -22,6 +27,50 @@ from penstock.errors import PlanError
 Floats = NDArray[np.float32]
 Room = Any  # float32 memory: a numpy array, or a tensor on a GPU where the codec works there
 HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """In which order a bucket holds the elements of a parameter."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements; 1 where a dimension has one element only
+
+    @classmethod
+    def of(cls, parameter: torch.Tensor) -> "Layout":
+        """Return the order of torch's buckets: memory order where a parameter's memory has no gaps, else logical.
+
+        Complex numbers are pairs there, a last dimension of two.
+        """
+        parameter = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter
+        shape, expected = tuple(parameter.shape), 1
+        strides = tuple(1 if size == 1 else step for size, step in zip(shape, parameter.stride(), strict=True))
+        for step, size in sorted((step, size) for step, size in zip(strides, shape, strict=True) if size != 1):
+            if step != expected:
+                return cls.contiguous(shape)
+            expected *= size
+        return cls(shape, strides)
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...]) -> "Layout":
+        """Return logical order: the last dimension varies fastest.
+
+        >>> Layout.contiguous((2, 3)).strides
+        (3, 1)
+        """
+        steps = list(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
+        return cls(shape, tuple(1 if size == 1 else step for size, step in zip(shape, steps, strict=False)))
+
+    def logical(self, flat: Room) -> torch.Tensor:
+        """Return a copy of values in memory order as a tensor of the parameter's shape, in host memory."""
+        view = torch.as_tensor(flat).as_strided(self.shape, self.strides)
+        return view.to(HOST).clone(memory_format=torch.contiguous_format)
+
+    def in_memory(self, values: torch.Tensor) -> Floats:
+        """Return values of the parameter's shape, flat and in memory order."""
+        flat: Floats = np.empty(values.numel(), np.float32)
+        torch.from_numpy(flat).as_strided(self.shape, self.strides).copy_(values)
+        return flat
 
 
 class Residuals:
@@ -82,6 +131,14 @@ class Residuals:
         """Return a copy of each parameter's residual, flat, in host memory."""
         self._settle()
         return {name: _here(view).copy() for name, view in self._views.items()}
+
+    def rearrange(self, name: str, before: Layout, after: Layout) -> None:
+        """Put what a parameter owes into another order of its elements."""
+        if name in self._views:
+            self._settle()
+            for room in (self._views[name], *(saved[name] for saved in (self._saved or {},) if name in saved)):
+                moved = after.in_memory(before.logical(room))
+                room[:] = torch.from_numpy(moved) if isinstance(room, torch.Tensor) else moved
 
     def load(self, values: Mapping[str, Floats]) -> None:
         """Replace all residuals; parameters that `values` does not name owe nothing."""

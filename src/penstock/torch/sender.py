@@ -26,7 +26,7 @@ from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.cuda.messages import device_messages
 from penstock.runtime.recorder import Recorder
-from penstock.torch.checkpoint import State, with_names
+from penstock.torch.checkpoint import State
 from penstock.torch.compression import NATIVE
 from penstock.torch.engines import own_transport, release, route_over
 from penstock.torch.exchange import Exchange, Parcel
@@ -187,8 +187,7 @@ class BucketSender:
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
         """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
-        known = list(self._names.values()) if self._knows_names else []
-        self._memory.load_state_dicts(with_names(states, known) if known else states, self.rank, self.world_size)
+        self._memory.load_state_dicts(states, self.rank, self.world_size)
         self.recover()
 
     def recover(self) -> None:
@@ -199,7 +198,10 @@ class BucketSender:
     def _named(self, bucket: dist.GradBucket) -> tuple[str, ...]:  # type: ignore[name-defined]
         """Return the names of a bucket's parameters; in the order in which they come where none are known."""
         parameters = bucket.parameters()
-        return tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
+        names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
+        if not self._knows_names:
+            self._memory.know(dict(zip(names, parameters, strict=True)))
+        return names
 
     def _parcels(self, bucket: dist.GradBucket) -> tuple[Parcel, ...]:  # type: ignore[name-defined]
         """Return the stretches of a bucket whose tensors have one route; torch shows complex numbers as real pairs."""

@@ -144,6 +144,25 @@ def test_half_precision_gradients_are_read_and_written_as_they_are(both, dtype):
         assert torch.equal(out.cpu(), wanted)
 
 
+def test_values_near_the_largest_float_are_sent_or_reported_as_the_reference_does(both):
+    reference, kernels, arguments = both
+    numel = 5003
+    values = gradient(numel) * np.float32(5e37)
+    values[::1000] = np.finfo(np.float32).max
+    try:
+        payload = reference.encode(values, arguments, seed=7)
+    except NonFiniteError:
+        kernels.encode(on_device(values), arguments, seed=7)
+        with pytest.raises(NonFiniteError):
+            kernels.check()
+        return
+    found = kernels.encode(on_device(values), arguments, seed=7).cpu().numpy()
+    assert_same_payload(kernels, found, payload, numel)
+    decoded = kernels.decode(on_device(payload), numel, arguments).cpu().numpy()
+    assert np.array_equal(decoded, reference.decode(payload, numel, arguments))
+    kernels.check()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_is_reported(both, bad):
     _, kernels, arguments = both

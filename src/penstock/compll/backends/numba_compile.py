@@ -15,9 +15,9 @@ from typing import Any
 
 from penstock.compll.backends.numba_arguments import signature
 from penstock.compll.cache import file_states, write_whole
-from penstock.compll.functions import FUNCTIONS, Function
+from penstock.compll.functions import Function
 from penstock.compll.ir import Program
-from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.operators import Operator, lowerings
 
 
 def compile_kernel(
@@ -70,8 +70,9 @@ def _source(
     A program that came from the cache of programs has a key, and its source need not even be generated again.
     """
     name = f"{program.name}_{kind}"
-    if program.key and functions is FUNCTIONS and operators is OPERATORS:
-        path = folder / f"{name}_{_digest(program.key, _writers())}.py"
+    if program.key:
+        made_from = lowerings(program, functions, operators)
+        path = folder / f"{name}_{_digest(program.key, made_from, _writers())}.py"
         source = "" if path.exists() else _generate(program, kind, functions, operators)
     else:
         source = _generate(program, kind, functions, operators)

@@ -8,7 +8,7 @@ from penstock.compll.backends.numba_kernel import KernelWriter
 from penstock.compll.backends.numba_many import INSIDE, loop_source
 from penstock.compll.functions import Function
 from penstock.compll.fuse import schedule_decode, schedule_encode, schedule_later
-from penstock.compll.ir import GRADIENT, RESIDUAL, Apply, Expr, Program, expressions, walk
+from penstock.compll.ir import GRADIENT, RESIDUAL, Apply, Program, called
 from penstock.compll.operators import Operator
 from penstock.compll.schedule import TOTAL, Schedule
 
@@ -69,20 +69,14 @@ def _lowerings(
     operators: Mapping[str, Operator],
 ) -> str:
     """Return the functions and operators that the kernels call."""
-    called: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for schedule in schedules.values():
         for step in schedule.steps:
             if isinstance(step, Apply):
-                called[step.operator] = operators[step.operator].numba
-    for name in _calls(program):
-        called[name] = functions[name].numba
-    return "".join(f"\n@helper\n{source}\n" for _, source in sorted(called.items()))
-
-
-def _calls(program: Program) -> set[str]:
-    roots = [expr for item in (*program.encode.statements, *program.decode.statements) for expr in expressions(item)]
-    roots += [item for item in program.encode.fields if isinstance(item, Expr)]
-    return {node.value for root in roots for node in walk(root) if node.op == "call"}
+                sources[step.operator] = operators[step.operator].numba
+    for name in called(program)[0]:
+        sources[name] = functions[name].numba
+    return "".join(f"\n@helper\n{source}\n" for _, source in sorted(sources.items()))
 
 
 def _support_names() -> frozenset[str]:

@@ -156,6 +156,8 @@ class PassWriter:
         k, kind = self.kernel, self.p.program.layout.fields[number].type
         assert isinstance(kind, Scalar)
         value = k.text(self.p, source, "end")
+        if kind.is_float and source.op != "param":  # an overflow: receivers would take it for damage
+            k.end += [f"if is_finite({value}) == 0:", f"    tl.atomic_or({k.use('status_ptr')}, WRONG_GRADIENT)"]
         value = f"as_bits({value})" if kind.is_float else value
         k.end.append(f"store_scalar({k.use(self.p.payload)} + {k.offset(self.p, number)}, {value}, {kind.nbytes})")
 

@@ -75,6 +75,9 @@ class Coded(Prepared):
         assert data.device == self.mirror.device, f"{data.device} is not {self.mirror.device}"
         return Flat(data.data_ptr(), data.numel(), str(data.dtype).removeprefix("torch."))
 
+    def _holds_nan(self, data: Any, places: list[int]) -> bool:
+        return bool(data.view(-1)[places].isnan().any())
+
     def _walk(self, recorder: Any, staged: Any) -> Iterable[Action]:
         actions, rank = self._guarded(), self.transport.rank
         return actions if recorder is None else recorder.watch(rank, self.program.ranks[rank], actions)
