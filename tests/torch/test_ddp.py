@@ -150,7 +150,7 @@ def test_a_wrapper_that_is_dropped_leaves_no_thread_and_no_hook():
         ({"planner": "best"}, "no planner called 'best'"),
         ({"strategy": "rong"}, "no all-reduce strategy called 'rong'; wanted one of auto, ring"),
         ({"codec": "twobit"}, "codec 'twobit'; wanted one of 3lc"),
-        ({"codec": "twobit"}, r"terngrad\(bitwidth\), .*gtopk\(density, value_bits\), .*, auto, or a path"),
+        ({"codec": "twobit"}, r"terngrad\(bitwidth, block\), .*gtopk\(density, value_bits\), .*, auto, or a path"),
         ({"codec": "onebit", "strategy": "native"}, "codec 'onebit' with strategy 'native': the engine compresses"),
         ({"codec": "onebit", "strategy": "gtopk"}, "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
         ({"codec": "onebit", "density": 0.1}, "density or warmup with codec 'onebit'; wanted one of gtopk, topk"),

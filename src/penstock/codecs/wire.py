@@ -175,8 +175,6 @@ class WireCodec:
             return None
         from penstock.codecs.wire_device import make_form
 
-        if note is not None:
-            return make_form(self.codec.on(device), note)
         if device not in self._forms:
             self._forms[device] = make_form(self.codec.on(device), self.nonfinite.note)
         return self._forms[device]

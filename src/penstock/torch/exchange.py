@@ -60,8 +60,8 @@ class Exchange:
     def queues(self, parcel: Parcel) -> bool:
         """Say whether a bucket can be averaged without a wait of the host: all of it is queued on its device."""
         memory = self.memory
-        waits = memory.skips or self._leaves_out or memory.compression.momentum.is_used or self._small(parcel.sizes)
-        waits = waits or memory.moments is not None
+        keeps = memory.compression.momentum.is_used or memory.moments is not None
+        waits = memory.skips or self._leaves_out or keeps or self._small(parcel.sizes)
         if self._communicator.messages is None or waits or not parcel.values.is_cuda or not parcel.values.numel():
             return False
         if parcel.route.codec is None:

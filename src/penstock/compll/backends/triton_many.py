@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from penstock.compll.backends.triton_kernels import Kernels, Launch
-from penstock.compll.backends.triton_run import DECODE, ENCODE, FEEDBACK, REDUCE, Shape, load_source
+from penstock.compll.backends.triton_run import BY_BLOCK, DECODE, ENCODE, FEEDBACK, REDUCE, Shape, load_source
 from penstock.compll.backends.triton_spoil import look_at_firsts, mark
 from penstock.compll.backends.triton_text import argument_kind, wrapped
 from penstock.compll.ir import NUMEL, Reduce
@@ -278,4 +278,6 @@ def _shape(launch: Launch, given: Mapping[str, Any]) -> Shape:
         return FEEDBACK
     if "PROGRAMS" in launch.constants:
         return REDUCE
-    return DECODE if launch.kernel == "decode" else ENCODE
+    if launch.kernel == "decode":
+        return DECODE
+    return BY_BLOCK if launch.block else ENCODE
