@@ -62,8 +62,17 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
         yield decision.reason
     yield from decision.notes
     if decision.alternatives:
-        others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in decision.alternatives if name != plan.planner)
-        yield f"{'predicted' if decision.reason else 'other planners would take'}: {others}"
+        yield _compared(decision)
+
+
+def _compared(decision: Decision) -> str:
+    """Say what every planner would take, all at the speed that messages have by themselves: what planners know."""
+    taken = dict(decision.alternatives)
+    own = taken.pop(decision.plan.planner)
+    others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in taken.items())
+    if decision.slowdown > 1:
+        return f"planners compared without that: {decision.plan.planner} {_ms(own)}, {others}"
+    return f"other planners would take: {others}"
 
 
 def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:
