@@ -25,6 +25,7 @@ VALUES = {
     "program_document",
     "run_record",
     "machine",
+    "log",
 }
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {
@@ -62,6 +63,7 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
     "mpi4py": ("runtime/transport/mpi.py", "cli/"),
     "lark": ("compll/",),
     "matplotlib": ("report/",),
+    "platformdirs": ("torch/kept.py",),
     "typer": ("cli/",),
     "rich": ("cli/", "report/", "train/view.py"),
 }

@@ -46,21 +46,24 @@ class Voice:
             self._step = before
 
     @contextmanager
-    def holding_up(self, what: str) -> Iterator[None]:
-        """Tell why training waits, once it has waited for longer than it may without a word, and when it goes on."""
-        start, over, told = perf_counter(), threading.Event(), threading.Event()
+    def holding_up(self, what: str) -> Iterator[list[str]]:
+        """Tell why training waits, once it has waited for longer than it may without a word, and when it goes on.
+
+        What is put into the list that is yielded is told at the end, too: what came of it.
+        """
+        start, over, told, outcome = perf_counter(), threading.Event(), threading.Event(), list[str]()
         watch = threading.Thread(target=self._watch, args=(what, start, over, told), name="penstock-log", daemon=True)
         if self.speaks:
             watch.start()
         try:
-            yield
+            yield outcome
         finally:
             over.set()
             if self.speaks:
                 watch.join()
             self._step = ""
         tell = self.warn if told.is_set() else self.say
-        tell(f"training goes on: {what} took {perf_counter() - start:.1f} s")
+        tell("; ".join([f"training goes on, {what} took {perf_counter() - start:.1f} s", *outcome]))
 
     def _watch(self, what: str, start: float, over: threading.Event, told: threading.Event) -> None:
         patience = self._patience

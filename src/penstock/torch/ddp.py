@@ -28,6 +28,7 @@ from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.conductor import Conductor
+from penstock.torch.kept import measurement_folder
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
 from penstock.torch.settings import Settings
@@ -48,7 +49,8 @@ class DistributedDataParallel(TorchDDP):
     planner: naive, wfbp, single, threshold, greedy, exact, selective or joint. strategy: `native` (the engine's own
     all-reduce), the name of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace,
     plan: values or files, of this model and as many ranks, that replace measuring, profiling and planning; a plan
-    decides on codecs too. measurements: a folder that keeps measured networks, by cluster.
+    decides on codecs too. measurements: a folder that keeps measured networks, by cluster; None is the platform's cache
+    folder, False keeps nothing. measure_seconds: how long measuring may take, once; more finds more of what is faster.
     profile_iterations: how many synchronised iterations to profile. replan_drift: plan again when communication takes
     that part longer or less long than predicted (0.3: 30%) for a while; 0 is off.
     codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
@@ -87,7 +89,8 @@ class DistributedDataParallel(TorchDDP):
         network: Network | Path | None = None,
         trace: Trace | Path | None = None,
         plan: Plan | Path | None = None,
-        measurements: Path | None = None,
+        measurements: Path | bool | None = None,
+        measure_seconds: float = 10.0,
         profile_iterations: int = 5,
         replan_drift: float = 0.0,
         engine: str | None = None,
@@ -99,7 +102,8 @@ class DistributedDataParallel(TorchDDP):
             network=_loaded(network, load_network),
             trace=_loaded(trace, load_trace),
             plan=_loaded(plan, load_plan),
-            measurements=None if measurements is None else os.fspath(measurements),
+            measurements=measurement_folder(measurements),
+            measure_seconds=measure_seconds,
             profile_iterations=profile_iterations,
             replan_drift=replan_drift,
             engine=engine,

@@ -42,6 +42,15 @@ def explain(
     )
 
 
+def summary(decision: Decision) -> list[str]:
+    """Return what was decided and what it is expected to give, in a few words each."""
+    plan = decision.plan
+    routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
+    said = [f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes}"]
+    said += [f"predicted iteration {_ms(plan.iteration_seconds)}"] if decision.trace is not None else []
+    return said + ([decision.reason] if decision.reason else [])
+
+
 def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
     plan = decision.plan
     routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
