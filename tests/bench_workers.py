@@ -5,7 +5,7 @@ import torch.distributed as dist
 from penstock.bench import replay_worker
 from penstock.bench.memory_worker import MemoryJob, measure_memory
 from penstock.bench.replay_worker import ReplayJob, measure_job
-from penstock.bench.train_worker import TrainJob, train
+from penstock.bench.train_worker import TrainJob, start_up, train
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
@@ -21,6 +21,14 @@ def train_on_loopback(_rank, methods):
     rows = list(train(job, finished.append))
     dist.barrier()
     return rows, finished
+
+
+def start_on_loopback(_rank, method):
+    Conductor._survey = _measured_group
+    job = TrainJob("resnet20", 2, (method,), 0, 0, 0, profile=2, threads=1, nic="lo", startup=True)
+    found = start_up(job)
+    dist.barrier()
+    return found
 
 
 def _measured_group(self, _network):

@@ -87,7 +87,8 @@ class FakeGauge:
         self.calls.append(str(route))
         if str(route) in self.unfit:
             raise FitError(f"no line describes {route}")
-        return replace(network, all_reduce={**network.all_reduce, str(route): self.lines.get(str(route), LinearCost(9.0, 0.0))})
+        line = self.lines.get(str(route), LinearCost(9.0, 0.0))
+        return replace(network, all_reduce={**network.all_reduce, str(route): line})
 
     def close(self) -> None:
         self.calls.append("close")

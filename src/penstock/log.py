@@ -21,6 +21,7 @@ class Voice:
 
     def __init__(self, speaks: bool, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.speaks, self._patience = speaks, patience_seconds
+        self.held_seconds = 0.0  # that training has waited so far, on this rank
         self._step = ""  # what training waits for now
 
     def say(self, text: str) -> None:
@@ -62,6 +63,7 @@ class Voice:
             if self.speaks:
                 watch.join()
             self._step = ""
+            self.held_seconds += perf_counter() - start
         tell = self.warn if told.is_set() else self.say
         tell("; ".join([f"training goes on, {what} took {perf_counter() - start:.1f} s", *outcome]))
 

@@ -96,6 +96,11 @@ class Conductor:
         """The plan in force."""
         return self._decision.plan if self._decision else None
 
+    @property
+    def held_seconds(self) -> float:
+        """How long planning has held training up, on this rank."""
+        return self._voice.held_seconds
+
     def begin_forward(self, synchronises: bool) -> None:
         """Do what is to be done between two iterations; a forward pass that no backward pass followed was none.
 

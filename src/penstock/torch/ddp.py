@@ -203,6 +203,11 @@ class DistributedDataParallel(TorchDDP):
         """The plan in force with the trace and the network it was made from; None while profiling."""
         return self._conductor.decision
 
+    @property
+    def held_seconds(self) -> float:
+        """How long training has stood still on this rank, so far, while penstock measured, compiled and planned."""
+        return self._conductor.held_seconds
+
     def timeline(self) -> Timeline | None:
         """Return the predicted timeline of an iteration; None while profiling."""
         return self.plan.timeline if self.plan else None
