@@ -50,7 +50,7 @@ def test_what_takes_longer_than_two_seconds_is_told_while_it_lasts_and_when_it_i
             assert heard.came.wait(60)
         outcome.append("3 messages by native")
     warned = [text for level, text in heard.records if level == "WARNING"]
-    assert warned[0].startswith("penstock holds training up: planning (measuring native), for ")
+    assert warned[0].startswith("training waits for penstock: planning (measuring native), ")
     assert warned[-1].startswith("training goes on, planning took ")
     assert warned[-1].endswith("s; 3 messages by native")
 
@@ -92,5 +92,5 @@ def test_a_program_that_configures_no_logging_sees_what_holds_it_up_and_can_sile
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(configure=configure)], capture_output=True, text=True, check=True
     )
-    assert ("penstock holds training up: planning" in done.stderr) == seen
+    assert ("training waits for penstock: planning" in done.stderr) == seen
     assert done.stdout == ""

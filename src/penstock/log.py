@@ -72,7 +72,7 @@ class Voice:
         while not over.wait(patience):
             told.set()
             step = f" ({self._step})" if self._step else ""
-            self.warn(f"penstock holds training up: {what}{step}, for {perf_counter() - start:.0f} s so far")
+            self.warn(f"training waits for penstock: {what}{step}, {perf_counter() - start:.0f} s so far")
             patience = AGAIN_SECONDS
 
     def __reduce__(self) -> tuple[type["Voice"], tuple[bool, float]]:

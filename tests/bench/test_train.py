@@ -187,7 +187,7 @@ def test_lists_on_the_command_line():
         parse_models("resnet20:x")
     with pytest.raises(PenstockError, match="no training method called 'horovod'; wanted one of no-communication, ddp"):
         parse_methods("horovod")
-    assert parse_startup("") == []
+    assert parse_startup("none") == []
     assert parse_startup("penstock-auto, penstock-exact") == ["penstock-auto", "penstock-exact"]
     with pytest.raises(PenstockError, match="--startup: ddp plans nothing; wanted methods that do"):
         parse_startup("ddp")

@@ -41,7 +41,7 @@ def complaint_of(capsys, monkeypatch, *arguments):
 def test_training_on_emulated_hosts_gives_rows_and_a_record(hosts, tmp_path):
     record = tmp_path / "train.json"
     few = ("--hosts", "2", "--rounds", "1", "--iterations", "1", "--warmup", "3", "--out", str(record))
-    rows = bench("train", "--models", "resnet20:2", "--methods", "ddp,ddp-powersgd", "--startup", "", *few)
+    rows = bench("train", "--models", "resnet20:2", "--methods", "ddp,ddp-powersgd", "--startup", "none", *few)
     assert [row["method"] for row in rows] == ["no-communication", "ddp", "ddp-powersgd"]
     assert set(rows[1]) >= FIELDS
     assert 269_722 * 4 < rows[1]["bytes_sent"] < 1.1 * 269_722 * 4  # each of two hosts sends every gradient once

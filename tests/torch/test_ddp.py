@@ -164,6 +164,8 @@ def test_a_wrapper_that_is_dropped_leaves_no_thread_and_no_hook():
         ({"replan_drift": -1.0}, "replan_drift is -1.0; wanted 0"),
         ({"profile_iterations": 1}, "profile_iterations is 1; wanted a whole number, at least 2"),
         ({"profile_iterations": "5"}, "profile_iterations is '5'; wanted a whole number"),
+        ({"measure_seconds": 0}, "measure_seconds is 0; wanted a number of seconds, more than 0"),
+        ({"measurements": True}, "measurements is True; wanted a folder, None for the cache folder, or False"),
         ({"replan_drift": None}, "replan_drift is None; wanted 0"),
         ({"plan": 5}, "plan is 5; wanted a Plan, the path of a file, or None"),
     ],

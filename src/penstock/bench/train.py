@@ -84,8 +84,8 @@ def train_rows(
 
 
 def parse_startup(text: str) -> list[str]:
-    """Return the methods of a comma-separated list, each of which must plan."""
-    names = [part.strip() for part in text.split(",") if part.strip()]
+    """Return the methods of a comma-separated list, each of which must plan; `none` are none."""
+    names = [] if text == "none" else [part.strip() for part in text.split(",")]
     for name in names:
         if not find_method(name).plans:
             raise PenstockError(f"--startup: {name} plans nothing; wanted methods that do, such as penstock-auto")

@@ -27,7 +27,7 @@ def bench_train(
     iterations: Annotated[int, typer.Option(help="of each turn", min=1)] = 2,
     warmup: Annotated[int, typer.Option(help="iterations of each method before the first round", min=2)] = 3,
     profile: Annotated[int, typer.Option(help="iterations that planning methods profile before these", min=2)] = 5,
-    startup: Annotated[str, typer.Option(help="methods whose start is timed too, cold and warm")] = STARTUP,
+    startup: Annotated[str, typer.Option(help="methods whose start is timed too, cold and warm, or none")] = STARTUP,
     startup_only: Annotated[bool, typer.Option(help="time starts only; a record keeps its rows")] = False,
     out: RecordOption = "",
     json: JsonOption = False,
