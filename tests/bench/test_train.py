@@ -67,7 +67,7 @@ def test_bytes_are_shared_out_among_the_iterations_that_sent_them(monkeypatch, f
     monkeypatch.setattr(train_worker, "sent_nbytes", lambda nic: next(counter))
     monkeypatch.setattr(train_worker.dist, "barrier", lambda: None)
     steps = []
-    subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1))
+    subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1), 0.0)
     train_worker._measure(subject, iterations=3, nic="lo")
     assert len(steps) == (4 if finish else 3)  # one goes ahead where updates go on during the next
     assert subject.nbytes == [1200 // len(steps)]

@@ -147,7 +147,7 @@ class Compressed:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "largest", "most"), [(0.3, 1 << 23, 0.9), (1.2, 1 << 25, 1.6), (9.0, 1 << 26, 6.0)]
+    ("seconds", "largest", "most"), [(0.3, 1 << 23, 0.6), (0.7, 1 << 25, 1.0), (1.2, 1 << 26, 1.5), (9.0, 1 << 26, 6.0)]
 )
 def test_a_compressed_line_takes_about_the_time_it_is_given(sleep, monkeypatch, seconds, largest, most):
     rounds, passed = Compressed(sleep), []

@@ -5,6 +5,7 @@ import threading
 import time
 from importlib import resources
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +95,37 @@ def test_other_processes_compile_in_the_background_one_for_each_place(monkeypatc
     assert len(Compiling((ONEBIT,), tmp_path)._children) == 1  # the place is free again
 
 
+def test_processes_in_the_background_run_while_something_waits_for_them_and_not_otherwise(
+    compiled, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(module.sys, "executable", _sleeper(tmp_path))
+    compiling = Compiling((ONEBIT,), tmp_path)
+    (child,) = compiling._children
+    compiling.pause()
+    assert _until(lambda: _state(child) == "T")
+    marker = module._marker(tmp_path, ONEBIT)
+    with module._lock(marker.with_suffix(".lock")):  # as if the child had it
+        waits = threading.Thread(target=compiling.ready, args=(ONEBIT,))
+        waits.start()
+        assert _until(lambda: _state(child) == "S")
+        marker.touch()
+        waits.join(60)
+    assert _until(lambda: _state(child) == "T")
+    assert compiled == []
+    compiling.stop()
+
+
+def _state(child):
+    return Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def _until(true, seconds=60.0):
+    ends = time.monotonic() + seconds
+    while not true() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return true()
+
+
 def _sleeper(folder):
     """Return a program that does nothing for a minute, whatever it is told."""
     path = folder / "sleeper"
@@ -102,7 +134,7 @@ def _sleeper(folder):
     return str(path)
 
 
-def test_those_that_do_not_come_to_it_are_stopped_and_the_work_done_here(compiled, monkeypatch, tmp_path):
+def test_where_another_process_does_not_come_to_it_the_work_is_done_here(compiled, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "TAKE_OVER_SECONDS", 0.1)
     marker = module._marker(tmp_path, ONEBIT)
     holder = get_context("spawn").Process(target=_hold, args=(str(marker.with_suffix(".lock")), str(tmp_path / "held")))
@@ -127,7 +159,7 @@ def _hold(lock, said):
 
 
 def test_the_background_process_compiles_what_it_is_told_and_says_so(compiled, monkeypatch, tmp_path):
-    monkeypatch.setattr(module.os, "nice", lambda _: 0)
+    monkeypatch.setattr(module, "_end_with_parent", lambda: None)
     module.main(str(tmp_path), ["ring+onebit", "ring+bf16"])
     assert compiled == [ONEBIT, Route("ring", "bf16")]
     assert Compiling((), tmp_path).is_ready(ONEBIT)

@@ -47,6 +47,7 @@ class Subject:
     name: str
     trained: Trained
     step: Callable[[], None]  # one iteration
+    begun: float  # this rank's clock as its wrapper was made
     started: list[float] = field(default_factory=list)  # this rank's clock, one per round
     ended: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)  # sent by this host in an iteration, one per round
@@ -79,7 +80,7 @@ def start_up(job: TrainJob) -> dict[str, Any]:
     """
     (name,) = job.methods
     torch.set_num_threads(job.threads)
-    task, start = find_task(job.model), perf_counter()
+    task = find_task(job.model)
     subject = _begin(job, task, name, ())
     model = subject.trained.model
     assert isinstance(model, PlannedDataParallel)
@@ -90,7 +91,7 @@ def start_up(job: TrainJob) -> dict[str, Any]:
     held = model.held_seconds
     first = perf_counter()
     subject.step()
-    times = torch.tensor([begun - start + held, held, perf_counter() - first], dtype=torch.float64)
+    times = torch.tensor([begun - subject.begun + held, held, perf_counter() - first], dtype=torch.float64)
     dist.all_reduce(times, dist.ReduceOp.MAX)
     ready, held, iteration = times.tolist()
     routes = ", ".join(dict.fromkeys(str(bucket.route) for bucket in model.plan.buckets))
@@ -121,6 +122,7 @@ def _begin(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> S
     module = task.build()
     if others:
         _share_weights(module, others[0].trained.model)
+    begun = perf_counter()
     trained = find_method(name).begin(module, job.profile)
     torch.manual_seed(1 + dist.get_rank())  # other data
     inputs, targets = task.make_batch(job.batch or task.batch, torch.device("cpu"))
@@ -129,7 +131,7 @@ def _begin(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> S
         task.loss(trained.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         trained.update()
 
-    return Subject(name, trained, step)
+    return Subject(name, trained, step, begun)
 
 
 def _share_weights(module: nn.Module, first: nn.Module) -> None:

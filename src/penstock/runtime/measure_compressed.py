@@ -29,10 +29,11 @@ from penstock.runtime.transport import Bytes, Transport
 
 SIZES = (1 << 21, 1 << 23, 1 << 25, 1 << 26)  # a processor's cache flatters codecs up to the third
 PAIRS, NUMELS = 128, (1 << 14, 1 << 9)  # of the bucket that shows what each tensor costs: matrices, each with a vector
+_FEW_PAIRS, _SHORT = 32, 0.6  # where less than so many seconds are allowed for it: a program for many takes as long
 _TOGETHER = 2  # messages back to back, at least: a rank that is done begins the next, and buckets do follow one another
 _TURNS, _FEWEST = 5, 2  # through all sizes, of which the median counts: at most, and whatever the budget
 _SURELY = 1 << 23  # bytes that are measured whatever the budget; more where the fewest turns fit into it
-_POINTS_SHARE = 0.6  # of the budget, for sizes; the rest is for what each tensor adds
+_POINTS_SHARE = 0.7  # of the budget, for sizes; the rest is for what each tensor adds
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
 _WHOLE = 1 << 29  # of one message: two buffers of it on every rank
 
@@ -65,13 +66,14 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> P
     sizes, the budget allows.
     """
     timers: dict[int, Callable[[int], float]] = {}
-    a_turn = 0.0  # through the sizes so far
+    a_turn = last = 0.0  # through the sizes so far, and of the last of them
     for size in SIZES:
-        if timers and size > _SURELY and _turns(a_turn * (1 + size / max(timers)), seconds) < _FEWEST:
+        if size > _SURELY and _turns(a_turn + last * size / max(timers), seconds) < _FEWEST:
             break
         timers[size] = time = partial(agreed_seconds, transport, one_round, _much_noise(size), fresh_pages(size))
         time(PILOTS)  # touches the memory, and makes the program for it
-        a_turn += _TOGETHER * time(1)
+        last = _TOGETHER * time(1)
+        a_turn += last
     turns = min(max(_turns(a_turn, seconds), _FEWEST), _TURNS)
     times = [[time(_TOGETHER) for time in timers.values()] for _ in range(turns)]
     return [(float(size), median(found)) for size, found in zip(timers, zip(*times, strict=True), strict=True)]
@@ -125,7 +127,7 @@ def _further_tensor(communicator: Communicator, text: str, seconds: float) -> fl
     time for each that is off by 0.1 ms, as the difference of two single messages easily is, would be most of the
     prediction.
     """
-    ends = tuple(accumulate(NUMELS * PAIRS, initial=0))
+    ends = tuple(accumulate(NUMELS * (_FEW_PAIRS if seconds < _SHORT else PAIRS), initial=0))
     whole, cut = _timer(communicator, text, (0, ends[-1])), _timer(communicator, text, ends)
     pilot = whole(1) + cut(1)
     rounds = min(max(int(seconds / _FEWEST / pilot), 1), LEAST)

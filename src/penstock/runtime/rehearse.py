@@ -5,16 +5,23 @@ would each compile the same ones at the same moment, on the cores that they shar
 *rehearsed*: carried out between threads of one process, so that every kernel it calls is compiled and kept. A file says
 that a route was rehearsed with these versions on this kind of processor, and a lock keeps others from doing the same.
 
-    compiling = Compiling([Route("ring", "onebit")])    # background processes, on what the cores have left
-    ...                                                 # the first iterations
-    compiling.ready(Route("ring", "onebit"))            # waits for them, or compiles here
+    compiling = Compiling([Route("ring", "onebit")])    # background processes
+    ...                                                 # the first iteration, which is not profiled
+    compiling.pause()
+    ...                                                 # iterations that are
+    compiling.ready(Route("ring", "onebit"))            # goes on, and waits for them, or compiles here
     compiling.stop()
+
+Processes that compile slow down what computes beside them: iterations of four ranks on two cores by a sixth, however
+low their priority. So they run while nothing is timed, and only then.
 """
 
+import ctypes
 import fcntl
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -35,15 +42,11 @@ from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from penstock.strategies.options import parse_strategy
 
 PROCESSES = 2  # that compile in the background, at most; a machine with fewer cores has fewer
-NICENESS = 19  # of these: iterations that are profiled meanwhile should not notice
-TAKE_OVER_SECONDS = 5.0  # to wait for them: where other work keeps them from the cores, compile here; twice as long
-# for those of another job, which are not ours to stop
+TAKE_OVER_SECONDS = 15.0  # to wait for a process that may be another job's, and paused; then compile here
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LOOK_SECONDS = 0.05  # between two looks whether another process is done
-_RANKS, _BOUNDS, _ROUNDS = (
-    2,
-    (0, 96, 256),
-    3,
-)  # of a rehearsal: feedback that is put off differs from the second round on
+_RANKS, _BOUNDS = 2, (0, 96, 256)  # of a rehearsal
+_ROUNDS = 3  # feedback that is put off takes another kernel from the second on
 
 
 class Compiling:
@@ -67,13 +70,22 @@ class Compiling:
         while not marker.exists():
             waited = monotonic() - began
             with _lock(marker.with_suffix(".lock")) as mine:
-                if (mine or waited > 2 * TAKE_OVER_SECONDS) and not marker.exists():
+                if (mine or waited > TAKE_OVER_SECONDS) and not marker.exists():
+                    self.pause()
                     _rehearse_and_mark(route, marker)
                     return True
-            if waited > TAKE_OVER_SECONDS:
-                self.stop()
+            self._signal(signal.SIGCONT)
             sleep(_LOOK_SECONDS)
+        self.pause()
         return False
+
+    def pause(self) -> None:
+        """Keep the processes from the cores until something waits for them."""
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for child in self._children:
+            child.send_signal(number)  # which does nothing to one that has ended
 
     def stop(self) -> None:
         """End the processes that were started here; what they have compiled stays."""
@@ -110,7 +122,7 @@ def _take_part(fabric: Fabric, rank: int, route: str, failures: list[BaseExcepti
 def _end(children: "list[subprocess.Popen[bytes]]") -> None:
     while children:
         child = children.pop()
-        child.terminate()
+        child.kill()  # whether it is paused or not
         child.wait()
 
 
@@ -166,16 +178,19 @@ def _marker(folder: Path, route: Route) -> Path:
 
 
 def main(folder: str, routes: Sequence[str]) -> None:
-    """Compile the kernels of routes that no other process is at, one after the other, on what the cores have left."""
-    os.nice(NICENESS)
-    parent = os.getppid()
+    """Compile the kernels of routes that no other process is at, one after the other."""
+    _end_with_parent()
     for route in map(parse_route, routes):
         marker = _marker(Path(folder), route)
         with _lock(marker.with_suffix(".lock")) as mine:
             if mine and not marker.exists():
                 _rehearse_and_mark(route, marker)
-        if os.getppid() != parent:  # the job is over
-            return
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process with the one that started it, paused as it may be (Linux)."""
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:
+        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from penstock.torch.buckets import (
     release_buckets,
     sending_order,
 )
-from penstock.torch.compression import AUTO, NATIVE
+from penstock.torch.compression import AUTO, NATIVE, Compression
 from penstock.torch.drift import Drift
 from penstock.torch.explain import explain, summary
 from penstock.torch.given import Given
@@ -44,7 +44,7 @@ from penstock.torch.nodes import nodes_of
 from penstock.torch.passes import BackwardPasses
 from penstock.torch.planning import Decision, agree, decide, decide_whether, in_order, only
 from penstock.torch.profile import Profiler
-from penstock.torch.routes import Choice, at_least, candidates
+from penstock.torch.routes import Choice, at_least, candidates, first_of_each_codec
 from penstock.torch.settings import WARMUP, Settings
 from penstock.torch.sizes import gradient_sizes
 from penstock.torch.slowdown import Sending
@@ -60,7 +60,9 @@ KEPT_TIMES = 50  # iterations whose times `explain` reports
 class Conductor:
     """The planning side of one wrapper."""
 
-    def __init__(self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory) -> None:
+    def __init__(
+        self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory, compiling: Compiling
+    ) -> None:
         """`arguments` are those that torch's wrapper was made with, the module excepted."""
         self.settings, self.memory = settings, memory
         self.holder = Holder(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
@@ -69,7 +71,7 @@ class Conductor:
         self._nodes: Nodes = ()  # the ranks of each host, once a plan may compress between them
         self._profiler: Profiler | None = None
         self._seen: Trace | None = None  # what was profiled, on rank 0
-        self._compiling: Compiling | None = None  # the kernels of codecs that a plan may use, on this host
+        self._compiling: Compiling | None = compiling  # the kernels of codecs that a plan may use, on this host
         self._voice = Voice(self._is_first)
         self._drift = Drift(settings.replan_drift)
         self._sending = Sending()  # of profiled iterations, on rank 0
@@ -81,6 +83,7 @@ class Conductor:
         self._refuse_what_torch_would_not_call()
         if self.obstacle:
             self._voice.warn(f"no plan: {self.obstacle}")
+            self._get_ready_without_a_plan()
         else:
             self._check_given()
         self._hold()
@@ -252,22 +255,17 @@ class Conductor:
             self._profile()
 
     def _profile(self) -> None:
-        """Let rank 0 watch the iterations from now on, and have codecs compiled meanwhile."""
+        """Let rank 0 watch the iterations from now on; nothing is compiled beside those that count."""
         self._note_sending()
-        if self._compiling is None:
+        if self._profiled >= WARMUP and self._compiling is not None:
+            self._compiling.pause()
+        if self._profiler is None and self._is_first:
             count = self.settings.profile_iterations
             self._voice.say(f"profiling {count} iterations, with torch's own buckets; then planning")
-            self._compiling = self._start_compiling()
-        if self._profiler is None and self._is_first:
             wrapper = ref(self._wrapper)  # the module keeps the profiler, and must not keep a dropped wrapper alive
             self._profiler = Profiler(warmup=WARMUP, counts=lambda: getattr(wrapper(), _SYNCHRONISES, False))
             self._profiler.attach(self._wrapper.module, hears_forward=False)
             finalize(self, _detach, ref(self._profiler))
-
-    def _start_compiling(self) -> Compiling:
-        """Have other processes of this host compile the kernels of each codec, the one that sends least first."""
-        firsts = {route.codec: route for route in reversed(self._routes()) if route.codec}
-        return Compiling(tuple(firsts.values()) if self._device.type == "cpu" else ())
 
     def _compile_for(self, plan: Plan) -> None:
         """Have the kernels of a plan on disk before its first bucket is sent."""
@@ -275,6 +273,12 @@ class Conductor:
             self._ready_for(route)
         if self._compiling is not None:
             self._compiling.stop()
+
+    def _get_ready_without_a_plan(self) -> None:
+        """Have the kernels on disk of a codec that compresses torch's own buckets."""
+        if (route := self._route_without_a_plan()).codec is not None:
+            with self._voice.holding_up("getting ready for torch's own buckets"):
+                self._ready_for(route)
 
     def _ready_for(self, route: Route) -> None:
         """Return once the kernels of a route are on disk; those on a GPU are not kept there."""
@@ -445,6 +449,14 @@ class Conductor:
     @property
     def _is_first(self) -> bool:
         return dist.get_rank(self._group) == 0
+
+
+def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Compression) -> Compiling:
+    """Have other processes of this host compile the kernels that training may need; on a GPU there are others."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+    plan, (strategy, planner) = settings.plan, (settings.strategy, settings.planner)
+    routes = candidates(strategy, compression, planner) if plan is None else [bucket.route for bucket in plan.buckets]
+    return Compiling(first_of_each_codec(routes) if on_cpu else ())
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

@@ -27,7 +27,7 @@ from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.checkpoint import State, with_names
 from penstock.torch.compression import AUTO, Warmup, make_compression
-from penstock.torch.conductor import Conductor
+from penstock.torch.conductor import Conductor, compile_ahead
 from penstock.torch.kept import measurement_folder
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
@@ -118,9 +118,10 @@ class DistributedDataParallel(TorchDDP):
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
         options.setdefault("gradient_as_bucket_view", not nested)
+        compiling = compile_ahead(module, settings, compression)  # while torch shares the parameters
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
-        self._conductor = Conductor(self, settings, options, memory)
+        self._conductor = Conductor(self, settings, options, memory, compiling)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; between two iterations, go on with profiling and planning."""

@@ -241,6 +241,11 @@ def codecs_of(routes: Sequence[Route]) -> list[str]:
     return list(dict.fromkeys(route.codec for route in routes if route.codec))
 
 
+def first_of_each_codec(routes: Sequence[Route]) -> tuple[Route, ...]:
+    """Return the route by which each codec is measured first, the codec that sends least first."""
+    return tuple({route.codec: route for route in reversed(routes) if route.codec}.values())
+
+
 def _in_other_pieces(trace: Trace, network: Network, route: Route) -> list[Route]:
     """Return a route that was measured in other numbers of pieces; sparse blocks have none."""
     can_be_cut = route.codec is not None and parse_spec(route.codec)[0] not in SPARSE_CODECS

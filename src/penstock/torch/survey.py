@@ -20,7 +20,7 @@ from penstock.torch.measure import Gauge
 from penstock.torch.planning import from_rank_0
 from penstock.torch.routes import WORTH, Choice, codecs_of, is_necessary, known_routes, next_route
 
-LINKS_SHARE, LINE_SHARE = 0.1, 0.12  # of the seconds that measuring may take: for the links, and for each route
+LINKS_SHARE, LINE_SHARE = 0.08, 0.12  # of the seconds that measuring may take: for the links, and for each route
 WORTH_AGAIN = 0.15  # of an iteration: what a route must promise that was not measured when the others were
 LINKS_SECONDS, LINE_SECONDS = 2.0, 3.0  # more than this would tell nothing
 
