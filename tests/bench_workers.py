@@ -5,26 +5,35 @@ import torch.distributed as dist
 from penstock.bench import replay_worker
 from penstock.bench.memory_worker import MemoryJob, measure_memory
 from penstock.bench.replay_worker import ReplayJob, measure_job
-from penstock.bench.train_worker import TrainJob, train
+from penstock.bench.train_worker import TrainJob, start_up, train
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch import conductor
+from penstock.torch.conductor import Conductor
 
 LINE = LinearCost(1e-4, 1e-9)
 
 
 def train_on_loopback(_rank, methods):
     job = TrainJob("resnet20", 2, methods, rounds=2, iterations=1, warmup=2, profile=2, threads=1, nic="lo")
-    conductor.measure = _measured_group  # what is tested is the benchmark, on machines that are busy with other tests
+    Conductor._survey = _measured_group  # what is tested is the benchmark, on machines that are busy with other tests
     finished = []
     rows = list(train(job, finished.append))
     dist.barrier()
     return rows, finished
 
 
-def _measured_group(group, routes, *_, **__):
-    return Network(dist.get_world_size(group), 1e-5, 1e-9, 1e-10, {str(route): LINE for route in routes})
+def start_on_loopback(_rank, method):
+    Conductor._survey = _measured_group
+    job = TrainJob("resnet20", 2, (method,), 0, 0, 0, profile=2, threads=1, nic="lo", startup=True)
+    found = start_up(job)
+    dist.barrier()
+    return found
+
+
+def _measured_group(self, _network):
+    lines = {str(route): LINE for route in self._routes()}
+    return Network(dist.get_world_size(self._group), 1e-5, 1e-9, 1e-10, lines), self._routes()
 
 
 def _measured(transport, strategies=("native",), seconds=4.0):

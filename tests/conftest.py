@@ -1,12 +1,23 @@
 """Shared test settings."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
 if not Path("/dev/nvidia0").exists():  # Triton decides when it is first imported, which torch may do in any test
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Measurements are kept in the platform's cache folder: the user's own is neither read nor written here. Processes of
+# a fork server have the environment that it was started with, so one folder is for all tests of a session. Compiled
+# kernels and matplotlib's list of fonts, which take longest to make, stay where they are.
+_CACHE = tempfile.mkdtemp(prefix="penstock-tests-")
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+os.environ.setdefault("MPLCONFIGDIR", str(Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "matplotlib")))
+os.environ["XDG_CACHE_HOME"] = _CACHE
 
 # A busy machine must not fail a property, nor a draw that nobody has seen: the same examples every time. Others are
 # looked for with `--hypothesis-profile=search`, as `make test-all` does.

@@ -25,6 +25,7 @@ VALUES = {
     "program_document",
     "run_record",
     "machine",
+    "log",
 }
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {
@@ -63,6 +64,7 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
     "lark": ("compll/",),
     "matplotlib": ("report/",),
     "pyroute2": ("cluster/netlink.py",),
+    "platformdirs": ("torch/kept.py",),
     "typer": ("cli/",),
     "rich": ("cli/", "report/", "train/view.py"),
 }

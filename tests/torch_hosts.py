@@ -6,7 +6,7 @@ from typing import Any
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
 from penstock.runtime import hosts as places
-from penstock.torch.measure import cluster_of
+from penstock.torch.kept import cluster_of
 from penstock.torch.nodes import nodes_of
 from torch_compressed import _echo
 
@@ -33,7 +33,7 @@ def on_hosts(rank: int, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     places.network_namespace = lambda: ord(HERE[rank])
     group = dist.group.WORLD
     assert group is not None
-    cluster = cluster_of(group, torch.device("cpu"))
+    cluster = cluster_of(group, torch.device("cpu"), "gloo")
     files = {cluster.digest, replace(cluster, nodes=()).digest}  # of its measurements: others than on one host
     found = {name: _echo(rank, case | {"profile_iterations": 2}, steps=4) for name, case in cases.items()}
     return {"nodes": nodes_of(group), "files": len(files), "cases": found}

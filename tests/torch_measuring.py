@@ -1,20 +1,28 @@
 """What each process of a test does that measures: the network, timelines, and communication that drifts."""
 
 import itertools
-import os
+import logging
+import warnings
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import FitError
+from penstock.log import Voice
 from penstock.network import LinearCost, Network
-from penstock.plan import Route
+from penstock.plan import Route, parse_route
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import measure as measuring
-from penstock.torch.device_measure import measure_device_network
-from torch_training import _loss, plain, quick
+from penstock.torch import conductor
+from penstock.torch import survey as surveying
+from penstock.torch.device_measure import device_link_holds, measure_all_reduce, measure_device_links
+from penstock.torch.routes import Choice
+from penstock.torch.survey import Question, Survey
+from penstock.trace import Tensor, Trace
+from torch_training import MODELS, _loss, plain, quick
 
 
 def drift_away(rank: int) -> tuple[str, str, str, bool]:
@@ -28,7 +36,8 @@ def drift_away(rank: int) -> tuple[str, str, str, bool]:
         replan_drift=0.5,
     )
     hashes = []
-    wrapper._conductor._measure = lambda: Network(2, 0.0, 1e-6, 1e-10, {"native": LinearCost(0.0, 1e-6)})
+    measured, survey = Network(2, 0.0, 1e-6, 1e-10, {"native": LinearCost(0.0, 1e-6)}), wrapper._conductor._survey
+    wrapper._conductor._survey = lambda given: survey(given) if given else (measured, (Route("native"),))
     for step in range(26):
         _loss(wrapper, rank, step, {}).backward()
         hashes.append(wrapper.plan.hash if wrapper.plan else "")
@@ -53,25 +62,101 @@ def timelines(rank: int) -> tuple[Any, Any, list[str]]:
     return found[0], found[1], planned
 
 
-def measure_twice(rank: int, folder: str) -> tuple[Network, Network, Network, int]:
-    """Measure into a folder, again, and with one more line; return the networks and how many files there are.
+class FakeGauge:
+    """A gauge whose network is made up, and that counts what it is asked for."""
 
-    What is measured is made up: each time it is another network.
+    device, workers, engine_name = torch.device("cpu"), 2, "gloo"
+
+    def __init__(self, lines: dict[str, LinearCost], still_holds: bool = True, unfit: tuple[str, ...] = ()) -> None:
+        self.lines, self.still_holds, self.unfit = lines, still_holds, unfit
+        self.calls: list[str] = []
+
+    @property
+    def group(self) -> Any:
+        return dist.group.WORLD
+
+    def links(self, seconds: float) -> Network:
+        self.calls.append("links")
+        return Network(2, 1e-4, 1e-8, 1e-10)
+
+    def holds(self, network: Network) -> bool:
+        self.calls.append("check")
+        return self.still_holds
+
+    def with_line(self, network: Network, route: Route, seconds: float) -> Network:
+        self.calls.append(str(route))
+        if str(route) in self.unfit:
+            raise FitError(f"no line describes {route}")
+        line = self.lines.get(str(route), LinearCost(9.0, 0.0))
+        return replace(network, all_reduce={**network.all_reduce, str(route): line})
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def survey(rank: int, folder: str | None, surveys: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Make surveys one after the other; return of each the network, its routes, the calls, the warnings and the words.
+
+    `clock` are the seconds that pass with each look at it.
     """
-    count = itertools.count(1)
-    measuring._measure = lambda _group, routes, *_: Network(
-        2, next(count), 1e-9, 1e-10, {str(route): LinearCost(1e-4, 1e-9) for route in routes}
-    )
-    group, cpu, routes = dist.group.WORLD, torch.device("cpu"), [Route("native")]
-    first, again = (measuring.measure(group, routes, cpu, folder) for _ in range(2))
-    another = measuring.measure(group, [*routes, Route("ring")], cpu, folder)
-    dist.barrier()
-    return first, again, another, len(os.listdir(folder))
+    found = []
+    for asked in surveys:
+        case = {"lines": {"native": LinearCost(1e-3, 1e-8)}, "routes": ("native",), "codec": None, "clock": 0.0} | asked
+        if "file" in case:
+            for path in Path(folder).iterdir() if rank == 0 else ():
+                path.write_text(case["file"])
+            dist.barrier()
+        gauge = FakeGauge(case["lines"], case.get("holds", True), case.get("unfit", ()))
+        spoken, ticks = Spoken(), itertools.count()
+        surveying.perf_counter = lambda ticks=ticks, case=case: case["clock"] * next(ticks)
+        routes = tuple(map(parse_route, case["routes"]))
+        choice = Choice(TRACE, "exact", routes, auto=case["codec"] == "auto")
+        one = Survey(gauge, None if folder is None else Path(folder), lambda _: None, spoken)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            network, known = one.find(Question(routes, case.get("given"), 10.0, lambda _, choice=choice: choice))
+        said = [str(each.message) for each in warned]
+        found.append((network, [str(route) for route in known], gauge.calls, said, spoken.said))
+    return found
+
+
+def speak(rank: int, model: str, options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Train with a made-up network; return what this rank logged: levels and messages."""
+    said: list[tuple[str, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append((record.levelname, record.getMessage()))  # type: ignore[method-assign]
+    logger = logging.getLogger("penstock")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    lines = {"native": LinearCost(0.1, 1e-8), "ring+onebit": LinearCost(1e-3, 1e-10)}
+    conductor.Gauge = lambda *_: FakeGauge(lines)  # type: ignore[assignment,misc]
+    wrapper = OurDDP(MODELS[model](), profile_iterations=2, **options)
+    for step in range(4):
+        _loss(wrapper, rank, step, {}).backward()
+    return said
+
+
+TRACE = Trace("toy", "cpu", 1, "float32", 1e-3, tuple(Tensor(name, 1 << 20, 1e-3) for name in "dcba"))
+
+
+class Spoken(Voice):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(dist.get_rank() == 0)
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
 
 def measure_on_device(rank: int) -> Network:
     """Measure as with NCCL, on the device that is there; again where a busy machine spoils it, on all ranks alike."""
     for _ in range(5):
         with suppress(FitError):
-            return measure_device_network(dist.group.WORLD, torch.device("cpu"), seconds=1.0)
+            group, device = dist.group.WORLD, torch.device("cpu")
+            network = measure_device_links(group, device, seconds=1.0)
+            assert device_link_holds(group, device, network) in (True, False)  # whatever else runs; no rank waits
+            return replace(network, all_reduce={"native": measure_all_reduce(group, device, 0.5)})
     raise AssertionError("five measurements in a row could not be fitted")

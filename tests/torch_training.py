@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.errors import FitError, PlanError
 from penstock.network import LinearCost, Network
-from penstock.plan import Bucket, Plan
+from penstock.plan import Bucket, Plan, Route
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook, layered
 from penstock.torch.overlap import BulkSynchronous
@@ -402,8 +402,8 @@ def train_without_a_measurable_network(rank: int) -> dict[str, Any]:
     torch.manual_seed(1)
     wrapper = OurDDP(plain(), profile_iterations=2)
 
-    def fail() -> Network:
+    def fail(_: Network | None) -> tuple[Network, tuple[Route, ...]]:
         raise FitError("point-to-point times do not grow with size")
 
-    wrapper._conductor._measure = fail
+    wrapper._conductor._survey = fail
     return _train_few(wrapper, rank) | {"explain": wrapper.explain()}

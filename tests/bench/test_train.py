@@ -1,9 +1,20 @@
+from pathlib import Path
+
 import pytest
 
-from bench_workers import train_on_loopback
+from bench_workers import start_on_loopback, train_on_loopback
 from penstock.bench import train, train_worker
 from penstock.bench.jobs import Place
-from penstock.bench.train import Effort, compared, count_steps, parse_methods, parse_models, train_rows
+from penstock.bench.train import (
+    Effort,
+    compared,
+    count_steps,
+    parse_methods,
+    parse_models,
+    parse_startup,
+    startup_rows,
+    train_rows,
+)
 from penstock.bench.train_methods import Trained
 from penstock.errors import ClusterError, PenstockError
 from spawn import spawn
@@ -56,7 +67,7 @@ def test_bytes_are_shared_out_among_the_iterations_that_sent_them(monkeypatch, f
     monkeypatch.setattr(train_worker, "sent_nbytes", lambda nic: next(counter))
     monkeypatch.setattr(train_worker.dist, "barrier", lambda: None)
     steps = []
-    subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1))
+    subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1), 0.0)
     train_worker._measure(subject, iterations=3, nic="lo")
     assert len(steps) == (4 if finish else 3)  # one goes ahead where updates go on during the next
     assert subject.nbytes == [1200 // len(steps)]
@@ -69,6 +80,45 @@ def test_plans_are_in_force_when_timing_begins(trained):
     assert planned["predicted_seconds"] > 0
 
 
+def test_a_start_is_timed_until_the_plan_is_in_force_and_all_ranks_agree():
+    first, second = spawn(2, start_on_loopback, "penstock-exact")
+    assert first == second
+    assert first["profiled"] == 2
+    assert 0 < first["held_seconds"] < first["ready_seconds"]
+    assert first["routes"] in ("native", "ring", "recursive_doubling")
+
+
+def test_a_cold_start_has_empty_caches_and_the_warm_one_those_it_left(monkeypatch):
+    seen = []
+
+    def run_job(place, module, job, done, timeout_seconds, environment):
+        folder = Path(environment["XDG_CACHE_HOME"])
+        seen.append((job["methods"], job["startup"], folder.exists(), environment))
+        folder.mkdir(parents=True, exist_ok=True)
+        return [{"ready_seconds": 9.0, "held_seconds": 3.0}]
+
+    monkeypatch.setattr(train, "run_job", run_job)
+    rows = startup_rows(PLACE, "resnet20", 8, ["penstock-exact", "penstock-auto"], 5, lambda _: None)
+    assert [(row["method"], row["start"]) for row in rows] == [
+        (name, start) for name in ("penstock-exact", "penstock-auto") for start in ("cold", "warm")
+    ]
+    assert all(row["held_seconds"] == 3.0 for row in rows)
+    assert [(methods, startup, warm) for methods, startup, warm, _ in seen] == [
+        ((name,), True, warm) for name in ("penstock-exact", "penstock-auto") for warm in (False, True)
+    ]
+    assert seen[0][3] == seen[1][3] != seen[2][3]
+    assert set(seen[0][3]) == {"HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR"}
+
+
+def test_a_start_that_fails_is_a_row_with_its_error(monkeypatch):
+    def run_job(*_):
+        raise ClusterError("rank 1 ended")
+
+    monkeypatch.setattr(train, "run_job", run_job)
+    rows = startup_rows(PLACE, "resnet20", 8, ["penstock-auto"], 5, lambda _: None)
+    assert [row["error"] for row in rows] == ["rank 1 ended"] * 2
+
+
 def result(method, *seconds):
     return {"method": method, "batch": 8, "seconds": list(seconds), "nbytes": [10], "messages": None,
             "strategies": None, "predicted_seconds": None}  # fmt: skip
@@ -78,7 +128,7 @@ def fake_run(monkeypatch, crashing=()):
     """Replace the emulated hosts: methods in `crashing` take their process group down."""
     groups = []
 
-    def run_job(place, module, job, done, timeout_seconds):
+    def run_job(place, module, job, done, timeout_seconds, environment):
         groups.append(job["methods"])
         for name in job["methods"]:
             if name in crashing:
@@ -137,3 +187,7 @@ def test_lists_on_the_command_line():
         parse_models("resnet20:x")
     with pytest.raises(PenstockError, match="no training method called 'horovod'; wanted one of no-communication, ddp"):
         parse_methods("horovod")
+    assert parse_startup("none") == []
+    assert parse_startup("penstock-auto, penstock-exact") == ["penstock-auto", "penstock-exact"]
+    with pytest.raises(PenstockError, match="--startup: ddp plans nothing; wanted methods that do"):
+        parse_startup("ddp")

@@ -41,12 +41,16 @@ def complaint_of(capsys, monkeypatch, *arguments):
 def test_training_on_emulated_hosts_gives_rows_and_a_record(hosts, tmp_path):
     record = tmp_path / "train.json"
     few = ("--hosts", "2", "--rounds", "1", "--iterations", "1", "--warmup", "3", "--out", str(record))
-    rows = bench("train", "--models", "resnet20:2", "--methods", "ddp,ddp-powersgd", *few)
+    rows = bench("train", "--models", "resnet20:2", "--methods", "ddp,ddp-powersgd", "--startup", "none", *few)
     assert [row["method"] for row in rows] == ["no-communication", "ddp", "ddp-powersgd"]
     assert set(rows[1]) >= FIELDS
     assert 269_722 * 4 < rows[1]["bytes_sent"] < 1.1 * 269_722 * 4  # each of two hosts sends every gradient once
     assert "error" in rows[2] or set(rows[2]) >= FIELDS
     assert json.loads(record.read_text())["rows"] == rows
+    starts = bench("train", "--models", "resnet20:2", "--startup-only", "--startup", "penstock-exact", *few)
+    assert [(row["method"], row["start"]) for row in starts] == [("penstock-exact", "cold"), ("penstock-exact", "warm")]
+    saved = json.loads(record.read_text())
+    assert (saved["rows"], saved["startup"]["rows"]) == (rows, starts)  # the rows of the record stay
 
 
 @pytest.mark.root

@@ -85,6 +85,17 @@ def test_a_record_names_machine_versions_commit_command_and_date(folder):
         assert value in text
 
 
+def test_start_up_times_stand_below_the_table_of_their_record_with_their_own_source(tmp_path):
+    method = {"method": "penstock-auto", "ready_seconds": 13.5}
+    rows = [method | {"start": "cold", "held_seconds": 7.25}, method | {"start": "warm", "held_seconds": 1.5}]
+    startup = {"date": "some day", "command": "penstock bench train --startup-only", "commit": "abc", "rows": rows}
+    save_record(make_record("train", ROWS["train"], startup=startup), tmp_path / "train.json")
+    text = make_page(load_records(tmp_path), "results", {})
+    assert "| cold | 7.25 s |" in text
+    assert "| warm | 1.5 s |" in text
+    assert "`penstock bench train --startup-only`, some day, commit abc." in text
+
+
 def test_records_that_are_none_are_refused(tmp_path):
     with pytest.raises(
         PenstockError, match=r"no benchmark records in .*; wanted .json files written by `penstock bench"

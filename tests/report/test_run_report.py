@@ -182,6 +182,15 @@ def test_the_predicted_parts_are_those_of_the_timeline(runs):
     assert row["predicted"]["hidden_seconds"] == pytest.approx(sending - timeline.non_overlapped_seconds)
 
 
+def test_runs_that_take_as_long_are_as_efficient_whatever_each_measured_of_its_computation(runs):
+    stock, exact, *_ = (run.record for run in runs)
+    noisy = [replace(stock, compute_seconds=0.55, iteration_seconds=1.0)]
+    noisy += [replace(exact, compute_seconds=seconds, iteration_seconds=1.0) for seconds in (0.43, None)]
+    found = [FoundRun(f"run {index}", f"{index}/run.json", record) for index, record in enumerate(noisy)]
+    (model,) = report_document(found)["what_if"]["models"]
+    assert [point["efficiency"] for point in model["measured"]] == [0.43, 0.43, 0.43]
+
+
 def test_what_if_starts_from_the_fitted_network(runs):
     (model,) = report_document(runs)["what_if"]["models"]
     assert model["network"]["alpha_seconds"] == NETWORK.alpha_seconds

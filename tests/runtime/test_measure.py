@@ -1,8 +1,13 @@
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from penstock.network import Network
 from penstock.program import Collective
-from penstock.runtime.measure import measure_network
+from penstock.runtime import measure_compressed
+from penstock.runtime.measure import link_holds, measure_network
 from runtime.threads import run_ranks
 
 GAMMA = 1e-10
@@ -102,3 +107,57 @@ def test_all_ranks_return_the_same_network(world_size):
     found = run_ranks(world_size, lambda transport: measure_network(transport, seconds=1.0).network)
     assert found[0].workers == world_size
     assert all(network == found[0] for network in found)
+
+
+@pytest.mark.parametrize(("times", "holds"), [(1.0, True), (1.2, True), (0.8, True), (1.6, False), (0.6, False)])
+def test_a_kept_link_holds_where_messages_take_about_what_they_took(sleep, times, holds):
+    network = Network(4, 2e-3, 8e-9, 1e-10)
+    now = Paced(sleep, link=(times * 2e-3, times * 8e-9), native=(0.0, 0.0))
+    assert link_holds(now, network) == holds
+
+
+def test_a_slow_link_is_checked_with_a_small_message_and_hiccups_do_not_count(sleep):
+    class Hiccups(Paced):
+        sizes, turns = set(), count()
+
+        def irecv(self, view, peer, tag):
+            self.sizes.add(view.nbytes)
+            extra = 0.5 if next(self.turns) % 2 == 0 else 0.0
+            return Waiting(self.sleep, extra + self.link[0] + self.link[1] * view.nbytes)
+
+    slow = Hiccups(sleep, link=(2e-3, 8e-8), native=(0.0, 0.0))  # 100 Mb/s
+    assert link_holds(slow, Network(4, 2e-3, 8e-8, 1e-10))
+    assert slow.sizes == {1 << 18}
+
+
+class Compressed:
+    """Rounds of a compressed all-reduce on a clock of their own: 5 ms, 1 ns per byte and 0.1 ms per tensor."""
+
+    def __init__(self, sleep):
+        self.sleep, self.sizes = sleep, []
+
+    def __call__(self, _communicator, _text, parts=None):
+        tensors = 1 if parts is None else len(parts) - 1
+
+        def one_round(_transport, values, _residual):
+            self.sizes.append(values.size)
+            self.sleep(5e-3 + 1e-9 * values.size + 1e-4 * (tensors - 1))
+
+        return one_round
+
+
+@pytest.mark.parametrize(
+    ("seconds", "largest", "most"), [(0.3, 1 << 23, 0.6), (0.7, 1 << 25, 1.0), (1.2, 1 << 26, 1.5), (9.0, 1 << 26, 6.0)]
+)
+def test_a_compressed_line_takes_about_the_time_it_is_given(sleep, monkeypatch, seconds, largest, most):
+    rounds, passed = Compressed(sleep), []
+    monkeypatch.setattr(measure_compressed, "compressed_round", rounds)
+    monkeypatch.setattr(measure_compressed, "Communicator", lambda transport, **_: SimpleNamespace(transport=transport))
+    paced = Paced(lambda taken: (sleep(taken), passed.append(taken)), link=(0.0, 0.0), native=(0.0, 0.0))
+    rounds.sleep = paced.sleep
+    line = measure_compressed.compressed_line(paced, "ring+onebit", seconds, 0).line
+    assert line.b_seconds_per_byte == pytest.approx(1e-9, rel=1e-3)
+    assert line.a_seconds == pytest.approx(5e-3, rel=1e-3)
+    assert line.c_seconds_per_tensor == pytest.approx(1e-4, rel=1e-3)
+    assert max({*rounds.sizes} & {*measure_compressed.SIZES}) == largest
+    assert sum(passed) < most

@@ -43,6 +43,16 @@ def test_a_codec_of_known_lines_is_measured_as_it_is(monkeypatch):
         assert curve.seconds_per_byte == pytest.approx(slope, rel=1e-6)
 
 
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.3, 3), (1.0, 7)])
+def test_a_short_budget_has_few_sizes(monkeypatch, seconds, sizes):
+    codec, seen = Paced(), set()
+    monkeypatch.setattr(module, "perf_counter", lambda: codec.now)
+    encode = codec.encode
+    monkeypatch.setattr(codec, "encode", lambda gradient, *rest: seen.add(gradient.size) or encode(gradient, *rest))
+    module._measure(codec, None, seconds, HostMemory())
+    assert len(seen) == sizes
+
+
 def test_curves_say_what_the_codec_does_to_sizes_and_grow_with_bytes():
     curves = measure_codecs(["onebit"], seconds=0.2)["onebit"]
     assert curves.ratio == pytest.approx(1 / 32)

@@ -44,3 +44,10 @@ def test_messages_that_computing_slows_are_named():
     assert "messages take" not in told(None)
     words = told(None, Decision(PLAN, TRACE, slowdown=1.84))
     assert "this counts that messages take 1.84 times as long while gradients are computed" in words
+
+
+def test_planners_are_compared_by_one_model_and_the_plans_own_time_in_it_is_said():
+    decision = Decision(PLAN, TRACE, alternatives=(("single", 0.45), ("exact", 0.4)))
+    assert "other planners would take: exact 400 ms" in told(None, decision)
+    slowed = Decision(PLAN, TRACE, alternatives=(("single", 0.45), ("exact", 0.4)), slowdown=1.5)
+    assert "planners compared without that: single 450 ms, exact 400 ms" in told(None, slowed)

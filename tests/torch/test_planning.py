@@ -13,6 +13,7 @@ from penstock.planners import PLANNERS
 from penstock.simulator.iteration import predict
 from penstock.torch.planning import MIXING, decide, decide_whether
 from penstock.trace import Tensor, Trace
+from planners.instances import lines as whole_lines
 from planners.instances import traces
 from planners.oracle import brute_force_seconds
 
@@ -58,6 +59,15 @@ def test_mixing_planners_are_never_behind_any_single_choice_and_joint_is_the_opt
         assert plan.iteration_seconds <= plain.iteration_seconds
         assert len(plan.buckets) <= len(plain.buckets) or plan.iteration_seconds < 0.95 * plain.iteration_seconds
     assert {joint.planner, selective.planner} == {"joint", "selective"}
+
+
+@given(traces(6), whole_lines, st.sampled_from([1.0, 1.5, 3.0]))
+@settings(max_examples=50)
+def test_no_planner_is_said_to_beat_the_optimum_whatever_slows_messages_down(trace, line, slowdown):
+    network = Network(4, 1e-4, 1e-9, 1e-10, {"native": line})
+    taken = dict(decide(trace, network, "exact", [Route("native")], slowdown).alternatives)
+    assert min(taken.values()) >= taken["exact"] * (1 - 1e-9)
+    assert taken["exact"] == pytest.approx(brute_force_seconds(trace, [way_for(network, Route("native"))]))
 
 
 def network_of(**milliseconds: float) -> Network:

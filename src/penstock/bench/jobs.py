@@ -28,15 +28,22 @@ def report(rank: int, document: Mapping[str, Any]) -> None:
         print(PREFIX + json.dumps(document), flush=True)
 
 
-def run_job(place: Place, module: str, job: Mapping[str, Any], done: Done, timeout_seconds: float) -> list[Any]:
+def run_job(
+    place: Place,
+    module: str,
+    job: Mapping[str, Any],
+    done: Done,
+    timeout_seconds: float,
+    environment: Mapping[str, str] | None = None,
+) -> list[Any]:
     """Run `python -m module JOB` on every host and return rank 0's results; raise `ClusterError` where a rank fails.
 
-    Results that say only `done` are progress and go to `done`.
+    Results that say only `done` are progress and go to `done`. `environment` is added to what a worker has.
     """
     output = Output(done)
     command = [sys.executable, "-m", module, json.dumps(job)]
     with emulated_cluster(place.hosts, place.rate) as cluster:
-        outcome = cluster.run(command, sink=output, timeout_seconds=timeout_seconds)
+        outcome = cluster.run(command, environment=environment, sink=output, timeout_seconds=timeout_seconds)
     if outcome.exit_code != 0:
         raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
     return output.results

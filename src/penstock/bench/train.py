@@ -6,7 +6,8 @@ trained by every rank for itself.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -73,31 +74,64 @@ def train_rows(
     job = TrainJob(
         model, batch, tuple(name for name in methods if not METHODS[name].risky), **asdict(effort), threads=threads
     )
-    found = _together(place, job, done)
-    for name in methods:
-        if METHODS[name].risky:
-            found.append(_by_itself(place, job, name, done))
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:  # nothing is known from earlier runs
+        kept = {"XDG_CACHE_HOME": folder}
+        found = _together(place, job, done, kept)
+        found += [_by_itself(place, job, name, done, kept) for name in methods if METHODS[name].risky]
     order = {name: index for index, name in enumerate(methods)}
     rows = [_row(place, model, result) for result in sorted(found, key=lambda result: order[result["method"]])]
     return compared(rows)
 
 
-def _together(place: Place, job: TrainJob, done: Done) -> list[dict[str, Any]]:
+def parse_startup(text: str) -> list[str]:
+    """Return the methods of a comma-separated list, each of which must plan; `none` are none."""
+    names = [] if text == "none" else [part.strip() for part in text.split(",")]
+    for name in names:
+        if not find_method(name).plans:
+            raise PenstockError(f"--startup: {name} plans nothing; wanted methods that do, such as penstock-auto")
+    return names
+
+
+def startup_rows(
+    place: Place, model: str, batch: int, methods: Sequence[str], profile: int, done: Done
+) -> list[dict[str, Any]]:
+    """Return how long each method takes until its plan is in force, in fresh processes.
+
+    `cold`: nothing is kept, neither compiled kernels nor measurements. `warm`: what the cold start kept.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // place.hosts)
+    rows = []
+    for name in methods:
+        job = TrainJob(model, batch, (name,), 0, 0, 0, profile, threads, startup=True)
+        with tempfile.TemporaryDirectory(prefix="penstock-startup-") as folder:
+            kept = {each: f"{folder}/{each}" for each in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
+            for start in ("cold", "warm"):
+                row = {"hosts": place.hosts, "rate": place.rate, "model": model, "method": name, "start": start}
+                try:
+                    (found,) = run_job(place, WORKER, asdict(job), done, _TIMEOUT_SECONDS, kept)
+                    rows.append(row | found)
+                except ClusterError as error:
+                    rows.append(row | {"error": str(error)})
+                done(f"{name}, {start} start")
+    return rows
+
+
+def _together(place: Place, job: TrainJob, done: Done, environment: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the results of methods that take turns; where one takes the others down, of each by itself."""
     try:
-        results = run_job(place, WORKER, asdict(job), done, _TIMEOUT_SECONDS)
+        results = run_job(place, WORKER, asdict(job), done, _TIMEOUT_SECONDS, environment)
     except ClusterError as error:
         if len(job.methods) == 1:
             raise ClusterError(f"{job.methods[0]} on {place.hosts} hosts: {error}") from error
-        results = [_by_itself(place, job, name, done) for name in job.methods]
+        results = [_by_itself(place, job, name, done, environment) for name in job.methods]
     return _with_exposed(results)
 
 
-def _by_itself(place: Place, job: TrainJob, name: str, done: Done) -> dict[str, Any]:
+def _by_itself(place: Place, job: TrainJob, name: str, done: Done, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return one method's result from a process group of its own, with `no-communication` beside it."""
     alone = asdict(job) | {"methods": tuple(dict.fromkeys([ALONE, name]))}
     try:
-        results = run_job(place, WORKER, alone, done, _RISKY_TIMEOUT_SECONDS)
+        results = run_job(place, WORKER, alone, done, _RISKY_TIMEOUT_SECONDS, environment)
     except ClusterError as error:
         return {"method": name, "error": str(error)}
     return next(result for result in _with_exposed(results) if result["method"] == name)

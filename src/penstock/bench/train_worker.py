@@ -18,6 +18,7 @@ from torch import nn
 from penstock.bench.jobs import report
 from penstock.bench.train_methods import Trained, find_method
 from penstock.cluster.nics import sent_nbytes
+from penstock.torch import DistributedDataParallel as PlannedDataParallel
 from penstock.zoo import Task, find_task
 
 NIC = "eth0"  # of an emulated host, inside
@@ -36,6 +37,7 @@ class TrainJob:
     profile: int  # iterations that planning methods profile
     threads: int  # of each rank
     nic: str = NIC
+    startup: bool = False  # time the one method until its plan is in force, and nothing else
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class Subject:
     name: str
     trained: Trained
     step: Callable[[], None]  # one iteration
+    begun: float  # this rank's clock as its wrapper was made
     started: list[float] = field(default_factory=list)  # this rank's clock, one per round
     ended: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)  # sent by this host in an iteration, one per round
@@ -69,14 +72,58 @@ def train(job: TrainJob, done: Callable[[str], None] = lambda _: None) -> Iterat
     yield from _agree(subjects, job.batch or task.batch, job.iterations)
 
 
+def start_up(job: TrainJob) -> dict[str, Any]:
+    """Train by the job's one method until its plan is in force; return how long that took, the slowest rank's time.
+
+    `ready_seconds` is from the making of the wrapper to the plan, profiled iterations included; `held_seconds` what of
+    that training stood still. An iteration with the plan follows: a kernel that was not ready would show there.
+    """
+    (name,) = job.methods
+    torch.set_num_threads(job.threads)
+    task = find_task(job.model)
+    subject = _begin(job, task, name, ())
+    model = subject.trained.model
+    assert isinstance(model, PlannedDataParallel)
+    for _ in range(job.profile + 1):
+        begun = perf_counter()
+        subject.step()
+    assert model.plan is not None, "no plan after as many iterations as are profiled"
+    held = model.held_seconds
+    first = perf_counter()
+    subject.step()
+    times = torch.tensor([begun - subject.begun + held, held, perf_counter() - first], dtype=torch.float64)
+    dist.all_reduce(times, dist.ReduceOp.MAX)
+    ready, held, iteration = times.tolist()
+    routes = ", ".join(dict.fromkeys(str(bucket.route) for bucket in model.plan.buckets))
+    return {
+        "method": name,
+        "batch": job.batch or task.batch,
+        "profiled": job.profile,
+        "ready_seconds": ready,
+        "held_seconds": held,
+        "next_iteration_seconds": iteration,
+        "routes": routes,
+    }
+
+
 def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
     """Wrap a fresh module by the method called `name`, and run it until it is warm and has planned."""
-    method = find_method(name)
+    subject = _begin(job, task, name, others)
+    for _ in range(job.warmup + (job.profile if find_method(name).plans else 0)):
+        subject.step()
+    if subject.trained.finish:
+        subject.trained.finish()
+    return subject
+
+
+def _begin(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
+    """Wrap a fresh module by the method called `name`."""
     torch.manual_seed(1)  # same weights on every rank
     module = task.build()
     if others:
         _share_weights(module, others[0].trained.model)
-    trained = method.begin(module, job.profile)
+    begun = perf_counter()
+    trained = find_method(name).begin(module, job.profile)
     torch.manual_seed(1 + dist.get_rank())  # other data
     inputs, targets = task.make_batch(job.batch or task.batch, torch.device("cpu"))
 
@@ -84,11 +131,7 @@ def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) ->
         task.loss(trained.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         trained.update()
 
-    for _ in range(job.warmup + (job.profile if method.plans else 0)):
-        step()
-    if trained.finish:
-        trained.finish()
-    return Subject(name, trained, step)
+    return Subject(name, trained, step, begun)
 
 
 def _share_weights(module: nn.Module, first: nn.Module) -> None:
@@ -153,7 +196,7 @@ def main() -> None:
     job = TrainJob(**document | {"methods": tuple(document["methods"])})
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    for result in train(job, lambda name: report(rank, {"done": name})):
+    for result in [start_up(job)] if job.startup else train(job, lambda name: report(rank, {"done": name})):
         report(rank, result)
     dist.barrier()
     dist.destroy_process_group()

@@ -15,6 +15,7 @@ METHODS = (
     "penstock-exact,penstock-exact-native,penstock-wfbp,penstock-bsp-split,"
     "penstock-onebit,penstock-terngrad,penstock-gtopk"
 )
+STARTUP = "penstock-exact,penstock-auto"
 
 
 def bench_train(
@@ -26,29 +27,55 @@ def bench_train(
     iterations: Annotated[int, typer.Option(help="of each turn", min=1)] = 2,
     warmup: Annotated[int, typer.Option(help="iterations of each method before the first round", min=2)] = 3,
     profile: Annotated[int, typer.Option(help="iterations that planning methods profile before these", min=2)] = 5,
+    startup: Annotated[str, typer.Option(help="methods whose start is timed too, cold and warm, or none")] = STARTUP,
+    startup_only: Annotated[bool, typer.Option(help="time starts only; a record keeps its rows")] = False,
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Time iterations of training by every method, taking turns on the same emulated hosts. Needs root."""
     from penstock.bench.jobs import Place
-    from penstock.bench.record import make_record, save_record
-    from penstock.bench.train import Effort, count_steps, parse_methods, parse_models, train_rows
+    from penstock.bench.train import (
+        Effort,
+        count_steps,
+        parse_methods,
+        parse_models,
+        parse_startup,
+        startup_rows,
+        train_rows,
+    )
     from penstock.cli.output import print_json
     from penstock.cli.progress import progress
 
-    names, tasks = parse_methods(methods), parse_models(models)
+    names, tasks, starting = parse_methods(methods), parse_models(models), parse_startup(startup)
     effort = Effort(rounds, iterations, warmup, profile)
-    rows = []
-    with progress("training", len(tasks) * count_steps(names, rounds)) as done:
+    steps = (0 if startup_only else count_steps(names, rounds)) + 2 * len(starting)
+    rows, starts = [], []
+    with progress("training", len(tasks) * steps) as done:
         for model, batch in tasks:
             told = partial(_tell, done, model)
-            rows += train_rows(Place(hosts, rate), model, batch, names, effort, told)
+            rows += [] if startup_only else train_rows(Place(hosts, rate), model, batch, names, effort, told)
+            starts += startup_rows(Place(hosts, rate), model, batch, starting, profile, told)
     if out:
-        save_record(make_record("train", rows), out)
+        _save(rows, starts, out, startup_only)
     if json:
-        print_json(rows)
+        print_json([*rows, *starts])
     else:
         _print(rows)
+        _print_starts(starts)
+
+
+def _save(rows: list[dict[str, Any]], starts: list[dict[str, Any]], out: str, startup_only: bool) -> None:
+    """Write the record; starts timed by themselves go into the record that is there, with a source of their own."""
+    from pathlib import Path
+
+    from penstock.bench.record import make_record, save_record
+    from penstock.report.benchmark_page import load_record
+
+    record = make_record("train", rows)
+    source = {name: record[name] for name in ("date", "command", "commit")}
+    if startup_only and Path(out).exists():
+        record = dict(load_record(Path(out)))
+    save_record(record | {"startup": {**source, "rows": starts}} if starts else record, out)
 
 
 def _tell(done: "Done", model: str, method: str) -> None:
@@ -71,11 +98,30 @@ def _print(rows: list[dict[str, Any]]) -> None:
         "x ddp",
         "x best ddp",
     )
+    if not rows:
+        return
     title = f"training on {rows[0]['hosts']} hosts at {rows[0]['rate']}"
     print_table(title, columns, [_cells(row) for row in rows if "error" not in row])
     for row in rows:
         if "error" in row:
             print(f"{row['model']}, {row['method']} failed: {row['error']}")
+
+
+def _print_starts(rows: list[dict[str, Any]]) -> None:
+    from penstock.cli.output import format_seconds, print_table
+
+    columns = ("model", "method", "start", "ready", "training stood still", "next iteration", "routes")
+    times = ("ready_seconds", "held_seconds", "next_iteration_seconds")
+    cells = [
+        (row["model"], row["method"], row["start"], *(format_seconds(row[each]) for each in times), row["routes"])
+        for row in rows
+        if "error" not in row
+    ]
+    if cells:
+        print_table(f"until the plan is in force, on {rows[0]['hosts']} hosts at {rows[0]['rate']}", columns, cells)
+    for row in rows:
+        if "error" in row:
+            print(f"{row['model']}, {row['method']}, {row['start']} start failed: {row['error']}")
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:

@@ -52,6 +52,21 @@ def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **paramete
     return Codec(program, every, arguments, NumbaKernels(program), seed, on_nonfinite)
 
 
+def codec_digest(spec: str) -> str:
+    """Return what changes when a codec computes something else: its text, its parameters, and the compiler's."""
+    from penstock.codecs.wire import SPARSE_CODECS
+
+    name, given = parse_spec(spec)
+    return spec if name in SPARSE_CODECS else f"{spec} {_compile(name, given).key}"
+
+
+def kernel_folder() -> Path:
+    """Return the folder that keeps compiled kernels."""
+    from penstock.compll.cache import default_cache
+
+    return default_cache()
+
+
 def _compile(name: str, parameters: Mapping[str, float]) -> Program:
     from penstock.compll.cache import load_program
 

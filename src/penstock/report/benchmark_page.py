@@ -66,7 +66,19 @@ def _record_text(name: str, record: Record, results: str) -> str:
     section = section_of(record["benchmark"])
     rows: Sequence[Mapping[str, Any]] = section.summarise(record["rows"]) if section.summarise else record["rows"]
     table = markdown_table(rows, section.rivalry, section.hidden, section.shares) if rows else "No rows.\n"
-    return f"{table}\n{claims_text(record)}{_provenance(name, record, results)}\n"
+    return f"{table}\n{claims_text(record)}{_provenance(name, record, results)}\n{_startup(record)}"
+
+
+def _startup(record: Record) -> str:
+    """Return the table of start-up times, where a record has one."""
+    if (found := record.get("startup")) is None:
+        return ""
+    source = f"`{found['command']}`, {found['date']}, commit {found['commit']}."
+    text = (
+        "Until the plan is in force: `ready` from the making of the wrapper on, profiled iterations included, `held` "
+        "what of that training stood still. `cold`: nothing kept; `warm`: compiled kernels and measurements are."
+    )
+    return f"{text}\n\n{markdown_table(found['rows'], None)}\n{source}\n\n"
 
 
 def _provenance(name: str, record: Record, results: str) -> str:

@@ -31,7 +31,7 @@ def _model(run: FoundRun, group: Sequence[FoundRun]) -> dict[str, Any]:
         "strategy": next((name for name in network.all_reduce if name in ALL_REDUCE), "ring"),
         "trace": trace_document(trace),
         "network": network_document(_with_codecs(network, group)),
-        "measured": [point for other in group if (point := _efficiency(other)) is not None],
+        "measured": _efficiencies(group),
     }
 
 
@@ -43,9 +43,20 @@ def _with_codecs(network: Network, group: Sequence[FoundRun]) -> Network:
     return replace(network, codecs=found)
 
 
-def _efficiency(run: FoundRun) -> dict[str, Any] | None:
-    """Return what a run reached: computation over iteration, which is speed-up over workers."""
-    compute, iteration = run.record.compute_seconds, run.record.iteration_seconds
-    if compute is None or not iteration:
-        return None
-    return {"name": run.name, "workers": run.record.workers, "efficiency": compute / iteration}
+def _efficiencies(group: Sequence[FoundRun]) -> list[dict[str, Any]]:
+    """Return what each run reached: computation over iteration, which is speed-up over workers.
+
+    The computation is one for all of them, the least that any run measured: they compute the same, and whatever else
+    a machine does, their own communication first of all, only adds to it. Each divided by its own, the run that was
+    disturbed most would seem the most efficient.
+    """
+    computed = [run.record.compute_seconds for run in group if run.record.compute_seconds is not None]
+    return [
+        {
+            "name": run.name,
+            "workers": run.record.workers,
+            "efficiency": min(computed) / run.record.iteration_seconds,
+        }
+        for run in group
+        if computed and run.record.iteration_seconds
+    ]

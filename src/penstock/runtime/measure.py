@@ -6,7 +6,7 @@ back, so that a token bucket or a switch buffer cannot flatter it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,13 +19,17 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.largest import WAIT_SECONDS
 from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.measure_compressed import compressed_line
+from penstock.runtime.pages import fresh_pages
 from penstock.runtime.reduce import Merge, merge_kernel
-from penstock.runtime.timed import SIZES, Points, Round, agreed_points, agreed_seconds, plain_values
+from penstock.runtime.timed import PILOTS, SIZES, Points, Round, agreed_points, agreed_seconds, plain_values
 from penstock.runtime.transport import Bytes, Transport
 
 LARGEST = 1 << 26  # of dense messages: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
 LARGER = (LARGEST, SIZES[-1])  # where growing sizes ended below, one of these is measured too
 NATIVE = "native"  # the engine's own all-reduce
+OFF = 1.3  # times as long, or as short, as was kept: a measurement no longer holds
+CHECKED, CHECKS = (1 << 22, 1 << 20, 1 << 18, 1 << 16), 4  # bytes of the message that checks it, and how often at most
+CHECK_SECONDS = 0.05  # that one may take
 TAG = 1
 
 
@@ -54,26 +58,45 @@ def measure_network(
     measured up to one message with all of them. Dense messages of more than 16 MiB are left out where `most_nbytes` is
     less than they take: buffers are memory that training may not have.
     """
-    world_size = transport.world_size
     curves = measure_codecs(codecs, transport, seconds / 4)
+    links = measure_links(transport, name, seconds / 2)
+    if transport.world_size == 1:
+        return replace(links, network=replace(links.network, codecs=curves))
+    lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes, most_nbytes)
+    all_reduce = {strategy: fit.line for strategy, fit in lines.items()}
+    return Measurement(replace(links.network, all_reduce=all_reduce, codecs=curves), {**links.fits, **lines})
+
+
+def measure_links(transport: Transport, name: str = "measured", seconds: float = 2.0) -> Measurement:
+    """Measure alpha, beta and gamma; every rank must call this at the same time."""
     kernel = merge_kernel("float32")  # compiled before the clock starts
-    summing = partial(agreed_points, transport, partial(_merge_round, kernel), seconds / 8)
+    summing = partial(agreed_points, transport, partial(_merge_round, kernel), seconds / 4)
     merge = fit_measured(summing, "summation times")
     gamma = merge.line.b_seconds_per_byte
-    if world_size == 1:
-        return Measurement(Network(1, 0.0, 0.0, gamma, codecs=curves, name=name), {"merge": merge})
-    link = fit_measured(partial(agreed_points, transport, _link_round, seconds * 3 / 8), "point-to-point times")
-    lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes, most_nbytes)
-    network = Network(
-        workers=world_size,
-        alpha_seconds=link.line.a_seconds,
-        beta_seconds_per_byte=link.line.b_seconds_per_byte,
-        gamma_seconds_per_byte=gamma,
-        all_reduce={strategy: fit.line for strategy, fit in lines.items()},
-        codecs=curves,
-        name=name,
-    )
-    return Measurement(network, {"merge": merge, "link": link, **lines})
+    if transport.world_size == 1:
+        return Measurement(Network(1, 0.0, 0.0, gamma, name=name), {"merge": merge})
+    link = fit_measured(partial(agreed_points, transport, _link_round, seconds * 3 / 4), "point-to-point times")
+    alpha, beta = link.line.a_seconds, link.line.b_seconds_per_byte
+    return Measurement(Network(transport.world_size, alpha, beta, gamma, name=name), {"merge": merge, "link": link})
+
+
+def link_holds(transport: Transport, network: Network) -> bool:
+    """Say whether messages between neighbours still take what `network` says, in a tenth of a second or so.
+
+    The best of a few counts: whatever else a machine does only ever adds. Every rank must call this at the same time,
+    and all say the same.
+    """
+    if transport.world_size == 1:
+        return True
+    nbytes = next((size for size in CHECKED if network.link.seconds(size) <= CHECK_SECONDS), CHECKED[-1])
+    first, second = plain_values(nbytes), fresh_pages(nbytes)
+    agreed_seconds(transport, _link_round, first, second, PILOTS)
+    taken = float("inf")
+    for _ in range(CHECKS):
+        taken = min(taken, agreed_seconds(transport, _link_round, first, second, 1))
+        if 1 / OFF <= taken / network.link.seconds(nbytes) <= OFF:
+            return True
+    return False
 
 
 def measure_lines(
@@ -85,12 +108,16 @@ def measure_lines(
 ) -> dict[str, Fit]:
     """Measure all-reduces as they run, by name, as `measure_network` does."""
     share = seconds / max(1, len(strategies))
-    return {
-        strategy: compressed_line(transport, strategy, share, whole_nbytes)
-        if "+" in strategy
-        else _dense_line(transport, strategy, share, most_nbytes)
-        for strategy in strategies
-    }
+    return {name: measure_line(transport, name, share, whole_nbytes, most_nbytes) for name in strategies}
+
+
+def measure_line(
+    transport: Transport, strategy: str, seconds: float, whole_nbytes: int = 0, most_nbytes: int = LARGEST
+) -> Fit:
+    """Measure one all-reduce as it runs, dense or through a codec; every rank must call this at the same time."""
+    if "+" in strategy:
+        return compressed_line(transport, strategy, seconds, whole_nbytes)
+    return _dense_line(transport, strategy, seconds, most_nbytes)
 
 
 def _dense_line(transport: Transport, strategy: str, seconds: float, most_nbytes: int) -> Fit:

@@ -19,9 +19,11 @@ from penstock.runtime.largest import largest
 from penstock.runtime.transport import Transport
 
 NUMELS = tuple(1 << exponent for exponent in range(10, 23, 2))  # 4 KiB to 16 MiB of float32
+_FEW_NUMELS = (1 << 10, 1 << 16, 1 << 20)  # where less than `_SHORT` seconds are allowed: values are made for each
+_SHORT = 0.5
 _ITEMSIZE = 4
 _LEAST, _MOST = 1, 20  # calls of a timed block
-_BLOCKS = 5  # of each size and operation, of which the median counts: a busy machine spoils one or two
+_BLOCKS, _FEW_BLOCKS = 5, 3  # of each size and operation, of which the median counts: a busy machine spoils one or two
 
 
 class Memory(Protocol):
@@ -68,18 +70,19 @@ def measure_codecs(
 
 
 def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Memory) -> CodecCurves:
-    operations = {numel: dict(_operations(codec, numel, memory)) for numel in NUMELS}
-    names = tuple(operations[NUMELS[0]])
-    share = seconds / len(NUMELS) / len(names)
+    numels, blocks = (_FEW_NUMELS, _FEW_BLOCKS) if seconds < _SHORT else (NUMELS, _BLOCKS)
+    operations = {numel: dict(_operations(codec, numel, memory)) for numel in numels}
+    names = tuple(operations[numels[0]])
+    share = seconds / len(numels) / len(names) / blocks
 
     def points(name: str) -> Points:
         return [
-            (float(_ITEMSIZE * numel), _agreed_seconds(operations[numel][name], transport, share, memory))
-            for numel in NUMELS
+            (float(_ITEMSIZE * numel), _agreed_seconds(operations[numel][name], transport, share, blocks, memory))
+            for numel in numels
         ]
 
     curves = {name: _curve(partial(points, name), f"{codec.name}: {name} times") for name in names}
-    ratio, fixed_nbytes = _payload_line(codec, memory)
+    ratio, fixed_nbytes = _payload_line(codec, memory, numels)
     return CodecCurves(ratio=ratio, fixed_nbytes=fixed_nbytes, **curves)
 
 
@@ -109,12 +112,14 @@ def _packed(codec: Any, gradient: Any, memory: Memory) -> Any:
     return payload[: codec.encode(gradient, None, payload)]
 
 
-def _agreed_seconds(run: Callable[[], Any], transport: Transport | None, budget: float, memory: Memory) -> float:
-    """Return what a call takes, the slowest rank's; a first one compiles and is not counted."""
+def _agreed_seconds(
+    run: Callable[[], Any], transport: Transport | None, budget: float, blocks: int, memory: Memory
+) -> float:
+    """Return what a call takes, the slowest rank's; a first one compiles and is not counted. A block has a `budget`."""
     _timed(run, 1, memory)
     pilot = _slowest(transport, _timed(run, 1, memory))
-    calls = min(max(int(budget / _BLOCKS / max(pilot, 1e-9)), _LEAST), _MOST)
-    return max(median(_slowest(transport, _timed(run, calls, memory)) for _ in range(_BLOCKS)), 1e-9)
+    calls = min(max(int(budget / max(pilot, 1e-9)), _LEAST), _MOST)
+    return max(median(_slowest(transport, _timed(run, calls, memory)) for _ in range(blocks)), 1e-9)
 
 
 def _timed(run: Callable[[], Any], calls: int, memory: Memory) -> float:
@@ -136,9 +141,9 @@ def _curve(measure: Callable[[], Points], what: str) -> Curve:
     return Curve(fit.line.b_seconds_per_byte, fit.line.a_seconds, fit.least_seconds)
 
 
-def _payload_line(codec: Any, memory: Memory) -> tuple[float, float]:
+def _payload_line(codec: Any, memory: Memory, numels: Sequence[int]) -> tuple[float, float]:
     """Return payload bytes per dense byte, and the bytes that every payload has: those of Gaussian values."""
-    small, large = NUMELS[0], NUMELS[-1]
+    small, large = numels[0], numels[-1]
     less, more = (_payload_nbytes(codec, numel, memory) for numel in (small, large))
     ratio = max(0.0, more - less) / (_ITEMSIZE * (large - small))
     return ratio, max(0.0, less - ratio * _ITEMSIZE * small)

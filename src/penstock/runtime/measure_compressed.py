@@ -24,52 +24,64 @@ from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.largest import WAIT_SECONDS
 from penstock.runtime.pages import fresh_pages
-from penstock.runtime.timed import LEAST, PILOTS, SHARE, Points, Round, agreed_seconds, noise
+from penstock.runtime.timed import LEAST, PILOTS, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport
 
-SIZES = (1 << 20, 1 << 22, 1 << 24, 1 << 25, 1 << 26)
+SIZES = (1 << 21, 1 << 23, 1 << 25, 1 << 26)  # a processor's cache flatters codecs up to the third
 PAIRS, NUMELS = 128, (1 << 14, 1 << 9)  # of the bucket that shows what each tensor costs: matrices, each with a vector
+_FEW_PAIRS, _SHORT = 32, 0.6  # where less than so many seconds are allowed for it: a program for many takes as long
 _TOGETHER = 2  # messages back to back, at least: a rank that is done begins the next, and buckets do follow one another
-_TURNS = 5  # through all sizes, of which the median counts
-_SURELY = 1 << 25  # measured whatever the budget: a processor's cache flatters codecs up to here
+_TURNS, _FEWEST = 5, 2  # through all sizes, of which the median counts: at most, and whatever the budget
+_SURELY = 1 << 23  # bytes that are measured whatever the budget; more where the fewest turns fit into it
+_POINTS_SHARE = 0.7  # of the budget, for sizes; the rest is for what each tensor adds
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
 _WHOLE = 1 << 29  # of one message: two buffers of it on every rank
 
 
 def compressed_line(transport: Transport, text: str, seconds: float, whole_nbytes: int) -> Fit:
-    """Return the line of a route such as `ring+onebit/4`; `whole_nbytes` are all gradients, 0 where nobody knows."""
+    """Return the line of a route such as `ring+onebit/4`, in about `seconds` where two turns fit into them.
+
+    `whole_nbytes` are all gradients of a model, 0 where they are not known.
+    """
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)  # with the memory of these messages
-    one_round = _round(communicator, text)
+    one_round = compressed_round(communicator, text)
     # Codecs are compiled on their first calls, and not by all ranks at once.
     agreed_seconds(transport, one_round, noise(_WARM), fresh_pages(_WARM), LEAST)
 
     def points() -> Points:
-        found = _points_in_turn(transport, one_round, seconds)
+        found = _points_in_turn(transport, one_round, seconds * _POINTS_SHARE)
         larger = whole_nbytes > 1.5 * found[-1][0]
         return [*found, _whole_point(transport, one_round, whole_nbytes)] if larger else found
 
     fit = fit_measured(points, f"all-reduce times by {text}")
-    return replace(fit, line=replace(fit.line, c_seconds_per_tensor=_further_tensor(communicator, text)))
+    further = _further_tensor(communicator, text, seconds * (1 - _POINTS_SHARE))
+    return replace(fit, line=replace(fit.line, c_seconds_per_tensor=further))
 
 
 def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> Points:
     """Return (bytes, seconds per round) of compressed messages, the median of several turns through all sizes.
 
     Codecs and messages compete for cores, and a machine is busy for seconds at a time: that spoils a turn, where it
-    would spoil a size, and with it the slope of the line.
+    would spoil a size, and with it the slope of the line. The first rounds of each size say how many turns, and which
+    sizes, the budget allows.
     """
-    values, residual = _much_noise(SIZES[-1]), fresh_pages(SIZES[-1])
-    rounds: dict[int, int] = {}
+    timers: dict[int, Callable[[int], float]] = {}
+    a_turn = last = 0.0  # through the sizes so far, and of the last of them
     for size in SIZES:
-        pilot = agreed_seconds(transport, one_round, values[:size], residual[:size], LEAST)
-        if size > _SURELY and _TURNS * pilot > seconds:
+        if size > _SURELY and _turns(a_turn + last * size / max(timers), seconds) < _FEWEST:
             break
-        rounds[size] = min(max(int(SHARE * seconds / pilot), _TOGETHER), LEAST)
-    times: dict[int, list[float]] = {size: [] for size in rounds}
-    for _ in range(_TURNS):
-        for size, count in rounds.items():
-            times[size].append(agreed_seconds(transport, one_round, values[:size], residual[:size], count))
-    return [(float(size), median(found)) for size, found in times.items()]
+        timers[size] = time = partial(agreed_seconds, transport, one_round, _much_noise(size), fresh_pages(size))
+        time(PILOTS)  # touches the memory, and makes the program for it
+        last = _TOGETHER * time(1)
+        a_turn += last
+    turns = min(max(_turns(a_turn, seconds), _FEWEST), _TURNS)
+    times = [[time(_TOGETHER) for time in timers.values()] for _ in range(turns)]
+    return [(float(size), median(found)) for size, found in zip(timers, zip(*times, strict=True), strict=True)]
+
+
+def _turns(seconds_per_turn: float, seconds: float) -> int:
+    """Return how many turns fit into a budget after the pilot rounds, which take as long as one."""
+    return int(seconds / seconds_per_turn) - 1
 
 
 def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[float, float]:
@@ -87,7 +99,7 @@ def _much_noise(nbytes: int) -> Bytes:
     return pages
 
 
-def _round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
+def compressed_round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
     """Return what carries out one all-reduce by a route, of tensors that end at `parts`."""
     from penstock.codecs.feedback import PutOff
     from penstock.codecs.wire import wire_codec
@@ -108,22 +120,26 @@ def _round(communicator: Communicator, text: str, parts: Sequence[int] | None = 
     return compressed
 
 
-def _further_tensor(communicator: Communicator, text: str) -> float:
+def _further_tensor(communicator: Communicator, text: str, seconds: float) -> float:
     """Return what every further tensor of a bucket adds: many small ones against one as large.
 
-    They take turns, and there are many of them: a model has hundreds of tensors, and a time for each that is off by
-    0.1 ms, as the difference of two single messages easily is, would be most of the prediction.
+    They take turns, as many as the budget allows, and there are many of them: a model has hundreds of tensors, and a
+    time for each that is off by 0.1 ms, as the difference of two single messages easily is, would be most of the
+    prediction.
     """
-    ends = tuple(accumulate(NUMELS * PAIRS, initial=0))
+    ends = tuple(accumulate(NUMELS * (_FEW_PAIRS if seconds < _SHORT else PAIRS), initial=0))
     whole, cut = _timer(communicator, text, (0, ends[-1])), _timer(communicator, text, ends)
-    turns = [(whole(LEAST), cut(LEAST)) for _ in range(_TURNS)]
-    added = median(seconds for _, seconds in turns) - median(seconds for seconds, _ in turns)
+    pilot = whole(1) + cut(1)
+    rounds = min(max(int(seconds / _FEWEST / pilot), 1), LEAST)
+    turns = min(max(int(seconds / rounds / pilot), _FEWEST), _TURNS)
+    found = [(whole(rounds), cut(rounds)) for _ in range(turns)]
+    added = median(seconds for _, seconds in found) - median(seconds for seconds, _ in found)
     return max(0.0, added / (len(ends) - 2))
 
 
 def _timer(communicator: Communicator, text: str, bounds: Sequence[int]) -> Callable[[int], float]:
     """Return what times so many rounds of one bucket, warmed up."""
-    one_round, values = _round(communicator, text, bounds), noise(4 * bounds[-1])
+    one_round, values = compressed_round(communicator, text, bounds), noise(4 * bounds[-1])
     residual = fresh_pages(values.size)
     timer = partial(agreed_seconds, communicator.transport, one_round, values, residual)
     timer(PILOTS)

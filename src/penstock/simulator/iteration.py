@@ -86,9 +86,14 @@ def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int, s
     timed, and not planned with: plans made with it merged more, and were measured to be slower.
     """
     buckets = planner.buckets(trace, ways)
-    timeline = simulate_iteration(squeezed(trace, slowdown), buckets, ways, overlap=planner.overlap)
-    timeline = stretched(timeline, slowdown)
     plan = Plan(trace.model, workers, planner.name, buckets, overlap=planner.overlap, times=trace.times)
+    return timed(plan, trace, ways, slowdown)
+
+
+def timed(plan: Plan, trace: Trace, ways: Sequence[Way], slowdown: float = 1.0) -> Plan:
+    """Return the plan with the timeline that `trace` and `ways` predict, where messages are slowed as in `predict`."""
+    timeline = simulate_iteration(squeezed(trace, slowdown), plan.buckets, ways, overlap=plan.overlap)
+    timeline = stretched(timeline, slowdown)
     return replace(
         plan,
         timeline=timeline,

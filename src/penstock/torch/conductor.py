@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import FitError, PlanError
+from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
+from penstock.runtime.rehearse import Compiling
 from penstock.timeline import Timeline
 from penstock.torch.buckets import (
     Hook,
@@ -30,31 +32,24 @@ from penstock.torch.buckets import (
     release_buckets,
     sending_order,
 )
-from penstock.torch.compression import AUTO, MIXING_PLANNERS, NATIVE
+from penstock.torch.compression import AUTO, NATIVE, Compression
 from penstock.torch.drift import Drift
-from penstock.torch.explain import explain
+from penstock.torch.explain import explain, summary
 from penstock.torch.given import Given
 from penstock.torch.holder import Holder
-from penstock.torch.measure import engine_of, measure, with_lines
+from penstock.torch.measure import Gauge, engine_of
 from penstock.torch.measured import communication_seconds, measured_timeline
 from penstock.torch.memory import Memory
 from penstock.torch.nodes import nodes_of
 from penstock.torch.optimizers import OptimizerWatch
 from penstock.torch.passes import BackwardPasses
-from penstock.torch.planning import (
-    Decision,
-    agree,
-    decide,
-    decide_whether,
-    from_rank_0,
-    in_order,
-    only,
-)
+from penstock.torch.planning import Decision, agree, decide, decide_whether, from_rank_0, in_order, only
 from penstock.torch.profile import Profiler
-from penstock.torch.routes import candidates, further
+from penstock.torch.routes import Choice, at_least, candidates, first_of_each_codec
 from penstock.torch.settings import WARMUP, Settings
 from penstock.torch.sizes import gradient_sizes
 from penstock.torch.slowdown import Sending
+from penstock.torch.survey import Question, Survey
 from penstock.torch.text_picture import text_picture
 from penstock.torch.together import together
 from penstock.trace import Trace
@@ -66,7 +61,9 @@ KEPT_TIMES = 50  # iterations whose times `explain` reports
 class Conductor:
     """The planning side of one wrapper."""
 
-    def __init__(self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory) -> None:
+    def __init__(
+        self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory, compiling: Compiling
+    ) -> None:
         """`arguments` are those that torch's wrapper was made with, the module excepted."""
         self.settings, self.memory = settings, memory
         self.holder = Holder(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
@@ -74,6 +71,9 @@ class Conductor:
         self._decision: Decision | None = None
         self._nodes: Nodes = ()  # the ranks of each host, once a plan may compress between them
         self._profiler: Profiler | None = None
+        self._seen: Trace | None = None  # what was profiled, on rank 0
+        self._compiling: Compiling | None = compiling  # the kernels of codecs that a plan may use, on this host
+        self._voice = Voice(self._is_first)
         self._drift = Drift(settings.replan_drift)
         self._sending = Sending()  # of profiled iterations, on rank 0
         self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
@@ -82,7 +82,10 @@ class Conductor:
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
         self.obstacle = can_hold_plans(wrapper, self.holder.parameters)  # why torch's buckets are kept, or ""
         self._refuse_what_torch_would_not_call()
-        if not self.obstacle:
+        if self.obstacle:
+            self._voice.warn(f"no plan: {self.obstacle}")
+            self._get_ready_without_a_plan()
+        else:
             self._check_given()
         self._hold()
         self._passes = self._watch_passes()
@@ -97,6 +100,11 @@ class Conductor:
     def plan(self) -> Plan | None:
         """The plan in force."""
         return self._decision.plan if self._decision else None
+
+    @property
+    def held_seconds(self) -> float:
+        """How long planning has held training up, on this rank."""
+        return self._voice.held_seconds
 
     def begin_forward(self, synchronises: bool) -> None:
         """Do what is to be done between two iterations; a forward pass that no backward pass followed was none.
@@ -175,7 +183,8 @@ class Conductor:
 
     def change_group(self) -> None:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
-        self._decision, self._nodes, self._profiled = None, (), 0
+        self._decision, self._nodes, self._profiled, self._seen = None, (), 0, None
+        self._voice.speaks = self._is_first
         self.settings = replace(self.settings, network=None, plan=None)
         self.memory.change_group(self._group)
         self.holder.forget()
@@ -219,7 +228,7 @@ class Conductor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: hooks."""
-        left_out = dict.fromkeys(("_profiler", "_passes", "_optimizer"))
+        left_out = dict.fromkeys(("_profiler", "_passes", "_optimizer", "_compiling"))
         return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_unwatched": False}
 
     # Planning
@@ -239,21 +248,49 @@ class Conductor:
                 "your communication hook has state, which may belong to the buckets that it has seen; with plan= or "
                 "trace= it gets planned ones from the start"
             )
+            self._voice.warn(f"no plan: {self.obstacle}")
         elif self.settings.plan is not None:
-            self._adopt(Decision(self.settings.plan))
+            with self._voice.holding_up("getting ready for the plan that was given") as outcome:
+                self._compile_for(self.settings.plan)
+                self._adopt(Decision(self.settings.plan))
+                outcome += summary(Decision(self.settings.plan))
         elif self.settings.trace is not None or self._profiled >= self.settings.profile_iterations:
             self._plan_together(self.settings.network)
         else:
             self._profile()
 
     def _profile(self) -> None:
-        """Let rank 0 watch the iterations from now on."""
+        """Let rank 0 watch the iterations from now on; nothing is compiled beside those that count."""
         self._note_sending()
+        if self._profiled >= WARMUP and self._compiling is not None:
+            self._compiling.pause()
         if self._profiler is None and self._is_first:
+            count = self.settings.profile_iterations
+            self._voice.say(f"profiling {count} iterations, with torch's own buckets; then planning")
             wrapper = ref(self._wrapper)  # the module keeps the profiler, and must not keep a dropped wrapper alive
             self._profiler = Profiler(warmup=WARMUP, counts=lambda: getattr(wrapper(), _SYNCHRONISES, False))
             self._profiler.attach(self._wrapper.module, hears_forward=False)
             finalize(self, _detach, ref(self._profiler))
+
+    def _compile_for(self, plan: Plan) -> None:
+        """Have the kernels of a plan on disk before its first bucket is sent."""
+        for route in dict.fromkeys(bucket.route for bucket in plan.buckets):
+            self._ready_for(route)
+        if self._compiling is not None:
+            self._compiling.stop()
+
+    def _get_ready_without_a_plan(self) -> None:
+        """Have the kernels on disk of a codec that compresses torch's own buckets."""
+        if (route := self._route_without_a_plan()).codec is not None:
+            with self._voice.holding_up("getting ready for torch's own buckets"):
+                self._ready_for(route)
+
+    def _ready_for(self, route: Route) -> None:
+        """Return once the kernels of a route are on disk; those on a GPU are not kept there."""
+        self._compiling = self._compiling or Compiling(())
+        if route.codec is not None and self._device.type == "cpu" and not self._compiling.is_ready(route):
+            with self._voice.step(f"compiling the kernels of {route.codec}"):
+                self._compiling.ready(route)
 
     def _note_sending(self) -> None:
         """Note what the last profiled iteration sent while it computed, and when that had arrived."""
@@ -272,24 +309,27 @@ class Conductor:
         if self._profiler is not None:
             self._profiler.detach()
         self._choose_candidates()
-        self._find_nodes()
-        release_buckets(self._wrapper)  # measuring needs memory for its messages
-        try:
-            network = self._completed(network) if network else self._measure()
-            network, routes = self._refined(network)
-            decision = agree((lambda: self._decide(network, routes)) if self._is_first else None, self._group)
-        except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
-            self.holder.take_back()
-            if self._decision is None:  # otherwise the plan stays in force
-                self.obstacle = f"the network could not be measured ({error})"
-            self._hold()
-        except BaseException:
-            self.holder.take_back()  # a caller who goes on finds a whole wrapper
-            raise
-        else:
-            give_back_pages()  # what measuring and the released buckets left in malloc's heap
-            self._profiler = None
-            self._adopt(decision)
+        with self._voice.holding_up("planning") as outcome:
+            self._find_nodes()
+            release_buckets(self._wrapper)  # measuring needs memory for its messages
+            try:
+                network, routes = self._survey(network)
+                decision = agree((lambda: self._decide(network, routes)) if self._is_first else None, self._group)
+                self._compile_for(decision.plan)
+            except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
+                self.holder.take_back()
+                if self._decision is None:  # otherwise the plan stays in force
+                    self.obstacle = f"the network could not be measured ({error})"
+                self._hold()
+                self._voice.warn(f"no plan: the network could not be measured ({error})")
+            except BaseException:
+                self.holder.take_back()  # a caller who goes on finds a whole wrapper
+                raise
+            else:
+                give_back_pages()  # what measuring and the released buckets left in malloc's heap
+                self._profiler = None
+                self._adopt(decision)
+                outcome += summary(decision)
 
     def _choose_candidates(self) -> None:
         """Have "auto" choose from what is safe for the optimizer that rank 0 has seen."""
@@ -297,46 +337,29 @@ class Conductor:
             codecs = from_rank_0(self._optimizer.candidates if self._is_first else None, self._group)
             self.memory.compression = self.memory.compression.for_optimizer(codecs)
 
-    def _completed(self, network: Network) -> Network:
-        return with_lines(network, self._group, self._routes(), self._device, engine=self.settings.engine)
+    def _survey(self, network: Network | None) -> tuple[Network, tuple[Route, ...]]:
+        """Return what a plan is made from, as rank 0 leads; messages fit into what the buckets took.
 
-    def _refined(self, network: Network) -> tuple[Network, tuple[Route, ...]]:
-        """Measure more of what looks best so far, which rank 0 says; return all routes to choose from."""
-        routes, settings, compression = self._routes(), self.settings, self.memory.compression
-        if compression.codec != AUTO and (compression.codec is None or settings.planner not in MIXING_PLANNERS):
-            return network, routes
+        That is a message, its copy, and what an engine adds.
+        """
+        gauge = Gauge(self._group, self._device, self.settings.engine, gradient_nbytes(self.holder.parameters) // 3)
+        survey = Survey(gauge, self.settings.measurements, self._ready_for, self._voice)
+        question = Question(self._routes(), network, self.settings.measure_seconds, self._choice)
+        return survey.find(question)
 
-        def look() -> tuple[Route, ...]:
-            shares_hosts = share_hosts(self._nodes)
-            return further(
-                self._trace(), network, settings.planner, routes, settings.strategy, compression, shares_hosts
-            )
-
-        more = from_rank_0(look if self._is_first else None, self._group)
-        folder = None if settings.network else settings.measurements
-        try:
-            refined = with_lines(network, self._group, more, self._device, engine=settings.engine, folder=folder)
-        except FitError:  # the same on all ranks; what was measured before will do
-            return network, routes
-        return refined, (*routes, *more)
-
-    def _measure(self) -> Network:
-        """Measure with messages that fit into what the buckets took: a message, its copy, and what an engine adds."""
-        return measure(
-            self._group,
-            self._routes(),
-            self._device,
-            self.settings.measurements,
-            engine=self.settings.engine,
-            most_nbytes=gradient_nbytes(self.holder.parameters) // 3,
-        )
+    def _choice(self, network: Network) -> Choice:
+        """Return what the plan is to be chosen from, on rank 0."""
+        trace, known, settings = self._trace(), self._decision, self.settings
+        slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
+        auto, trusted = self.memory.compression.codec == AUTO, settings.network is not None and known is None
+        return Choice(trace, settings.planner, self._routes(), auto, trusted, slowdown)
 
     def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
-        trace, known, planner = self._trace(), self._decision, self.settings.planner
-        slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
-        if self.memory.compression.codec == AUTO:
-            return self._noted(decide_whether(trace, network, planner, routes, slowdown))
-        return self._noted(decide(trace, network, planner, routes, slowdown))
+        choice = self._choice(network)
+        values = choice.trace, network, choice.planner, routes, choice.slowdown
+        if choice.auto:
+            return self._noted(decide_whether(*values, at_least(choice, network)))
+        return self._noted(decide(*values))
 
     def _noted(self, decision: Decision) -> Decision:
         """Say where ranks were found, if that made a difference to what was measured."""
@@ -351,10 +374,11 @@ class Conductor:
             self._nodes = nodes_of(self._group)
 
     def _trace(self) -> Trace:
-        known = self.settings.trace or (self._decision.trace if self._decision else None)
+        """Return the trace to plan for: given, of the plan in force, or profiled, which is read once."""
+        known = self.settings.trace or (self._decision.trace if self._decision else None) or self._seen
         if known is None:
             assert self._profiler is not None
-            known = self._profiler.trace()
+            self._seen = known = self._profiler.trace()
         _, planned = gradient_sizes(dense(self.holder.parameters))
         match sending_order(self._wrapper):
             case Order.READY:
@@ -443,6 +467,14 @@ class Conductor:
     @property
     def _is_first(self) -> bool:
         return dist.get_rank(self._group) == 0
+
+
+def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Compression) -> Compiling:
+    """Have other processes of this host compile the kernels that training may need; on a GPU there are others."""
+    on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
+    plan, (strategy, planner) = settings.plan, (settings.strategy, settings.planner)
+    routes = candidates(strategy, compression, planner) if plan is None else [bucket.route for bucket in plan.buckets]
+    return Compiling(first_of_each_codec(routes) if on_cpu else ())
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

@@ -27,8 +27,9 @@ from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.checkpoint import Loads, State
 from penstock.torch.compression import AUTO, Warmup, make_compression
-from penstock.torch.conductor import Conductor
+from penstock.torch.conductor import Conductor, compile_ahead
 from penstock.torch.given import compare_ranks, torch_options
+from penstock.torch.kept import measurement_folder
 from penstock.torch.memory import Memory, Scaler
 from penstock.torch.planning import Decision
 from penstock.torch.settings import Settings
@@ -49,7 +50,8 @@ class DistributedDataParallel(TorchDDP):
     planner: naive, wfbp, single, threshold, greedy, exact, selective or joint. strategy: `native` (the engine's own
     all-reduce), the name of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace,
     plan: values or files, of this model and as many ranks, that replace measuring, profiling and planning; a plan
-    decides on codecs too. measurements: a folder that keeps measured networks, by cluster.
+    decides on codecs too. measurements: a folder that keeps measured networks, by cluster; None is the platform's cache
+    folder, False keeps nothing. measure_seconds: how long measuring may take, once; more finds more of what is faster.
     profile_iterations: how many synchronised iterations to profile. replan_drift: plan again when communication takes
     that part longer or less long than predicted (0.3: 30%) for a while; 0 is off.
     codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
@@ -88,7 +90,8 @@ class DistributedDataParallel(TorchDDP):
         network: Network | Path | None = None,
         trace: Trace | Path | None = None,
         plan: Plan | Path | None = None,
-        measurements: Path | None = None,
+        measurements: Path | bool | None = None,
+        measure_seconds: float = 10.0,
         profile_iterations: int = 5,
         replan_drift: float = 0.0,
         engine: str | None = None,
@@ -100,7 +103,8 @@ class DistributedDataParallel(TorchDDP):
             network=_loaded(network, load_network),
             trace=_loaded(trace, load_trace),
             plan=_loaded(plan, load_plan),
-            measurements=None if measurements is None else os.fspath(measurements),
+            measurements=measurement_folder(measurements),
+            measure_seconds=measure_seconds,
             profile_iterations=profile_iterations,
             replan_drift=replan_drift,
             engine=engine,
@@ -116,13 +120,13 @@ class DistributedDataParallel(TorchDDP):
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
         options.setdefault("gradient_as_bucket_view", not nested)
         group = _group_of(options)
-        memory.loads = Loads(
-            group, compare_ranks(settings.options | memory.options | torch_options(options), module, group)
-        )
+        token = compare_ranks(settings.options | memory.options | torch_options(options), module, group)
+        memory.loads = Loads(group, token)
+        compiling = compile_ahead(module, settings, compression)  # while torch shares the parameters
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         memory.know(dict(module.named_parameters()))
-        self._conductor = Conductor(self, settings, options, memory)
+        self._conductor = Conductor(self, settings, options, memory, compiling)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; between two iterations, go on with profiling and planning."""
@@ -204,6 +208,11 @@ class DistributedDataParallel(TorchDDP):
     def decision(self) -> Decision | None:
         """The plan in force with the trace and the network it was made from; None while profiling."""
         return self._conductor.decision
+
+    @property
+    def held_seconds(self) -> float:
+        """How long training has stood still on this rank, so far, while penstock measured, compiled and planned."""
+        return self._conductor.held_seconds
 
     def timeline(self) -> Timeline | None:
         """Return the predicted timeline of an iteration; None while profiling."""

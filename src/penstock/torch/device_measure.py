@@ -20,7 +20,7 @@ from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.cuda.messages import device_messages
 from penstock.runtime.executor import TIMEOUT_SECONDS
-from penstock.runtime.measure import NATIVE
+from penstock.runtime.measure import CHECKS, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
 
@@ -28,20 +28,30 @@ _LEAST, _MOST = 3, 50  # timed rounds per size
 _TENSORS, _TENSOR_NUMEL = 32, 4096  # of the bucket that shows what one more tensor costs
 _SHARE = 0.06  # of the budget, for one size
 _SURELY = 1 << 22  # bytes that are measured whatever the budget: below, a busy machine's noise hides the bandwidth
+_CHECKED = 1 << 24  # bytes of the messages that check a measurement
 _LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
 
 Round = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def measure_device_network(group: dist.ProcessGroup, device: torch.device, seconds: float = 4.0) -> Network:
-    """Return the network of a group whose engine works on `device`; every rank must call this at the same time."""
+def measure_device_links(group: dist.ProcessGroup, device: torch.device, seconds: float = 2.0) -> Network:
+    """Return alpha, beta and gamma of a group whose engine works on `device`; every rank must call this together."""
     workers = dist.get_world_size(group)
     if workers == 1:  # sends and sums nothing
         return Network(1, 0.0, 0.0, 0.0, name="measured")
-    gamma = _line(group, device, _merge, seconds / 4, "summation").b_seconds_per_byte
-    link = _line(group, device, partial(_link, group), seconds / 4, "point-to-point")
-    native = measure_all_reduce(group, device, seconds / 2)
-    return Network(workers, link.a_seconds, link.b_seconds_per_byte, gamma, {NATIVE: native}, name="measured")
+    gamma = _line(group, device, _merge, seconds / 2, "summation").b_seconds_per_byte
+    link = _line(group, device, partial(_link, group), seconds / 2, "point-to-point")
+    return Network(workers, link.a_seconds, link.b_seconds_per_byte, gamma, name="measured")
+
+
+def device_link_holds(group: dist.ProcessGroup, device: torch.device, network: Network) -> bool:
+    """Say whether messages between neighbours still take what `network` says; as `runtime.measure.link_holds`."""
+    if dist.get_world_size(group) == 1:
+        return True
+    first, second = (torch.zeros(_CHECKED // 4, device=device) for _ in range(2))
+    expected = network.link.seconds(_CHECKED)
+    taken = min(_agreed_seconds(group, partial(_link, group), first, second, _LEAST) for _ in range(CHECKS))
+    return 1 / OFF <= taken / expected <= OFF
 
 
 def measure_all_reduce(group: dist.ProcessGroup, device: torch.device, seconds: float) -> LinearCost:

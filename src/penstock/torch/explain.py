@@ -42,6 +42,15 @@ def explain(
     )
 
 
+def summary(decision: Decision) -> list[str]:
+    """Return what was decided and what it is expected to give, in a few words each."""
+    plan = decision.plan
+    routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
+    said = [f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes}"]
+    said += [f"predicted iteration {_ms(plan.iteration_seconds)}"] if decision.trace is not None else []
+    return said + ([decision.reason] if decision.reason else [])
+
+
 def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
     plan = decision.plan
     routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
@@ -62,8 +71,17 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
         yield decision.reason
     yield from decision.notes
     if decision.alternatives:
-        others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in decision.alternatives if name != plan.planner)
-        yield f"{'predicted' if decision.reason else 'other planners would take'}: {others}"
+        yield _compared(decision)
+
+
+def _compared(decision: Decision) -> str:
+    """Say what every planner would take, all at the speed that messages have by themselves: what planners know."""
+    taken = dict(decision.alternatives)
+    own = taken.pop(decision.plan.planner)
+    others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in taken.items())
+    if decision.slowdown > 1:
+        return f"planners compared without that: {decision.plan.planner} {_ms(own)}, {others}"
+    return f"other planners would take: {others}"
 
 
 def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:

@@ -5,7 +5,9 @@ import torch.distributed as dist
 
 from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
+from penstock.log import Voice
 from penstock.plan import Route
+from penstock.runtime.rehearse import Compiling
 from penstock.torch.checkpoint import Loads
 from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.engines import check_engine
@@ -65,4 +67,14 @@ def comm_hook(
     memory.know({} if module is None else dict(module.named_parameters()))
     route = Route(strategy, compression.codec)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
+    _get_ready(route, module, group)
     return sender, sender.hook
+
+
+def _get_ready(route: Route, module: torch.nn.Module | None, group: dist.ProcessGroup) -> None:
+    """Have the kernels of a codec on disk before its first bucket is sent; on a GPU there are others."""
+    parameters = [] if module is None else list(module.parameters())
+    on_cpu = all(each.device.type == "cpu" for each in parameters) if parameters else not torch.cuda.is_available()
+    if route.codec is not None and on_cpu and not (compiling := Compiling(())).is_ready(route):
+        with Voice(dist.get_rank(group) == 0).holding_up(f"compiling the kernels of {route.codec}"):
+            compiling.ready(route)

@@ -14,7 +14,7 @@ from penstock.plan import Plan, Route
 from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.planners.batched import plan_batched
 from penstock.simulator.auto import CodecDecision, decide_among
-from penstock.simulator.iteration import predict
+from penstock.simulator.iteration import predict, timed
 from penstock.simulator.robust import predict_robust
 from penstock.strategies import names
 from penstock.strategies.options import parse_strategy
@@ -37,7 +37,7 @@ class Decision:
     plan: Plan
     trace: Trace | None = None
     network: Network | None = None
-    alternatives: tuple[tuple[str, float], ...] = ()  # (planner, predicted iteration in seconds)
+    alternatives: tuple[tuple[str, float], ...] = ()  # (planner, iteration in seconds), its own too, without slowdown
     reason: str = ""  # why compression is on or off, where that was to be decided
     notes: tuple[str, ...] = ()  # what else a user should know of the codecs
     slowdown: float = 1.0  # times as long as `network` says messages take while gradients are computed
@@ -62,28 +62,53 @@ def check_strategy(strategy: str, *others: str) -> None:
 def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
     """Plan `trace` on `network` with `planner`, and predict what every planner would give.
 
-    Where there is a codec, planners that do not mix compress every bucket, as their strategies cut it.
+    Where there is a codec, planners that do not mix compress every bucket, as their strategies cut it. Plans are made
+    and compared at the speed that messages have by themselves, which is what planners know (`simulator.predict`); the
+    slowdown counts in what the chosen plan is predicted to take.
     """
-    every = [route for route in routes if route.codec and route.partitions == 1] or routes
-    plans = {name: _clearly_best(trace, network, each, every, slowdown) for name, each in PLANNERS.items()}
-    if any(route.codec for route in routes):
-        ways = comparable(_ways(network, routes))
-        mixed = {name: predict_robust(trace, each, ways, network.workers, slowdown) for name, each in MIXING.items()}
-        plans |= {name: _worth_its_messages(plan, plans["exact"]) for name, plan in mixed.items()}
+    mixing = MIXING if any(route.codec for route in routes) else {}
+    plans = {name: best_plan(trace, network, name, routes) for name in PLANNERS if name not in mixing}
+    plans |= {name: _mixed_plan(trace, network, name, routes, plans["exact"]) for name in mixing}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
-    return Decision(plans[planner], trace, network, alternatives, notes=_notes(routes), slowdown=slowdown)
+    plan = timed(plans[planner], trace, comparable(_ways(network, routes)), slowdown)
+    return Decision(plan, trace, network, alternatives, notes=_notes(routes), slowdown=slowdown)
+
+
+def best_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Route]) -> Plan:
+    """Return the plan of one planner, as `decide` makes it."""
+    if planner in MIXING and any(route.codec for route in routes):
+        return _mixed_plan(trace, network, planner, routes, best_plan(trace, network, "exact", routes))
+    every = [route for route in routes if route.codec and route.partitions == 1] or routes
+    return _clearly_best(trace, network, PLANNERS[planner], every)
+
+
+def _mixed_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Route], plain: Plan) -> Plan:
+    ways = comparable(_ways(network, routes))
+    return _worth_its_messages(predict_robust(trace, MIXING[planner], ways, network.workers), plain)
 
 
 def decide_whether(
-    trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0
+    trace: Trace,
+    network: Network,
+    planner: str,
+    routes: Sequence[Route],
+    slowdown: float = 1.0,
+    unmeasured: Mapping[str, float] | None = None,
 ) -> Decision:
-    """Plan without codecs and with each, and compress only where that is predicted to pay."""
+    """Plan without codecs and with each, and compress only where that is predicted to pay.
+
+    `unmeasured` are codecs that could not be the best, by the least that an iteration would take with them.
+    """
     found = compared(trace, network, planner, routes, slowdown)
     packed = [route for route in routes if route.codec == found.plan_codec]
-    return Decision(found.plan, trace, network, (), found.reason, _notes(packed), slowdown)
+    left_out = ", ".join(f"{codec} at least {1e3 * seconds:.4g} ms" for codec, seconds in (unmeasured or {}).items())
+    reason = f"{found.reason}; not measured: {left_out}" if left_out else found.reason
+    return Decision(found.plan, trace, network, (), reason, _notes(packed), slowdown)
 
 
-def compared(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float) -> CodecDecision:
+def compared(
+    trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0
+) -> CodecDecision:
     """Return the best plan without a codec and with each that `routes` name, the safest first, and which to run."""
     ways = _ways(network, routes)
     packed: dict[str, list[Way]] = {}
@@ -116,14 +141,14 @@ def _worth_its_messages(mixed: Plan, plain: Plan) -> Plan:
     return mixed if clearly or few else replace(plain, planner=mixed.planner)
 
 
-def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route], slowdown: float) -> Plan:
+def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route]) -> Plan:
     """Return the plan that uses the first route only, unless choosing among all saves clearly more.
 
     The first takes the least processor time (the engine's own runs without the interpreter, a ring decodes the least),
     and what communication takes from computation on the same cores is in no prediction.
     """
     ways = _ways(network, routes)
-    first, best = (predict(trace, planner, some, network.workers, slowdown) for some in (ways[:1], ways))
+    first, best = (predict(trace, planner, some, network.workers) for some in (ways[:1], ways))
     return best if best.iteration_seconds < (1 - CLEARLY) * first.iteration_seconds else first
 
 
