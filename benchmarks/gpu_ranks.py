@@ -1,334 +1,588 @@
-"""Coded programs queued over NCCL: bits against the route through the host, then ms per iteration beside peers.
+r"""What do coded exchanges cost on GPU ranks: bits over gloo and NCCL, then milliseconds per iteration beside peers.
 
-One rank of four (gpu_hosts.py starts them). usage: gpu_queue.py OUT.json [resnet] [gpt] [nobits]
+    penstock cluster run --hosts 4 --rate 10gbit --gpus shared --rank0 -- \
+        python benchmarks/gpu_ranks.py OUT.json resnet gpt wrapper --rate 10gbit
+
+Every rank runs this; rank 0 prints and writes OUT.json. `--rate` repeats the rate of the links for the record, because
+a rank cannot read it. Without a model only bits and kernels are tried; `nobits` leaves the bits out; `wrapper` times
+`penstock.torch.DistributedDataParallel` on the models named. It needs root, one NVIDIA GPU and Triton.
+
+results/gpu-ranks-10gbit.json was made by an earlier form of this script; this form has not been run on a GPU.
 """
-import hashlib, json, os, sys, time, traceback
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-import torch, torch.distributed as dist
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import triton
+import triton.language as tl
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-sys.path.insert(0, os.path.dirname(__file__))
-START = time.time()
-OUT = sys.argv[1]
-WANTED = sys.argv[2:]
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-torch.cuda.set_device(0)
+from penstock.bench.record import make_record, save_record
+from penstock.codecs.wire import wire_codec
+from penstock.errors import PenstockError
+from penstock.runtime import Communicator
+from penstock.runtime.cuda import messages
+from penstock.runtime.transport.c10d import C10dTransport
+from penstock.strategies.batches import make_batches
+from penstock.torch import DistributedDataParallel, comm_hook
+from penstock.zoo.gpt import GPT
+from penstock.zoo.resnet import ResNet
+
+Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
 DEVICE = torch.device("cuda", 0)
-RESULT = {"bits": {}, "ms": {}, "host_ms": {}, "kernels_us": {}, "notes": []}
+ROUNDS = 3
+STRATEGIES = ("parameter_server", "ring", "all_gather", "hierarchical(ranks_per_node=2)")
+CASES = (
+    *((codec, strategy) for codec in ("onebit", "terngrad") for strategy in STRATEGIES),
+    ("fp8", "parameter_server"),
+    ("bf16", "ring"),
+    ("tbq", "all_gather"),
+)
+PARTS = (0, 700, 700, 300_000, 3_000_017, 3_000_117)  # bounds of the tensors in the bucket whose bits are compared
+# Tensors of the bucket whose kernels are timed, as ResNet-50 has them.
+SIZES = (64, 64, 36864, 16384, 256, 1024, 262144, 589824, 1048576, 2359296, 2048, 2048000, 1000)
 
 
-def say(*words):
-    if RANK == 0:
-        print(f"[{time.time() - START:6.1f}]", *words, flush=True)
-        with open(OUT, "w") as file:
-            json.dump(RESULT, file, indent=1)
+@dataclass(frozen=True)
+class Workload:
+    """A model that is trained, and for how long."""
+
+    label: str
+    iterations: int  # of each method in a round; uncompressed DDP does a quarter of them
+    limit_seconds: float  # no further round begins after that
 
 
-def digest(tensor):
+WORKLOADS = {
+    "resnet": Workload("ResNet-50, batch 64 at 128 px", 20, 100),
+    "gpt": Workload("GPT-2 124M, 8 x 256 tokens", 8, 110),
+}
+WANTED = (*WORKLOADS, "wrapper", "nobits")  # words of the command line
+
+
+@dataclass
+class Results:
+    """What was found so far; all ranks fill it, rank 0 prints and writes it."""
+
+    path: Path
+    rate: str  # of the links
+    gpus: str  # how the ranks have them
+    started: float = field(default_factory=time.time)
+    bits_equal: dict[str, bool] = field(default_factory=dict)  # by codec and strategy
+    weights_equal: dict[str, bool] = field(default_factory=dict)  # by model and method
+    ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # per iteration, by model and method
+
+    def say(self, *words: Any) -> None:
+        """Print a line on rank 0, after the seconds since the start."""
+        if dist.get_rank() == 0:
+            print(f"[{time.time() - self.started:6.1f}]", *words, flush=True)
+
+    def save(self) -> None:
+        """Write the record on rank 0; called after each part, so that a later failure loses none."""
+        if dist.get_rank() == 0:
+            bits = {"bits_equal_between_gloo_and_nccl_and_between_ranks": self.bits_equal}
+            record = make_record("gpu-ranks", self._rows(), notes=self._notes(), **bits)
+            record["machine"]["gpus"] = self.gpus
+            record["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            save_record(record, self.path)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "model": WORKLOADS[name].label,
+                "method": method,
+                "rate": self.rate,
+                "hosts": dist.get_world_size(),
+                "ms_per_iteration": ms,
+            }
+            for name, methods in self.ms.items()
+            for method, ms in methods.items()
+        ]
+
+    def _notes(self) -> str:
+        how = f"up to {ROUNDS} rounds, methods interleaved; the wrapper's rows were timed after them, alone"
+        if not self.weights_equal:
+            return how
+        different = [where for where, equal in self.weights_equal.items() if not equal]
+        return f"{how}; weights " + (f"DIFFER: {', '.join(different)}" if different else "equal on all ranks")
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Return a hash of a tensor's bits."""
     return hashlib.sha256(tensor.detach().cpu().numpy().tobytes()).hexdigest()[:16]
 
 
-def gathered(value):
-    found = [None] * WORLD
+def gathered(value: Any) -> list[Any]:
+    """Return every rank's value."""
+    found = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
 
 
-def check_bits():
-    from penstock.codecs.wire import wire_codec
-    from penstock.runtime import Communicator
-    from penstock.runtime.cuda.messages import device_messages
-    from penstock.runtime.transport.c10d import C10dTransport
+def weights_equal(model: nn.Module) -> bool:
+    """Return whether the weights are the same to the bit on all ranks."""
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return len(set(gathered(digest(weights)))) == 1
 
+
+# Bits: the route through the host, over gloo, against the one queued on the device, over NCCL.
+
+
+def check_bits(results: Results) -> None:
+    """Compare sums and residuals of both routes, and of all ranks, for each codec and strategy."""
     gloo = dist.new_group(backend="gloo")
-    messages = device_messages(dist.group.WORLD, 120.0)
-    assert messages is not None
-    cases = [(c, s) for c in ("onebit", "terngrad") for s in ("parameter_server", "ring", "all_gather", "hierarchical(ranks_per_node=2)")]
-    cases += [("fp8", "parameter_server"), ("bf16", "ring"), ("tbq", "all_gather")]
-    parts = [0, 700, 700, 300_000, 3_000_017, 3_000_117]
-    for spec, strategy in cases:
-        results = []
-        for by_host in (True, False):
-            communicator = Communicator(C10dTransport(gloo), timeout_seconds=60, messages=messages)
-            codec = wire_codec(spec, seed=RANK)
-            data, residual, found = torch.empty(parts[-1], device=DEVICE), torch.zeros(parts[-1], device=DEVICE), []
-            for step in range(3):
-                data.copy_(torch.randn(parts[-1], generator=torch.Generator().manual_seed(100 * step + RANK)))
-                communicator.all_reduce(data, strategy=strategy, codec=codec, residual=residual, parts=parts, scale=0.25, by_host=by_host)
-                found.append(digest(data))
-            results.append((found, digest(residual)))
-        everyone = gathered(results)
+    between_devices = messages.device_messages(dist.group.WORLD, 120.0)
+    if between_devices is None:
+        raise RuntimeError("found no NCCL for CUDA tensors, which this benchmark measures; use a torch built with it")
+
+    def connect() -> Communicator:
+        return Communicator(C10dTransport(gloo), timeout_seconds=60, messages=between_devices)
+
+    for spec, strategy in CASES:
+        everyone = gathered([digests(connect(), spec, strategy, by_host) for by_host in (True, False)])
         same_routes = all(host == queued for host, queued in everyone)
-        same_ranks = all(one[1][0] == everyone[0][1][0] for one in everyone)
-        RESULT["bits"][f"{spec} {strategy}"] = [same_routes, same_ranks]
-        say("bits", spec, strategy, "routes equal" if same_routes else "ROUTES DIFFER", "ranks equal" if same_ranks else "RANKS DIFFER")
-    # What is not finite is NaN on every rank, and heard of one call later.
-    communicator = Communicator(C10dTransport(gloo), timeout_seconds=60, messages=messages)
-    codec = wire_codec("onebit", seed=RANK)
-    data = torch.ones(parts[-1], device=DEVICE)
-    if RANK == 2:
+        same_ranks = all(queued[0] == everyone[0][1][0] for _, queued in everyone)
+        results.bits_equal[f"{spec} {strategy}"] = same_routes and same_ranks
+        routes, ranks = ("equal" if same else "DIFFER" for same in (same_routes, same_ranks))
+        results.say("bits", spec, strategy, "routes", routes, "ranks", ranks)
+    results.say("nan", gathered(check_nan(connect())))
+
+
+def digests(communicator: Communicator, spec: str, strategy: str, by_host: bool) -> tuple[list[str], str]:
+    """Return the digests of three all-reduces' sums and of the residual after them."""
+    rank, codec, found = dist.get_rank(), wire_codec(spec, seed=dist.get_rank()), []
+    data, residual = torch.empty(PARTS[-1], device=DEVICE), torch.zeros(PARTS[-1], device=DEVICE)
+    for step in range(3):
+        data.copy_(torch.randn(PARTS[-1], generator=torch.Generator().manual_seed(100 * step + rank)))
+        communicator.all_reduce(
+            data, strategy=strategy, codec=codec, residual=residual, parts=PARTS, scale=0.25, by_host=by_host
+        )
+        found.append(digest(data))
+    return found, digest(residual)
+
+
+def check_nan(communicator: Communicator) -> tuple[bool, bool, str]:
+    """Return whether rank 2's NaN arrives, whether other tensors stay finite, and the error of the next call."""
+    codec, data, error_found = wire_codec("onebit", seed=dist.get_rank()), torch.ones(PARTS[-1], device=DEVICE), "none"
+    if dist.get_rank() == 2:
         data[500_000] = float("nan")
-    communicator.all_reduce(data, strategy="parameter_server", codec=codec, parts=parts)
-    spoilt = [bool(data[500_000].isnan()), bool(data[:300_000].isfinite().all())]
+    communicator.all_reduce(data, strategy="parameter_server", codec=codec, parts=PARTS)
+    arrives, others_finite = bool(data[500_000].isnan()), bool(data[:300_000].isfinite().all())
     data.fill_(1.0)
     try:
-        communicator.all_reduce(data, strategy="parameter_server", codec=codec, parts=parts)
-        heard = "nothing"
-    except Exception as error:
-        heard = f"{type(error).__name__}: {error}"
-    RESULT["notes"].append(("nan", gathered((spoilt, heard))))
-    say("nan", RESULT["notes"][-1])
+        communicator.all_reduce(data, strategy="parameter_server", codec=codec, parts=PARTS)
+    except PenstockError as error:
+        error_found = f"{type(error).__name__}: {error}"
+    return arrives, others_finite, error_found
 
 
-def make_model(name):
-    torch.manual_seed(0)
-    if name == "resnet":
-        from penstock.zoo.resnet import ResNet
-
-        model = ResNet((3, 4, 6, 3)).to(DEVICE)
-        inputs, targets = torch.randn(64, 3, 128, 128, device=DEVICE), torch.randint(0, 1000, (64,), device=DEVICE)
-        loss = lambda out: nn.functional.cross_entropy(out, targets)
-    else:
-        from penstock.zoo.gpt import GPT
-
-        model = GPT(50257, 1024, width=768, depth=12, heads=12, dropout=0.1).to(DEVICE)
-        inputs = torch.randint(0, 50257, (8, 257), device=DEVICE)
-        targets, inputs = inputs[:, 1:].contiguous(), inputs[:, :-1].contiguous()
-        loss = lambda out: nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten())
-    return model, inputs, loss
+# Kernels, on rank 0 alone.
 
 
-class Timed:
-    """A hook, and how long the host is in it."""
+def time_kernels(results: Results) -> None:
+    """Print microseconds of device and host that each codec's kernels take for a bucket of 6.4M values."""
+    if dist.get_rank() == 0:
+        for spec in ("onebit", "terngrad", "fp8"):
+            results.say("kernels, us on the device and on the host", spec, kernel_times(spec))
+    dist.barrier()
 
-    def __init__(self, hook):
+
+def kernel_times(spec: str) -> dict[str, Any]:
+    """Return the bucket's size, and microseconds of encode, decode, three added decodes, and a plain multiply."""
+    codec = wire_codec(spec)
+    form = codec.on_device(DEVICE)
+    bounds = [0, *accumulate(SIZES)]
+    pieces = sorted(piece for batch in make_batches(bounds, 4, None, 1 << 30).pieces for piece in batch)
+    ends = list(accumulate(-(-codec.max_nbytes(stop - start) // 16) * 16 for start, stop in pieces))
+    places = [0, *ends[:-1]]
+    memory = torch.zeros(ends[-1], dtype=torch.uint8, device=DEVICE)
+    bucket, residual = torch.randn(bounds[-1], device=DEVICE), torch.zeros(bounds[-1], device=DEVICE)
+    work = {
+        "encode": form.queued_encoder(bucket, residual, memory, pieces, places, range(len(pieces))),
+        "decode": form.queued_decoder(bucket, memory, pieces, [places], False),
+        "add 3": form.queued_decoder(bucket, memory, pieces, [places] * 3, True),
+        "mul": lambda: bucket.mul_(0.999),
+    }
+    times = {label: device_and_host_us(queue) for label, queue in work.items()}
+    return {"elements": bounds[-1], "pieces": len(pieces), **times}
+
+
+def device_and_host_us(queue: Callable[[], Any], repeats: int = 50) -> tuple[float, float]:
+    """Return microseconds per call: on the device, and of the host that queues it."""
+    for _ in range(3):
+        queue()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = time.perf_counter()
+    begin.record()
+    for _ in range(repeats):
+        queue()
+    end.record()
+    host = (time.perf_counter() - start) / repeats
+    torch.cuda.synchronize()
+    return round(begin.elapsed_time(end) / repeats * 1e3, 1), round(host * 1e6, 1)
+
+
+# A peer: the least that an on-device hook with the same bits per value does.
+#
+# A bucket is cut into one shard per rank, a shard into chunks. A row carries a shard: the signs of all its chunks, then
+# the sum of magnitudes of each chunk as float32. Nothing is checked, and a bucket's last chunk is scaled as a full one.
+
+CHUNK = 1 << 16  # values with one scale
+BLOCK = 2048  # values of a kernel's program
+
+
+@triton.jit
+def magnitude_place(number, shard, row_nbytes, chunk: tl.constexpr):
+    """Return where the sum of magnitudes of a bucket's chunk is, counted in float32."""
+    return ((number // shard) * row_nbytes + shard * (chunk // 8)) // 4 + number % shard
+
+
+@triton.jit
+def encode_signs(
+    values, residual, rows, magnitudes, numel, scale, shard, row_nbytes, chunk: tl.constexpr, block: tl.constexpr
+):
+    """Add scaled values to the residual, write the signs of that, add its magnitudes to those of the chunk."""
+    first = tl.program_id(0) * block
+    at = first + tl.arange(0, block // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    inside = at < numel
+    value = tl.load(values + at, mask=inside, other=0.0) * scale + tl.load(residual + at, mask=inside, other=0.0)
+    tl.store(residual + at, value, mask=inside)
+    signs = tl.sum((value >= 0).to(tl.int32) << tl.arange(0, 8)[None, :], axis=1)
+    number = first // chunk
+    place = (number // shard) * row_nbytes + (number % shard) * (chunk // 8) + (first % chunk) // 8
+    tl.store(rows + place + tl.arange(0, block // 8), signs.to(tl.uint8))
+    tl.atomic_add(magnitudes + magnitude_place(number, shard, row_nbytes, chunk), tl.sum(tl.abs(value)))
+
+
+@triton.jit
+def keep_error(residual, magnitudes, numel, shard, row_nbytes, chunk: tl.constexpr, block: tl.constexpr):
+    """Subtract from the residual what its signs will be decoded to."""
+    first = tl.program_id(0) * block
+    at = first + tl.arange(0, block)
+    mean = tl.load(magnitudes + magnitude_place(first // chunk, shard, row_nbytes, chunk)) / chunk
+    value = tl.load(residual + at, mask=at < numel, other=0.0)
+    tl.store(residual + at, value - tl.where(value >= 0, mean, -mean), mask=at < numel)
+
+
+@triton.jit
+def decode_signs(rows, magnitudes, out, numel, sources, shard, row_nbytes, chunk: tl.constexpr, block: tl.constexpr):
+    """Write the sum over `sources` consecutive rows, of which the first is the row that carries the chunk."""
+    first = tl.program_id(0) * block
+    at = first + tl.arange(0, block)
+    number = first // chunk
+    signs = rows + (number // shard) * row_nbytes + (number % shard) * (chunk // 8) + (at % chunk) // 8
+    means = magnitudes + magnitude_place(number, shard, row_nbytes, chunk)
+    total = tl.zeros((block,), tl.float32)
+    for source in range(sources):
+        byte = tl.load(signs + source * row_nbytes).to(tl.int32)
+        mean = tl.load(means + source * (row_nbytes // 4)) / chunk
+        total += tl.where(((byte >> (at % 8)) & 1) != 0, mean, -mean)
+    tl.store(out + at, total, mask=at < numel)
+
+
+class PlainBucket:
+    """A bucket's residuals and the memory that its messages lie in."""
+
+    def __init__(self, numel: int, world_size: int, device: torch.device) -> None:
+        self.numel, self.world_size = numel, world_size
+        self.shard = -(-numel // (CHUNK * world_size))  # chunks
+        self.row_nbytes = self.shard * (CHUNK // 8 + 4)
+        own, rows = self.shard * CHUNK, (world_size, self.row_nbytes)
+        self.residual, self.own_residual, self.own_sum = (torch.zeros(n, device=device) for n in (numel, own, own))
+        self.sent, self.received, self.own_row, self.result = (
+            torch.zeros(shape, dtype=torch.uint8, device=device) for shape in (rows, rows, (1, self.row_nbytes), rows)
+        )
+
+    def encode(self, values: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor, scale: float) -> None:
+        """Encode values and their residual into rows."""
+        numel, magnitudes, layout = values.numel(), rows.view(-1).view(torch.float32), (self.shard, self.row_nbytes)
+        rows[:, self.shard * (CHUNK // 8) :].zero_()
+        programs = (len(rows) * self.shard * CHUNK // BLOCK,)
+        encode_signs[programs](values, residual, rows, magnitudes, numel, scale, *layout, chunk=CHUNK, block=BLOCK)
+        keep_error[(-(-numel // BLOCK),)](residual, magnitudes, numel, *layout, chunk=CHUNK, block=BLOCK)
+
+    def decode(self, rows: torch.Tensor, out: torch.Tensor, sources: int) -> None:
+        """Decode rows into values, summing `sources` rows for each."""
+        numel, magnitudes, layout = out.numel(), rows.view(-1).view(torch.float32), (self.shard, self.row_nbytes)
+        programs = (-(-numel // BLOCK),)
+        decode_signs[programs](rows, magnitudes, out, numel, sources, *layout, chunk=CHUNK, block=BLOCK)
+
+
+class PlainState:
+    """What the plain hook keeps between iterations: a process group of its own, and each bucket's memory."""
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="nccl")
+        self._buckets: dict[int, PlainBucket] = {}
+
+    def bucket(self, index: int, values: torch.Tensor) -> PlainBucket:
+        """Return a bucket's memory, made anew where DDP has cut its buckets anew."""
+        found = self._buckets.get(index)
+        if found is None or found.numel != values.numel():
+            found = self._buckets[index] = PlainBucket(values.numel(), dist.get_world_size(), values.device)
+        return found
+
+
+def plain_hook(state: PlainState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket by onebit with feedback: all-to-all, sum of the own shard, all-gather."""
+    values, group = bucket.buffer(), state.group
+    memory = state.bucket(bucket.index(), values)
+    memory.encode(values, memory.residual, memory.sent, 1 / memory.world_size)
+    work = dist.all_to_all_single(memory.received.view(-1), memory.sent.view(-1), group=group, async_op=True)
+
+    def pass_on(_: Any) -> Any:
+        memory.decode(memory.received, memory.own_sum, memory.world_size)
+        memory.encode(memory.own_sum, memory.own_residual, memory.own_row, 1.0)
+        result, row = memory.result.view(-1), memory.own_row.view(-1)
+        return dist.all_gather_into_tensor(result, row, group=group, async_op=True).get_future().wait()
+
+    def finish(_: Any) -> torch.Tensor:
+        memory.decode(memory.result, values, 1)
+        return values
+
+    return work.get_future().then(pass_on).then(finish)
+
+
+# Training: what is timed, and beside what.
+
+
+@dataclass(frozen=True)
+class Method:
+    """How gradients are averaged."""
+
+    wrapped: bool = True  # in torch's wrapper; without it nothing is sent
+    make_hook: Callable[[], tuple[Any, Hook]] | None = None  # returns state and hook; without it torch's own all-reduce
+
+
+class TimedHook:
+    """A hook, and how many seconds the host has been in it."""
+
+    def __init__(self, hook: Hook) -> None:
         self.inner, self.seconds = hook, 0.0
 
-    def hook(self, state, bucket):
+    def hook(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Call the hook and add its time."""
         start = time.perf_counter()
         future = self.inner(state, bucket)
         self.seconds += time.perf_counter() - start
         return future
 
 
-def noop(state, bucket):
-    future = torch.futures.Future(devices=[DEVICE])
+def send_nothing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Return the bucket as it is."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[DEVICE])
     future.set_result(bucket.buffer())
     return future
 
 
-def ours(ddp, strategy="parameter_server", codec="onebit", host=False, ctas=None, module=None):
-    from penstock.runtime.cuda import messages as m
-    from penstock.torch import comm_hook
+def power_hook() -> tuple[Any, Hook]:
+    return powersgd.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powersgd.powerSGD_hook
 
-    if ctas is not None:
-        if ctas not in GROUPS:
-            m._OWN.clear()
-            m.MOST_BLOCKS = ctas
-            m.device_messages(dist.group.WORLD, 120.0)
-            GROUPS[ctas] = m._OWN[dist.group.WORLD]
-        m._OWN[dist.group.WORLD] = GROUPS[ctas]
-    sender, hook = comm_hook(strategy, codec=codec)
-    if host:
-        sender._communicator.messages = None
+
+def host_hook() -> tuple[Any, Hook]:
+    """Return penstock's hook for onebit without messages between devices, so that all goes through the host."""
+    sender, hook = comm_hook("parameter_server", codec="onebit")
+    sender._communicator.messages = None
     return sender, hook
 
 
-GROUPS = {}
+def queued_hook(groups: dict[int, Any], blocks: int, strategy: str = "parameter_server") -> tuple[Any, Hook]:
+    """Return penstock's hook for onebit by a process group of at most `blocks` thread blocks, kept in `groups`."""
+    world = dist.group.WORLD
+    if blocks not in groups:
+        messages._OWN.clear()
+        messages.MOST_BLOCKS = blocks
+        messages.device_messages(world, 120.0)
+        groups[blocks] = messages._OWN[world]
+    messages._OWN[world] = groups[blocks]
+    return comm_hook(strategy, codec="onebit")
 
 
-def methods(name):
-    import plain_gpu_hook
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
-
-    def power(ddp):
-        return powersgd.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powersgd.powerSGD_hook
-
-    found = {
-        "none": None,
-        "ddp, nothing sent": lambda ddp: (None, noop),
-        "stock": "stock",
-        "powersgd 4": power,
-        "plain hook": lambda ddp: (plain_gpu_hook.State(), plain_gpu_hook.hook_a2a),
-        "onebit by host": partial(ours, host=True),
-        "onebit queued, 1 cta": partial(ours, ctas=1),
-        "onebit queued, 4 ctas": partial(ours, ctas=4),
-        "onebit queued, 16 ctas": partial(ours, ctas=16),
-        "onebit queued, all_gather": partial(ours, ctas=4, strategy="all_gather"),
+def make_methods(groups: dict[int, Any]) -> dict[str, Method]:
+    """Return what is timed, by name; `groups` keeps penstock's process groups, which take seconds to connect."""
+    return {
+        "none": Method(wrapped=False),
+        "ddp, nothing sent": Method(make_hook=lambda: (None, send_nothing)),
+        "stock": Method(),
+        "powersgd 4": Method(make_hook=power_hook),
+        "plain hook": Method(make_hook=lambda: (PlainState(), plain_hook)),
+        "onebit by host": Method(make_hook=host_hook),
+        "onebit queued, 1 cta": Method(make_hook=partial(queued_hook, groups, 1)),
+        "onebit queued, 4 ctas": Method(make_hook=partial(queued_hook, groups, 4)),
+        "onebit queued, 16 ctas": Method(make_hook=partial(queued_hook, groups, 16)),
+        "onebit queued, all_gather": Method(make_hook=partial(queued_hook, groups, 4, "all_gather")),
     }
-    return found
 
 
-class Runner:
-    def __init__(self, name, method):
-        self.model, self.inputs, self.loss = make_model(name)
-        self.timed = None
-        self.wrapped = self.model if method is None else TorchDDP(self.model, device_ids=[0])
-        if callable(method):
-            state, hook = method(self.wrapped)
-            self.timed = Timed(hook)
-            self.wrapped.register_comm_hook(state, self.timed.hook)
+def make_model(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Return a model, its inputs and its targets, the same on every rank."""
+    torch.manual_seed(0)
+    model: nn.Module
+    if name == "resnet":
+        model = ResNet((3, 4, 6, 3)).to(DEVICE)
+        return model, torch.randn(64, 3, 128, 128, device=DEVICE), torch.randint(0, 1000, (64,), device=DEVICE)
+    model = GPT(50257, 1024, width=768, depth=12, heads=12, dropout=0.1).to(DEVICE)
+    words = torch.randint(0, 50257, (8, 257), device=DEVICE)
+    return model, words[:, :-1].contiguous(), words[:, 1:].contiguous()
+
+
+class Training:
+    """A model, wrapped, with its data and optimizer."""
+
+    def __init__(self, name: str, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        self.model, self._inputs, self._targets = make_model(name)
+        self.wrapped = wrap(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
 
-    def step(self):
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loss(self.wrapped(self.inputs)).backward()
-        self.optimizer.step()
-
-    def time(self, iterations):
-        self.step()
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        if self.timed:
-            self.timed.seconds = 0.0
-        start = time.perf_counter()
-        for _ in range(iterations):
-            self.step()
-        torch.cuda.synchronize()
-        seconds = (time.perf_counter() - start) / iterations
-        self.optimizer.zero_grad(set_to_none=True)
-        host = self.timed.seconds / iterations if self.timed else 0.0
-        return max(gathered(seconds)) * 1e3, host * 1e3
-
-
-def times(name, iterations, limit):
-    begun, runners, rows = time.time(), {}, {}
-    for method, how in methods(name).items():
-        try:
-            runners[method] = Runner(name, how)
-            for _ in range(4):
-                runners[method].step()
-            torch.cuda.synchronize()
-            say(name, method, "ready")
-        except Exception:
-            traceback.print_exc()
-            RESULT["notes"].append((name, method, traceback.format_exc()[-500:]))
-            raise
-    for round_ in range(3):
-        for method, runner in runners.items():
-            count = max(3, iterations // 4) if method == "stock" else iterations
-            ms, host = runner.time(count)
-            rows.setdefault(method, []).append(round(ms, 2))
-            RESULT["host_ms"].setdefault(name, {})[method] = round(host, 3)
-        RESULT["ms"][name] = rows
-        say(name, "round", round_, {m: v[-1] for m, v in rows.items()})
-        enough = [time.time() - begun > limit] if RANK == 0 else [None]
-        dist.broadcast_object_list(enough)
-        if enough[0]:
-            break
-    for method, runner in runners.items():
-        if "onebit" in method:
-            same = len(set(gathered(digest(torch.cat([p.detach().flatten() for p in runner.model.parameters()]))))) == 1
-            RESULT["notes"].append((name, method, "weights equal on all ranks" if same else "WEIGHTS DIFFER"))
-    say(name, "host ms in the hook", RESULT["host_ms"][name])
-    say("peak memory GB", torch.cuda.max_memory_allocated() / 1e9)
-    runners.clear()
-    torch.cuda.empty_cache()
-    dist.barrier()
-
-
-def wrapper(name, iterations):
-    """Time the wrapper itself, which profiles, measures and plans first."""
-    from penstock.torch import DistributedDataParallel
-
-    model, inputs, loss = make_model(name)
-    wrapped = DistributedDataParallel(model, device_ids=[0], codec="onebit")
-    optimizer, begun = torch.optim.SGD(model.parameters(), lr=1e-4), time.time()
-
-    def steps(count):
+    def steps(self, count: int) -> None:
+        """Do some iterations and wait for the device."""
         for _ in range(count):
-            optimizer.zero_grad(set_to_none=True)
-            loss(wrapped(inputs)).backward()
-            optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            logits = self.wrapped(self._inputs)
+            nn.functional.cross_entropy(logits.flatten(0, -2), self._targets.flatten()).backward()
+            self.optimizer.step()
         torch.cuda.synchronize()
 
-    for _ in range(8):
-        steps(5)
-    say(name, "wrapper ready after", round(time.time() - begun, 1))
-    found = []
-    for _ in range(3):
+    def time(self, iterations: int) -> float:
+        """Return milliseconds per iteration on the slowest rank."""
         dist.barrier()
         torch.cuda.synchronize()
         start = time.perf_counter()
-        steps(iterations)
-        found.append(round(max(gathered((time.perf_counter() - start) / iterations)) * 1e3, 2))
-    RESULT["ms"].setdefault(name, {})["wrapper onebit"] = found
-    RESULT["notes"].append((name, "wrapper", wrapped.explain()))
-    say(name, "wrapper", found)
-    if RANK == 0:
-        print(wrapped.explain(), flush=True)
-    same = len(set(gathered(digest(torch.cat([p.detach().flatten() for p in model.parameters()]))))) == 1
-    RESULT["notes"].append((name, "wrapper", "weights equal on all ranks" if same else "WEIGHTS DIFFER"))
+        self.steps(iterations)
+        return round(max(gathered((time.perf_counter() - start) / iterations)) * 1e3, 2)
+
+
+class Contestant:
+    """A training by one method, and the time that the host is in its hook."""
+
+    def __init__(self, name: str, method: Method) -> None:
+        self.timed: TimedHook | None = None
+        self.training = Training(name, partial(self._wrap, method))
+        self.training.steps(4)
+
+    def _wrap(self, method: Method, model: nn.Module) -> nn.Module:
+        if not method.wrapped:
+            return model
+        wrapped = TorchDDP(model, device_ids=[0])
+        if method.make_hook is not None:
+            state, hook = method.make_hook()
+            self.timed = TimedHook(hook)
+            wrapped.register_comm_hook(state, self.timed.hook)
+        return wrapped
+
+    def time(self, iterations: int) -> tuple[float, float]:
+        """Return milliseconds per iteration, and those that this rank's host was in the hook."""
+        self.training.steps(1)  # others have trained since
+        if self.timed is not None:
+            self.timed.seconds = 0.0
+        ms = self.training.time(iterations)
+        self.training.optimizer.zero_grad(set_to_none=True)  # leaves their memory to the next
+        return ms, 0.0 if self.timed is None else round(self.timed.seconds / iterations * 1e3, 3)
+
+
+def time_methods(results: Results, name: str, methods: dict[str, Method]) -> None:
+    """Time all methods on a model in turns, and compare the ranks' weights after penstock's."""
+    begun, contestants, host_ms = time.time(), {}, {}
+    for label, method in methods.items():
+        contestants[label] = Contestant(name, method)
+        results.say(name, label, "ready")
+    rows = results.ms[name] = {label: [] for label in methods}
+    for turn in range(ROUNDS):
+        for label, contestant in contestants.items():
+            iterations = WORKLOADS[name].iterations
+            ms, host_ms[label] = contestant.time(max(3, iterations // 4) if label == "stock" else iterations)
+            rows[label].append(ms)
+        results.say(name, "round", turn, {label: ms[-1] for label, ms in rows.items()})
+        if agreed(time.time() - begun > WORKLOADS[name].limit_seconds):
+            break
+    for label, contestant in contestants.items():
+        if "onebit" in label:
+            results.weights_equal[f"{name} {label}"] = weights_equal(contestant.training.model)
+    results.say(name, "host ms in the hook", host_ms)
+    results.say("peak memory GB", torch.cuda.max_memory_allocated() / 1e9)
+    contestants.clear()
+    torch.cuda.empty_cache()
+    dist.barrier()
+
+
+def agreed(answer: bool) -> bool:
+    """Return rank 0's answer on every rank."""
+    answers = [answer]
+    dist.broadcast_object_list(answers)
+    return answers[0]
+
+
+def time_wrapper(results: Results, name: str) -> None:
+    """Time penstock's wrapper, which profiles, measures and plans in the iterations before."""
+    training = Training(name, lambda model: DistributedDataParallel(model, device_ids=[0], codec="onebit"))
+    begun = time.time()
+    for _ in range(8):
+        training.steps(5)
+    results.say(name, "wrapper ready after", round(time.time() - begun, 1))
+    found = [training.time(WORKLOADS[name].iterations) for _ in range(ROUNDS)]
+    results.ms[name]["wrapper onebit"] = found
+    results.say(name, "wrapper", found)
+    results.say(name, "wrapper explains\n" + training.wrapped.explain())
+    results.weights_equal[f"{name} wrapper onebit"] = weights_equal(training.model)
     torch.cuda.empty_cache()
 
 
-def kernels():
-    """Time our kernels on a bucket of 6.5M values as ResNet-50 has them; rank 0 alone."""
-    if RANK == 0:
-        from penstock.codecs.wire import wire_codec
-        from penstock.strategies.batches import make_batches
-
-        for spec in ("onebit", "terngrad", "fp8"):
-            codec = wire_codec(spec)
-            form = codec.on_device(DEVICE)
-            sizes = [64, 64, 36864, 16384, 256, 1024, 262144, 589824, 1048576, 2359296, 2048, 2048000, 1000] * 1
-            bounds = [0]
-            for size in sizes:
-                bounds.append(bounds[-1] + size)
-            pieces = sorted(p for b in make_batches(bounds, 4, None, 1 << 30).pieces for p in b)
-            places, at = [], 0
-            for start, stop in pieces:
-                places.append(at)
-                at += -(-codec.max_nbytes(stop - start) // 16) * 16
-            memory = torch.zeros(at, dtype=torch.uint8, device=DEVICE)
-            bucket, residual = torch.randn(bounds[-1], device=DEVICE), torch.zeros(bounds[-1], device=DEVICE)
-            encode = form.queued_encoder(bucket, residual, memory, pieces, places, range(len(pieces)))
-            decode = form.queued_decoder(bucket, memory, pieces, [places], False)
-            add = form.queued_decoder(bucket, memory, pieces, [places] * 3, True)
-            found = {"elements": bounds[-1], "pieces": len(pieces)}
-            for label, work in (("encode", encode), ("decode", decode), ("add 3", add), ("mul", lambda: bucket.mul_(0.999))):
-                for _ in range(3):
-                    work()
-                torch.cuda.synchronize()
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                host = time.perf_counter()
-                begin.record()
-                for _ in range(50):
-                    work()
-                end.record()
-                host = (time.perf_counter() - host) / 50
-                torch.cuda.synchronize()
-                found[label] = [round(begin.elapsed_time(end) * 20, 1), round(host * 1e6, 1)]  # us: device, host
-            RESULT["kernels_us"][spec] = found
-            say("kernels", spec, found)
-    dist.barrier()
-
-
-def main():
-    dist.init_process_group("nccl")
+def measure(results: Results, wanted: Sequence[str]) -> None:
+    """Measure what is wanted, and write it part by part."""
     dist.all_reduce(torch.zeros(1, device=DEVICE))
-    say("connected")
-    if "nobits" not in WANTED:
-        check_bits()
-    kernels()
-    if "resnet" in WANTED:
-        times("resnet", 20, 100)
-    if "gpt" in WANTED:
-        times("gpt", 8, 110)
-    if "wrapper" in WANTED:
-        for name, count in (("resnet", 20), ("gpt", 8)):
-            if name in WANTED:
-                wrapper(name, count)
-    say("done")
+    results.say("connected")
+    if "nobits" not in wanted:
+        check_bits(results)
+        results.save()
+    time_kernels(results)
+    methods, models = make_methods({}), [name for name in WORKLOADS if name in wanted]
+    for name in models:
+        time_methods(results, name, methods)
+        results.save()
+    for name in models if "wrapper" in wanted else ():
+        time_wrapper(results, name)
+        results.save()
+    results.say("done")
     dist.barrier()
-    os._exit(0)
 
 
-try:
+def main() -> None:
+    """Be one rank."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT.json")
+    parser.add_argument("wanted", nargs="*", help=f"any of {' '.join(WANTED)}")
+    parser.add_argument("--rate", required=True, help="of the links, for the record: 10gbit")
+    options = parser.parse_args()
+    unknown = [word for word in options.wanted if word not in WANTED]
+    if unknown:
+        parser.error(f"found {' '.join(unknown)}; wanted any of {' '.join(WANTED)}")
+    torch.cuda.set_device(DEVICE)
+    dist.init_process_group("nccl")
+    service = " through CUDA's multi-process service" if "CUDA_MPS_PIPE_DIRECTORY" in os.environ else ""
+    gpus = f"1 x {torch.cuda.get_device_name(DEVICE)}, shared by all ranks{service}"
+    try:
+        measure(Results(options.out, options.rate, gpus), options.wanted)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once: NCCL's threads would wait for the other ranks
+    os._exit(0)  # the process groups of all methods are left to the end of the process
+
+
+if __name__ == "__main__":
     main()
-except BaseException:
-    traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(1)
