@@ -7,7 +7,7 @@ Every rank runs this; rank 0 prints and writes OUT.json. `--rate` repeats the ra
 a rank cannot read it. Without a model only bits and kernels are tried; `nobits` leaves the bits out; `wrapper` times
 `penstock.torch.DistributedDataParallel` on the models named. It needs root, one NVIDIA GPU and Triton.
 
-results/gpu-ranks-10gbit.json was made by an earlier form of this script; this form has not been run on a GPU.
+results/gpu/ranks-10gbit.json was made by an earlier form of this script; this form has not been run on a GPU.
 """
 
 import argparse

@@ -169,12 +169,17 @@ class WireCodec:
         """Return the same of `decode` or `decode_add`."""
         return bound_decode_from(self.codec, self.decode_add if adds else self.decode, out, adds)
 
-    def on_device(self, device: Any) -> Any:
-        """Return the codec's form on a device, None where it has none: without Triton, and where it may skip a step."""
+    def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
+        """Return the codec's form on a device, None where it has none: without Triton, and where it may skip a step.
+
+        `note` is told of values that are not finite, instead of `check`.
+        """
         if self.codec.on_nonfinite == "skip" or find_spec("triton") is None:
             return None
         from penstock.codecs.wire_device import make_form
 
+        if note is not None:
+            return make_form(self.codec.on(device), note)
         if device not in self._forms:
             self._forms[device] = make_form(self.codec.on(device), self.nonfinite.note)
         return self._forms[device]
@@ -251,9 +256,9 @@ class WireSparse:
         """Add a block to another; what falls out is added to the residual."""
         self.codec.merge(read, write, residual)
 
-    def on_device(self, device: Any) -> Any:
-        """Return the codec's form on a device, None where it has none."""
-        return self.codec.on_device(device, self.nonfinite.note)
+    def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
+        """Return the codec's form on a device, None where it has none; `note` as that of a `WireCodec`."""
+        return self.codec.on_device(device, note or self.nonfinite.note)
 
     def note_nonfinite(self) -> None:
         """Note that what was decoded elsewhere, and came here dense, is not finite."""
