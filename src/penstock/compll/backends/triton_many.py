@@ -220,7 +220,7 @@ class ManyKernels:
         return {
             **self._parameters, "payload_ptr": payloads, "header_ptr": batch.headers, "status_ptr": self._status,
             "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars, "partials_ptr": batch.partials,
-            "HEADER": batch.width, "LAST": False, "ALIGNED": True, "PROGRAMS": PROGRAMS,
+            "HEADER": batch.width, "LAST": False, "SETTLE": False, "ALIGNED": True, "PROGRAMS": PROGRAMS,
         }  # fmt: skip
 
     def _bound(self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor) -> "_Bound":
