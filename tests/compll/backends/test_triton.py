@@ -126,7 +126,7 @@ def test_feedback_that_is_settled_at_once_leaves_what_was_not_sent(both):
 
 def test_where_one_kernel_is_all_of_encode_it_settles_feedback_too():
     settling = {path.stem for path in SHIPPED if Kernels(compile_named(path.stem)).settles}
-    assert settling == {"bf16", "blocks", "fp16", "qsgd", "signsgd", "tbq"}
+    assert settling == {"bf16", "blocks", "qsgd", "signsgd", "tbq"}  # fp16 looks for overflow first
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
