@@ -132,6 +132,14 @@ def test_the_first_rank_says_what_is_profiled_measured_and_decided_and_the_other
     assert capfd.readouterr() == ("", "")
 
 
+def test_training_goes_on_with_a_plan_where_measurements_cannot_be_kept(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    first, _ = spawn(2, training.speak, "plain", {"measurements": str(blocked / "measurements")})
+    assert first[-1][1].startswith("training goes on, planning took ")
+    assert "messages by native; predicted iteration " in first[-1][1]
+
+
 def test_why_there_is_no_plan_is_said_without_being_asked():
     first, second = spawn(2, training.speak, "mixed", {})
     assert first == [("WARNING", f"no plan: {OBSTACLE}")]
