@@ -19,7 +19,7 @@ CASES = {
     "auto": {"codec": EXACT, "network": None},
     "every tensor by itself": {"codec": EXACT, "planner": "wfbp"},
     "after the backward pass": {"codec": EXACT, "planner": "naive"},
-    "static graph": {"codec": EXACT, "static_graph": True},
+    "static graph": {"codec": EXACT, "static_graph": True, "planner": "wfbp"},
     "without bucket views": {"codec": EXACT, "gradient_as_bucket_view": False},
     "gtopk": {"codec": "gtopk", "density": 0.1},
     "gtopk by a tree": {"codec": "gtopk", "density": 0.1, "strategy": "gtopk"},

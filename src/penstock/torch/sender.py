@@ -86,6 +86,7 @@ class BucketSender:
         self._planned: set[frozenset[str]] = set()  # the plan's buckets
         self._followed = 0  # iterations since there is a plan: torch's first ones may be in another order
         self._overlap = True
+        self._task = -1  # of autograd, in which this iteration began
         self._held: list[Job] = []  # where nothing is sent before the end
         self._fresh = True  # nothing of this iteration has come to the exchange yet
         self._sparse_nonfinite = False  # a sparse gradient of this iteration holds NaN or infinity on some rank
@@ -136,7 +137,9 @@ class BucketSender:
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
         """Average one bucket over all ranks."""
-        if bucket.index() == 0:
+        task = torch._C._current_graph_task_id()  # -1 outside of a backward pass, as in `join`
+        if bucket.index() == 0 and (task != self._task or task < 0):  # a static graph's first buckets all say 0
+            self._task = task
             self._begin()
         buffer = bucket.buffer()
         if buffer.is_sparse:
