@@ -20,6 +20,7 @@ CASES = {
     "every tensor by itself": {"codec": EXACT, "planner": "wfbp"},
     "after the backward pass": {"codec": EXACT, "planner": "naive"},
     "static graph": {"codec": EXACT, "static_graph": True, "planner": "wfbp"},
+    "static graph, after the backward pass": {"codec": EXACT, "static_graph": True, "planner": "naive"},
     "without bucket views": {"codec": EXACT, "gradient_as_bucket_view": False},
     "gtopk": {"codec": "gtopk", "density": 0.1},
     "gtopk by a tree": {"codec": "gtopk", "density": 0.1, "strategy": "gtopk"},

@@ -87,6 +87,7 @@ class BucketSender:
         self._followed = 0  # iterations since there is a plan: torch's first ones may be in another order
         self._overlap = True
         self._task = -1  # of autograd, in which this iteration began
+        self._come = 0  # parameters of this iteration whose buckets have come
         self._held: list[Job] = []  # where nothing is sent before the end
         self._fresh = True  # nothing of this iteration has come to the exchange yet
         self._sparse_nonfinite = False  # a sparse gradient of this iteration holds NaN or infinity on some rank
@@ -139,14 +140,16 @@ class BucketSender:
         """Average one bucket over all ranks."""
         task = torch._C._current_graph_task_id()  # -1 outside of a backward pass, as in `join`
         if bucket.index() == 0 and (task != self._task or task < 0):  # a static graph's first buckets all say 0
-            self._task = task
+            self._task, self._come = task, 0
             self._begin()
+        self._come += len(bucket.parameters())
+        is_last = bucket.is_last() or (self._knows_names and self._come == len(self._names))  # nor do they say "last"
         buffer = bucket.buffer()
         if buffer.is_sparse:
             future = self._average_sparse(buffer, self._named(bucket))
         else:
             future = self._average_dense(buffer, self._parcels(bucket))
-        if self._held and (bucket.is_last() or (self._overlap and not self._momentum.clips_model)):
+        if self._held and (is_last or (self._overlap and not self._momentum.clips_model)):
             self._send_held()
         return future
 
