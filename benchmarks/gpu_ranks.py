@@ -35,7 +35,7 @@ from penstock.bench.record import make_record, save_record
 from penstock.codecs.wire import wire_codec
 from penstock.errors import PenstockError
 from penstock.runtime import Communicator
-from penstock.runtime.cuda import messages
+from penstock.runtime.device import messages
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies.batches import make_batches
 from penstock.torch import DistributedDataParallel, comm_hook

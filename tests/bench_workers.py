@@ -7,7 +7,7 @@ from penstock.bench.memory_worker import MemoryJob, measure_memory
 from penstock.bench.replay_worker import ReplayJob, measure_job
 from penstock.bench.train_worker import TrainJob, start_up, train
 from penstock.network import LinearCost, Network
-from penstock.runtime.measure import Measurement
+from penstock.runtime.measure_network import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.conductor import Conductor
 

@@ -13,7 +13,7 @@ PRELOAD = ["torch.distributed", "numba", "penstock.runtime.communicator", "penst
 PRELOAD += [
     "torch._dynamo",
     "penstock.torch.ddp",
-    "penstock.codecs.published",
+    "penstock.codecs.sparse.published",
 ]  # torch imports the first with any optimizer
 
 

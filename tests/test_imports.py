@@ -17,12 +17,8 @@ VALUES = {
     "network",
     "plan",
     "program",
-    "program_builder",
     "timeline",
-    "segments",
     "curves",
-    "accesses",
-    "program_document",
     "run_record",
     "machine",
     "log",
@@ -41,19 +37,23 @@ ALLOWED = {
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},
     "cluster": VALUES | {"runtime", "cost", "simulator", "codecs"},
-    "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs"},
+    "exchange": VALUES | {"codecs", "runtime", "strategies", "torch"},  # torch: to go
+    "planning": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "torch"},
+    "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "planning"},
     "doctor": VALUES | {"cluster", "compll", "runtime"},
     "zoo": VALUES | {"traces", "torch"},
-    "train": VALUES | {"planners", "strategies", "codecs", "cluster", "torch"},
+    "train": VALUES | {"planners", "strategies", "codecs", "cluster", "exchange", "planning", "torch"},
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it
     "torch": (
         "runtime/transport/c10d.py",
-        "runtime/cuda/",
+        "runtime/device/",
         "codecs/",
         "compll/backends/",
         "torch/",
+        "exchange/",
+        "planning/",
         "cli/",
         "zoo/",
         "bench/",
@@ -64,7 +64,7 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
     "lark": ("compll/",),
     "matplotlib": ("report/",),
     "pyroute2": ("cluster/netlink.py",),
-    "platformdirs": ("torch/kept.py",),
+    "platformdirs": ("planning/measurement_cache.py",),
     "typer": ("cli/",),
     "rich": ("cli/", "report/", "train/view.py"),
 }
@@ -146,7 +146,7 @@ sys.modules["numba"] = sys.modules["llvmlite"] = sys.modules["lark"] = None  # a
 import torch, torch.distributed as dist
 from penstock.errors import FitError
 from penstock.network import Network
-from penstock.runtime.measure import measure_network
+from penstock.runtime.measure_network import measure_network
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch import DistributedDataParallel
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"

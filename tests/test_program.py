@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Collective, Instruction, Op, Slice, split
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.verify import verify
 
 

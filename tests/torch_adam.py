@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from penstock.curves import CodecCurves, Curve
+from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS
 from penstock.torch.optim import CompressedAdamW, _with_floor
 from torch_training import quick
 

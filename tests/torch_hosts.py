@@ -5,8 +5,8 @@ from typing import Any
 
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
+from penstock.planning.measurement_cache import cluster_of
 from penstock.runtime import hosts as places
-from penstock.torch.kept import cluster_of
 from penstock.torch.nodes import nodes_of
 from torch_compressed import _echo
 

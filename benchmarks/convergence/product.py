@@ -31,10 +31,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
+from penstock.exchange.nonfinite import Watched
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.optim import CompressedAdamW
-from penstock.torch.watched import Watched
 from penstock.zoo.gpt import GPT
 from penstock.zoo.resnet import resnet20
 from penstock.zoo.vgg import vgg16_cifar

@@ -14,7 +14,7 @@ from penstock.bench.sparse import alpha_beta_seconds, floor_seconds, local_secon
 from penstock.bench.sparse_claims import claims
 from penstock.bench.sparse_worker import Preselected, random_block
 from penstock.cluster import emulated_cluster
-from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse.codec import SparseCodec
 from penstock.errors import ClusterError
 from penstock.network import Network
 from runtime.threads import run_ranks

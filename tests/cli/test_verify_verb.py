@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.errors import StrategyError
-from penstock.program_document import load_program, save_program
+from penstock.program.document import load_program, save_program
 from penstock.strategies import SPARSE, STRATEGIES, build
 
 

@@ -1,8 +1,9 @@
 """A coverage-guided fuzzer in plain Python, for machines without atheris: `python coverage_fuzz.py 1000000`.
 
 Inputs are made from a corpus by a few mutations (flip, set, cut, insert, splice). One in `LOOK` is run under a trace of
-the lines of `penstock.codecs` and `penstock.compll.layout`; an input that reaches a line, or a pair of lines one after
-the other, that none reached before joins the corpus. The cases themselves are those of `fuzz_decode.py`.
+the lines of `penstock.codecs` and `penstock.compll.lower.payload_layout`; an input that reaches a line, or a pair of
+lines one after the other, that none reached before joins the corpus. The cases themselves are those of
+`fuzz_decode.py`.
 """
 
 import random

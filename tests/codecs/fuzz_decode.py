@@ -8,7 +8,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["penstock.codecs", "penstock.compll.layout"]):
+with atheris.instrument_imports(include=["penstock.codecs", "penstock.compll.lower.payload_layout"]):
     from codecs_fuzz_cases import one_input
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import penstock.compll
-from penstock.compll.backends.reference import ReferenceKernels
-from penstock.compll.frontend import compile_file
-from penstock.compll.parameters import bind_arguments
-from penstock.compll.parser import parse
+from penstock.compll.backends.reference.backend import ReferenceKernels
+from penstock.compll.frontend.parameters import bind_arguments
+from penstock.compll.frontend.parser import parse
+from penstock.compll.frontend.source import compile_file
 from penstock.errors import NonFiniteError
 
 ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import penstock.compll
-from penstock.compll.backends.numba import NumbaKernels
+from penstock.compll.backends.numba.backend import NumbaKernels
 from penstock.compll.cache import load_program
-from penstock.compll.frontend import compile_file, compile_source
+from penstock.compll.frontend.source import compile_file, compile_source
 from penstock.compll.functions import FUNCTIONS
+from penstock.compll.lower.show import dump
 from penstock.compll.operators import OPERATORS, Operator
-from penstock.compll.show import dump
 
 TERNGRAD = Path(penstock.compll.__file__).parent / "algorithms" / "terngrad.cll"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import penstock.compll
-from penstock.compll.frontend import compile_file
-from penstock.compll.fuse import schedule_decode, schedule_encode
+from penstock.compll.frontend.source import compile_file
+from penstock.compll.lower.fuse import schedule_decode, schedule_encode
 
 ALGORITHMS = sorted((Path(penstock.compll.__file__).parent / "algorithms").glob("*.cll"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,7 +45,7 @@ def test_the_python_of_the_language_page_runs():
 
 
 def test_the_program_of_the_language_page_compiles():
-    from penstock.compll.frontend import compile_source
+    from penstock.compll.frontend.source import compile_source
 
     code = re.findall(r"^```c\n(.*?)^```", (DOCS / "language.md").read_text(), flags=re.MULTILINE | re.DOTALL)
     assert compile_source(code[0]).layout.fields[0].name == "scale"

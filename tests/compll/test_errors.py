@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.compll.frontend import compile_source
+from penstock.compll.frontend.source import compile_source
 from penstock.errors import CodecError, CompileError
 
 GOOD = """\

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import FormatError, StrategyError
 from penstock.program import Collective
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.report.block_labels import BlockLabels
 from penstock.report.program_picture import draw_program
 from penstock.report.program_text import draw_text

@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 
 
 def data(start: int, stop: int) -> Slice:

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.codecs.wire import wire_codec
-from penstock.runtime.cuda.coded import prepare_coded
-from penstock.runtime.cuda.messages import GroupedMessages
-from penstock.runtime.cuda.mirror import Mirror
-from penstock.runtime.cuda.queued import prepare_queued
+from penstock.runtime.device.coded import prepare_coded
+from penstock.runtime.device.messages import GroupedMessages
+from penstock.runtime.device.mirror import Mirror
+from penstock.runtime.device.queued import prepare_queued
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import Options

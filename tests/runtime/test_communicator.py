@@ -13,7 +13,7 @@ from penstock.cost.collectives import best_block_nbytes
 from penstock.errors import MismatchError, PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.runtime import Communicator
 from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.memory import Fabric, MemoryTransport

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Collective, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.executor import prepare
 from penstock.runtime.transport.memory import Fabric, MemoryTransport

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from penstock.codecs.published import PublishedCodec
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.published import PublishedCodec
 from penstock.errors import CodecError
 from penstock.runtime import measure_codecs as module
-from penstock.runtime.measure import measure_network
 from penstock.runtime.measure_codecs import HostMemory, measure_codecs
+from penstock.runtime.measure_network import measure_network
 from runtime.threads import run_ranks
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.codecs.feedback import PutOff
-from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, PenstockError, TransportError
 from penstock.runtime import Communicator

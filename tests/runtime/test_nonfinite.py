@@ -11,14 +11,14 @@ import torch
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import SPARSE_CODECS, WireCodec, WireSparse, wire_codec
 from penstock.errors import NonFiniteError
+from penstock.exchange.compression import Compression
+from penstock.exchange.exchange import Exchange, Parcel
+from penstock.exchange.parameter_state import Memory
+from penstock.exchange.traffic import CountingTransport
 from penstock.plan import Route
 from penstock.runtime import Communicator
 from penstock.strategies import SPARSE
 from penstock.strategies.compressed import CHUNKS
-from penstock.torch.compression import Compression
-from penstock.torch.exchange import Exchange, Parcel
-from penstock.torch.memory import Memory
-from penstock.torch.traffic import CountingTransport
 from runtime.threads import run_ranks
 
 TIMEOUT_SECONDS = 120.0  # nothing takes so long, however busy the machine

@@ -172,7 +172,7 @@ def test_the_background_process_compiles_what_it_is_told_and_says_so(compiled, m
 )
 def test_a_rehearsal_calls_every_kernel_that_the_all_reduce_does(route, monkeypatch):
     from penstock.codecs.wire import wire_codec
-    from penstock.compll.backends.numba import NumbaKernels
+    from penstock.compll.backends.numba.backend import NumbaKernels
     from penstock.runtime.communicator import Communicator
     from runtime.threads import run_ranks
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator, whereabouts
@@ -156,7 +156,7 @@ def reduce_on_the_device(rank: int, numel: int) -> np.ndarray:
 
 def compare_through_the_store(rank: int, numels: list[int]) -> str:
     """Compare claims as ranks of NCCL do: through the store, without a message on the network."""
-    from penstock.runtime.cuda.nccl import NcclTransport
+    from penstock.runtime.device.nccl import NcclTransport
 
     transport = NcclTransport()
     try:

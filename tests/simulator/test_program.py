@@ -5,7 +5,7 @@ import pytest
 from penstock.cost import collectives
 from penstock.network import Network
 from penstock.program import Collective, Op, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.simulator.program import CodecCost, Uplinks, count_steps, simulate_program
 from penstock.strategies import Options, build
 from penstock.strategies.compressed import compressed_program

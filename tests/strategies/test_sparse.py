@@ -4,7 +4,7 @@ import pytest
 
 from mutations import change, drop, find
 from penstock.program import DATA, Collective, Op, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.simulator.program import count_steps
 from penstock.strategies import SPARSE, Options, build
 from penstock.verify import Kind, require_proof, verify

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, PlanError
+from penstock.exchange.parameter_state import Memory
 from penstock.torch.checkpoint import FORMAT
-from penstock.torch.memory import Memory
 
 
 def memory_of(values):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import torch_adam as training
-from penstock.torch.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_compression
-from penstock.torch.memory import Memory
+from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_compression
+from penstock.exchange.parameter_state import Memory
 from penstock.torch.optimizers import OptimizerWatch, is_adaptive
 from spawn import spawn
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from penstock.planning.measured import NETWORK, Sent, communication_seconds, measured_timeline
 from penstock.program import Op
 from penstock.runtime.recorder import Recorder
 from penstock.timeline import COMPUTE
-from penstock.torch.measured import NETWORK, Sent, communication_seconds, measured_timeline
 from recorded_training import recorded
 from spawn import spawn
 

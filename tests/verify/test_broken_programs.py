@@ -7,7 +7,7 @@ import pytest
 from mutations import change, drop, duplicate, find, shifted, swap_operands, with_rank
 from penstock.errors import StrategyError
 from penstock.program import DATA, Buffer, Collective, Instruction, Op, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies import Options, build
 from penstock.verify import Kind, require_proof, verify
 

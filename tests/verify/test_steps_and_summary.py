@@ -5,7 +5,7 @@ from math import ceil, log2
 import pytest
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.simulator.program import count_steps
 from penstock.strategies import STRATEGIES, Options, build
 from penstock.verify import verify

@@ -10,7 +10,7 @@ from penstock.cluster.replay_study import replay_plans
 from penstock.cost.ways import comparable
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.measure import NATIVE, measure_network
+from penstock.runtime.measure_network import NATIVE, measure_network
 from penstock.runtime.transport import Transport
 from penstock.simulator.robust import predict_robust
 from penstock.traces import find_trace

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from penstock.bench.codec_peers import PEERS, TAU, Inputs
-from penstock.codecs.codec import Codec
+from penstock.codecs.dense.codec import Codec
 from penstock.codecs.feedback import Residual
 from penstock.codecs.registry import make_codec
 
@@ -69,7 +69,7 @@ def _select(inputs: Inputs) -> Call:
 
         values = inputs.gradient.numpy()
         return lambda: largest_magnitudes(values, k)
-    from penstock.compll.backends.triton_select import select_on_current_stream
+    from penstock.compll.backends.triton.select import select_on_current_stream
 
     call: Call = select_on_current_stream(inputs.gradient, k)
     return call

@@ -8,9 +8,9 @@ than what was sent. A copy moves 2 N, so its time gives the bandwidth: floor = c
 0.75
 """
 
-from penstock.compll.fuse import schedule_decode, schedule_encode
 from penstock.compll.ir import Program
-from penstock.compll.schedule import Pass, Scatter
+from penstock.compll.lower.fuse import schedule_decode, schedule_encode
+from penstock.compll.lower.passes import Pass, Scatter
 
 
 def moved_nbytes(program: Program, operation: str, nbytes: int, payload_nbytes: int) -> int:

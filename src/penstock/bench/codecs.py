@@ -18,7 +18,7 @@ import torch
 from penstock.bench.codec_calls import SELECT, SPECS, Call, make_calls
 from penstock.bench.codec_floor import floor_seconds, moved_nbytes
 from penstock.bench.codec_peers import PEERS, Inputs
-from penstock.codecs.codec import Codec
+from penstock.codecs.dense.codec import Codec
 from penstock.codecs.registry import make_codec
 
 OPERATIONS = ("encode", "encode_feedback", "decode", "decode_add")

@@ -14,7 +14,7 @@ from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS, Planner
 from penstock.planners.threshold import plan_threshold
-from penstock.runtime.measure import NATIVE
+from penstock.runtime.measure_network import NATIVE
 from penstock.simulator.iteration import predict
 from penstock.trace import Trace
 

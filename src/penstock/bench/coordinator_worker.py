@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from penstock.bench.serve import serve
+from penstock.runtime.agree_max import largest
 from penstock.runtime.bulk import Lanes, run_at_will, run_steady
 from penstock.runtime.coordinator import Bulk, Message, Sending, plan_rounds
-from penstock.runtime.largest import largest
-from penstock.runtime.measure import measure_network
+from penstock.runtime.measure_network import measure_network
 from penstock.runtime.online import Online
 from penstock.runtime.transport import Transport
 from penstock.trace import Trace

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.bench.jobs import report
 from penstock.bench.sparse_worker import DENSE, Preselected, timed
-from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse.codec import SparseCodec
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import connected
 

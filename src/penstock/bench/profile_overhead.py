@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.torch.clocks import device_name
 from penstock.torch.profile import Profiler
-from penstock.torch.summary import spread
+from penstock.torch.profile_summary import spread
 from penstock.zoo import find_task
 from penstock.zoo.training import build, find_device, synchronise, training_step
 

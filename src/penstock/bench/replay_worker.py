@@ -12,9 +12,9 @@ from penstock.cluster.replay_study import replay_plans
 from penstock.cost.ways import way_for
 from penstock.network import Network
 from penstock.planners import find_planner
+from penstock.runtime.agree_max import largest
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.largest import largest
-from penstock.runtime.measure import NATIVE, measure_network
+from penstock.runtime.measure_network import NATIVE, measure_network
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.delayed import delayed
 from penstock.simulator.iteration import predict

@@ -24,14 +24,14 @@ from penstock.bench.rounds import rounds_from
 from penstock.bench.sparse_worker import DENSE, Job, random_block
 from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.rates import parse_rates
-from penstock.codecs.sparse import SparseCodec
+from penstock.codecs.sparse.codec import SparseCodec
 from penstock.cost.sparse import SPARSE
 from penstock.errors import ClusterError
+from penstock.exchange.traffic import ring_nbytes
 from penstock.network import Network
 from penstock.program import Op
 from penstock.simulator.program import CodecCost, simulate_program
 from penstock.strategies import build
-from penstock.torch.traffic import ring_nbytes
 
 STRATEGIES = ("topk_allgather", "gtopk", "gtopk_doubling")
 MERGES = ("computed", "waited")

@@ -22,8 +22,8 @@ from penstock.bench.jobs import report
 from penstock.bench.quiet import process_seconds, processors, seconds_of_others
 from penstock.bench.rounds import measure_rounds
 from penstock.bench.stream import latency_seconds, stream_network
-from penstock.codecs.sparse import SparseCodec
-from penstock.codecs.sparse_block import BlockForm, Entries
+from penstock.codecs.sparse.block import BlockForm, Entries
+from penstock.codecs.sparse.codec import SparseCodec
 from penstock.network import network_document
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import connected

@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.cost.fit import Points, fit_measured
 from penstock.network import Network
+from penstock.runtime.agree_max import largest
 from penstock.runtime.executor import WINDOW
-from penstock.runtime.largest import largest
 from penstock.runtime.reduce import merge_kernel
 from penstock.runtime.transport import Transport, Work
 

@@ -24,7 +24,7 @@ def compile_(
     json: JsonOption = False,
 ) -> None:
     """Check a compressor and show what it compiles to; a mistake in it is shown with its line and a caret."""
-    from penstock.compll.frontend import compile_source
+    from penstock.compll.frontend.source import compile_source
 
     if backend not in BACKENDS:
         raise CodecError(f"unknown back end {backend!r}; use {', '.join(BACKENDS)}")
@@ -87,9 +87,9 @@ def parse_params(texts: list[str]) -> dict[str, int | float]:
 
 
 def _reference(program: "Program") -> str:
-    from penstock.compll.fuse import schedule_decode, schedule_encode
-    from penstock.compll.schedule import show_schedule
-    from penstock.compll.show import dump
+    from penstock.compll.lower.fuse import schedule_decode, schedule_encode
+    from penstock.compll.lower.passes import show_schedule
+    from penstock.compll.lower.show import dump
 
     plans = {
         "encode": schedule_encode(program),
@@ -103,7 +103,7 @@ def _reference(program: "Program") -> str:
 
 
 def _numba(program: "Program") -> str:
-    from penstock.compll.backends.numba_source import generate
+    from penstock.compll.backends.numba.source import generate
     from penstock.compll.functions import FUNCTIONS
     from penstock.compll.operators import OPERATORS
 
@@ -111,7 +111,7 @@ def _numba(program: "Program") -> str:
 
 
 def _triton(program: "Program") -> str:
-    from penstock.compll.backends.triton_kernels import Kernels
+    from penstock.compll.backends.triton.kernels import Kernels
 
     return Kernels(program).text
 
@@ -121,7 +121,7 @@ GENERATORS = {"reference": _reference, "numba": _numba, "triton": _triton}
 
 def describe(program: "Program") -> dict[str, Any]:
     """Return a program's parameters, wire format and passes for `--json`."""
-    from penstock.compll.fuse import schedule_decode, schedule_encode
+    from penstock.compll.lower.fuse import schedule_decode, schedule_encode
 
     return {
         "name": program.name,

@@ -23,7 +23,7 @@ def measure(
     from penstock.cli.output import print_json, print_table
     from penstock.cli.workers import joined_transport
     from penstock.network import network_document, save_network
-    from penstock.runtime.measure import measure_network
+    from penstock.runtime.measure_network import measure_network
 
     routes, compressors = split_list(strategies), split_list(codecs)
     check_routes([*routes, *(f"ring+{codec}" for codec in compressors)])

@@ -46,7 +46,7 @@ def replay(
         from penstock.cluster.replay_study import replay_plans
         from penstock.cost.clusters import find_network
         from penstock.runtime.communicator import Communicator
-        from penstock.runtime.measure import measure_network
+        from penstock.runtime.measure_network import measure_network
 
         seconds = max(4.0, len(routes) * 2.0)
         links = (

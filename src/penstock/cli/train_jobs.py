@@ -78,8 +78,8 @@ def _check_task(name: str) -> None:
 
 def _check_codec(job: Job) -> None:
     if job.codec:
-        from penstock.torch.compression import make_compression
-        from penstock.torch.planning import check_options
+        from penstock.exchange.compression import make_compression
+        from penstock.planning.decide import check_options
 
         check_options(job.planner, job.strategy)
         warmup = job.warmup_spec, job.warmup_every or 1

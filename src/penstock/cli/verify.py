@@ -40,7 +40,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Prove that a strategy does what it promises, for a world size; exits with 1 where it does not."""
-    from penstock.program_document import save_program
+    from penstock.program.document import save_program
     from penstock.strategies import Options
     from penstock.verify import verify as prove
     from penstock.verify.summary import summarise
@@ -115,7 +115,7 @@ def _payload_nbytes(codec: str) -> "Callable[[int], int] | None":
 
 
 def _subject(name: str, operation: str, workers: int, numel: int, options: "Options", compressed: bool) -> "Program":
-    from penstock.program_document import load_program
+    from penstock.program.document import load_program
     from penstock.strategies import build
     from penstock.strategies.compressed import compressed_program
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.wire import wire_codec
 from penstock.plan import Plan
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.communicator import Communicator
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace

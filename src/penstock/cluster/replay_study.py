@@ -10,8 +10,8 @@ from penstock.cluster.replay import Gradients, Replay, Replayed
 from penstock.cost.ways import comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
+from penstock.runtime.agree_max import largest
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.largest import largest
 from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import Timeline
 from penstock.trace import Trace

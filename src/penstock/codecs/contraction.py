@@ -12,7 +12,7 @@ from itertools import count
 
 import numpy as np
 
-from penstock.codecs.codec import Codec
+from penstock.codecs.dense.codec import Codec
 
 NUMEL = 4096  # eight buckets of qsgd's; its noise does not depend on more
 STEPS = 24  # enough for a growth of 3% a step to show

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from penstock.codecs.codec import Codec
+from penstock.codecs.dense.codec import Codec
 from penstock.codecs.header import MAX_PARAMETERS, ON_NONFINITE
 from penstock.codecs.spec import parse_spec
+from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.ir import Program
-from penstock.compll.parameters import bind_arguments
 from penstock.errors import CodecError
 
 
@@ -34,7 +34,7 @@ def text_fingerprint(spec: str) -> str:
 
 def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **parameters: float) -> Codec:
     """Return a codec: `spec` is a name, a name with parameters such as `topk(density=0.01)`, or a path to a `.cll`."""
-    from penstock.compll.backends.numba import NumbaKernels
+    from penstock.compll.backends.numba.backend import NumbaKernels
 
     name, given = parse_spec(spec)
     if on_nonfinite not in ON_NONFINITE:

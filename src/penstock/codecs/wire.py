@@ -14,18 +14,18 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from penstock.codecs.bound import Bound, bound_decode, bound_encode
-from penstock.codecs.bound_packed import DecodeFrom, EncodeInto, bound_decode_from, bound_encode_into
-from penstock.codecs.codec import Codec, not_finite
 from penstock.codecs.contraction import contracts
+from penstock.codecs.dense.bound import Bound, bound_decode, bound_encode
+from penstock.codecs.dense.bound_packed import DecodeFrom, EncodeInto, bound_decode_from, bound_encode_into
+from penstock.codecs.dense.codec import Codec, not_finite
 from penstock.codecs.header import BODY_NBYTES, FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.registry import make_codec, text_fingerprint
 from penstock.codecs.spec import parse_spec
 from penstock.errors import CodecError, NonFiniteError
 
 if TYPE_CHECKING:  # their kernels are compiled: only who asks for a sparse codec imports them, and numba with them
-    from penstock.codecs.published import PublishedCodec
-    from penstock.codecs.sparse import SparseCodec
+    from penstock.codecs.sparse.codec import SparseCodec
+    from penstock.codecs.sparse.published import PublishedCodec
 
 
 def wire_codec(spec: str, seed: int = 0) -> "WireCodec | WireSparse":
@@ -43,8 +43,8 @@ def wire_codec(spec: str, seed: int = 0) -> "WireCodec | WireSparse":
 
 
 def _sparse(**settings: Any) -> "SparseCodec":
-    from penstock.codecs.sparse import SparseCodec
-    from penstock.codecs.sparse_block import VALUE_BITS
+    from penstock.codecs.sparse.block import VALUE_BITS
+    from penstock.codecs.sparse.codec import SparseCodec
 
     if settings.get("value_bits") in VALUE_BITS:  # also where it is written as 16.0
         settings["value_bits"] = int(settings["value_bits"])
@@ -52,7 +52,7 @@ def _sparse(**settings: Any) -> "SparseCodec":
 
 
 def _published(**settings: Any) -> "PublishedCodec":
-    from penstock.codecs.published import PublishedCodec
+    from penstock.codecs.sparse.published import PublishedCodec
 
     return PublishedCodec(_sparse(**settings))
 
@@ -176,7 +176,7 @@ class WireCodec:
         """
         if self.codec.on_nonfinite == "skip" or find_spec("triton") is None:
             return None
-        from penstock.codecs.wire_device import make_form
+        from penstock.codecs.dense.wire_device import make_form
 
         if note is not None:
             return make_form(self.codec.on(device), note)

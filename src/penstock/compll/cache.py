@@ -46,7 +46,7 @@ def load_program(path: Path, params: Mapping[str, int | float], folder: Path | N
 
 
 def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path, digest: str) -> Program:
-    from penstock.compll.frontend import compile_file
+    from penstock.compll.frontend.source import compile_file
 
     program = replace(compile_file(path, params), key=digest)
     with suppress(OSError):  # a full or read-only disk costs time, not correctness
@@ -65,7 +65,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def _front_end() -> str:
     """Return something that changes when the front end does."""
     here = Path(__file__).parent
-    return file_states(sorted([*here.glob("*.py"), here / "grammar.lark"]))
+    return file_states(sorted([*here.glob("*.py"), *here.glob("[fl]*/*.py"), here / "grammar.lark"]))
 
 
 def file_states(files: list[Path]) -> str:

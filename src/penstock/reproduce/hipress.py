@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from penstock.compll.parser import parse
+from penstock.compll.frontend.parser import parse
 from penstock.cost.codecs import CASYNC, SyncCounts
 from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers
 from penstock.reproduce.hipress_fig_11 import figure_11

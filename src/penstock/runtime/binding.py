@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
-from penstock.runtime.codec import Codec, Deferred, Varying
+from penstock.runtime.codec_protocol import Codec, Deferred, Varying
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
 from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes, packed_decode, packed_encode

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.cost.collectives import best_block_nbytes
 from penstock.network import Network
 from penstock.program import Collective
-from penstock.runtime.codec import Codec
+from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.views import Flat
 from penstock.strategies.options import SMALLEST_BLOCK

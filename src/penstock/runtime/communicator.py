@@ -18,15 +18,15 @@ from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.blocks import coded_block, with_block
-from penstock.runtime.codec import Codec, Reporting, fingerprint_of
+from penstock.runtime.codec_protocol import Codec, Reporting, fingerprint_of
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
+from penstock.runtime.failure_diagnosis import asking_seconds, describe, explained
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import OnDevice, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
-from penstock.runtime.whereabouts import asking_seconds, describe, explained
 from penstock.strategies import Options, build
 from penstock.strategies.batches import Batches
 from penstock.strategies.compressed import build_compressed
@@ -255,7 +255,7 @@ class Communicator:
         """Return the place in host memory for a tensor on a CUDA device; None for one that is in host memory."""
         if not is_on_cuda(target):
             return None
-        from penstock.runtime.cuda.staging import Staging  # torch is there, since the tensor is
+        from penstock.runtime.device.staging import Staging  # torch is there, since the tensor is
 
         self._staging = self._staging or Staging()
         return self._staging.stage(target)
@@ -270,7 +270,7 @@ class Communicator:
     def _mirror(self, device: Any) -> Any:
         """Return memory on both sides, for what the host sends of a device."""
         if device not in self._mirrors:
-            from penstock.runtime.cuda.mirror import Mirror
+            from penstock.runtime.device.mirror import Mirror
 
             self._mirrors[device] = Mirror(device)
         return self._mirrors[device]
@@ -306,8 +306,8 @@ class Communicator:
         self, program: Program, batches: Batches | None, dtype: str, codec: Codec | None, form: Any
     ) -> Prepared:
         if form is not None:
-            from penstock.runtime.cuda.coded import prepare_coded
-            from penstock.runtime.cuda.queued import prepare_queued
+            from penstock.runtime.device.coded import prepare_coded
+            from penstock.runtime.device.queued import prepare_queued
 
             assert codec is not None
             assert batches is not None

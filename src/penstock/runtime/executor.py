@@ -18,7 +18,7 @@ import numpy as np
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
 from penstock.runtime.binding import Binder, Binding, Call, Memories
-from penstock.runtime.codec import Codec, Deferred, fingerprint_of
+from penstock.runtime.codec_protocol import Codec, Deferred, fingerprint_of
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole

@@ -21,8 +21,8 @@ import numpy as np
 
 from penstock.cost.fit import Fit, fit_measured
 from penstock.plan import parse_route
+from penstock.runtime.agree_max import WAIT_SECONDS
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.largest import WAIT_SECONDS
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.timed import LEAST, PILOTS, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport

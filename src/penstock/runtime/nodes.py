@@ -16,10 +16,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from penstock.errors import TransportError
+from penstock.runtime.failure_diagnosis import Note, asking_seconds, explained
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, group_by_host
 from penstock.runtime.transport import CHECK_TAG, Bytes, Transport
-from penstock.runtime.whereabouts import Note, asking_seconds, explained
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 
 

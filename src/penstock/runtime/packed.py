@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from penstock.runtime.codec import Varying
+from penstock.runtime.codec_protocol import Varying
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT
 from penstock.runtime.transport import Array, Bytes
 

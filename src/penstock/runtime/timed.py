@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from penstock.runtime.largest import largest
+from penstock.runtime.agree_max import largest
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.transport import Bytes, Transport
 

@@ -20,7 +20,7 @@ round a ring and takes p - 1 steps). Each chunk is summed by one rank, so all ra
 from collections.abc import Iterator
 
 from penstock.program import DATA, Collective, Program, Slice, split
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 from penstock.strategies.spanning_tree import edges
 

@@ -13,7 +13,7 @@
 """
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 INBOX = "inbox"

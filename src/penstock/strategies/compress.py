@@ -27,7 +27,7 @@ from itertools import accumulate
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Collective, Instruction, Op, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.pipeline import DEPTH
 
 OUT = "out"  # partial sums, encoded here

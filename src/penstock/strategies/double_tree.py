@@ -20,7 +20,7 @@ With an odd number of ranks the second tree is the first moved on by one rank.
 from dataclasses import dataclass
 
 from penstock.program import Collective, Program, Slice, split
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.flows import Flow, emit_flows
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import blocks, declare_inbox

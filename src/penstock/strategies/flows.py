@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.program import Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.colouring import turns
 from penstock.strategies.pipeline import DEPTH, Arrival, Departure, emit
 

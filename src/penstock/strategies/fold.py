@@ -8,7 +8,7 @@ Two more steps and 2n bytes over the links that fold; nothing for a power of two
 """
 
 from penstock.program import DATA, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 
 FOLD = "fold"
 

@@ -28,7 +28,7 @@ is in that rank's residual.
 from collections.abc import Collection, Iterable, Iterator
 
 from penstock.program import Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.fold import largest_power_of_two
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import blocks

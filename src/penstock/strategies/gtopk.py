@@ -28,7 +28,7 @@ result, and loses the rest (erratum 4); the proof finds a program that keeps not
 """
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.fold import largest_power_of_two
 from penstock.strategies.options import Options
 

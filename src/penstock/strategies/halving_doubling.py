@@ -16,7 +16,7 @@ of ranks is folded. Each chunk is summed by one rank, so all ranks end with the 
 """
 
 from penstock.program import DATA, Collective, Program, Slice, split
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.fold import fold, largest_power_of_two, unfold
 from penstock.strategies.options import Options
 

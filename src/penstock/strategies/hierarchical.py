@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, Program
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 NAME = "hierarchical"

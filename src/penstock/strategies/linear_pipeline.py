@@ -18,7 +18,7 @@ the receipt of the next.
 """
 
 from penstock.program import Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import Arrival, Departure, blocks, declare_inbox, emit
 

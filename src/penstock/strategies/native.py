@@ -9,7 +9,7 @@ What travels is the engine's business: no step and no byte of it shows in the pr
 """
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 

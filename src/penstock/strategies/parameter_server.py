@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Collective, Program, Slice, split
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import DEPTH, Arrival, Departure, declare_inbox, emit
 

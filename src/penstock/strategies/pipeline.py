@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise, takewhile
 
 from penstock.program import DATA, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 
 DEPTH = 4  # blocks received ahead: one travels, one is merged, two absorb uneven arrivals
 INBOX = "inbox"

@@ -14,7 +14,7 @@ All ranks add the same two halves in the last step, and a + b is b + a to the bi
 """
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.fold import fold, largest_power_of_two, unfold
 from penstock.strategies.options import Options
 

@@ -17,7 +17,7 @@ chunk is summed in one order, by one rank at a time, so all ranks end with the s
 """
 
 from penstock.program import Collective, Program, Slice, split
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 from penstock.strategies.pipeline import DEPTH, Arrival, Departure, blocks, declare_inbox, emit
 

@@ -12,7 +12,7 @@ all end with the same bits. The result has between k and N k entries; what a ran
 """
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.program_builder import ProgramBuilder
+from penstock.program.builder import ProgramBuilder
 from penstock.strategies.options import Options
 
 

@@ -14,13 +14,25 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import FitError, PlanError
+from penstock.exchange.compression import AUTO, NATIVE, Compression
+from penstock.exchange.parameter_state import Memory
 from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
+from penstock.planning.candidates import Choice, at_least, candidates, first_of_each_codec
+from penstock.planning.decide import Decision, agree, decide, decide_whether, from_rank_0, in_order, only
+from penstock.planning.drift import Drift
+from penstock.planning.explain import explain, summary
+from penstock.planning.measure import Gauge, engine_of
+from penstock.planning.measured import communication_seconds, measured_timeline
+from penstock.planning.slowdown import Sending
+from penstock.planning.survey import Question, Survey
+from penstock.planning.text_picture import text_picture
 from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.runtime.rehearse import Compiling
 from penstock.timeline import Timeline
+from penstock.torch.backward_watch import BackwardPasses
 from penstock.torch.buckets import (
     Hook,
     Order,
@@ -32,26 +44,14 @@ from penstock.torch.buckets import (
     release_buckets,
     sending_order,
 )
-from penstock.torch.compression import AUTO, NATIVE, Compression
-from penstock.torch.drift import Drift
-from penstock.torch.explain import explain, summary
-from penstock.torch.given import Given
+from penstock.torch.check_inputs import Given
+from penstock.torch.collective_errors import together
 from penstock.torch.holder import Holder
-from penstock.torch.measure import Gauge, engine_of
-from penstock.torch.measured import communication_seconds, measured_timeline
-from penstock.torch.memory import Memory
 from penstock.torch.nodes import nodes_of
 from penstock.torch.optimizers import OptimizerWatch
-from penstock.torch.passes import BackwardPasses
-from penstock.torch.planning import Decision, agree, decide, decide_whether, from_rank_0, in_order, only
 from penstock.torch.profile import Profiler
-from penstock.torch.routes import Choice, at_least, candidates, first_of_each_codec
 from penstock.torch.settings import WARMUP, Settings
 from penstock.torch.sizes import gradient_sizes
-from penstock.torch.slowdown import Sending
-from penstock.torch.survey import Question, Survey
-from penstock.torch.text_picture import text_picture
-from penstock.torch.together import together
 from penstock.trace import Trace
 
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync

@@ -18,23 +18,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
-from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
+from penstock.exchange.compression import AUTO, Warmup, make_compression
+from penstock.exchange.momentum import Momentum
+from penstock.exchange.parameter_state import Memory, Scaler
+from penstock.exchange.traffic import Traffic
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
+from penstock.planning.decide import Decision
+from penstock.planning.measurement_cache import measurement_folder
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
+from penstock.torch.check_inputs import compare_ranks, torch_options
 from penstock.torch.checkpoint import Loads, State
-from penstock.torch.compression import AUTO, Warmup, make_compression
+from penstock.torch.collective_errors import together
 from penstock.torch.conductor import Conductor, compile_ahead
-from penstock.torch.given import compare_ranks, torch_options
-from penstock.torch.kept import measurement_folder
-from penstock.torch.memory import Memory, Scaler
-from penstock.torch.planning import Decision
 from penstock.torch.settings import Settings
-from penstock.torch.together import together
-from penstock.torch.traffic import Traffic
 from penstock.trace import Trace, load_trace
 
 Path = str | os.PathLike[str]

@@ -12,15 +12,15 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from penstock.codecs.replay import urgent_stream
+from penstock.codecs.graphs import urgent_stream
 from penstock.codecs.wire import wire_codec
 from penstock.cost.fit import fit_measured
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.cuda.messages import device_messages
+from penstock.runtime.device.messages import device_messages
 from penstock.runtime.executor import TIMEOUT_SECONDS
-from penstock.runtime.measure import CHECKS, OFF
+from penstock.runtime.measure_network import CHECKS, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
 

@@ -18,7 +18,7 @@ from penstock.errors import MismatchError, PlanError
 from penstock.plan import Route
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.together import together
+from penstock.torch.collective_errors import together
 
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from penstock.exchange.compression import NATIVE
+from penstock.exchange.parameter_state import Memory
+from penstock.exchange.traffic import Traffic, by_route, ring_nbytes
 from penstock.plan import Plan, Route
 from penstock.run_record import RouteUse
 from penstock.torch.buckets import (
@@ -19,10 +22,7 @@ from penstock.torch.buckets import (
     sending_order,
     take_buckets,
 )
-from penstock.torch.compression import NATIVE
-from penstock.torch.memory import Memory
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender
-from penstock.torch.traffic import Traffic, by_route, ring_nbytes
 
 
 class Holder:

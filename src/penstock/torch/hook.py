@@ -3,17 +3,17 @@
 import torch
 import torch.distributed as dist
 
-from penstock.codecs.momentum import Momentum
 from penstock.errors import PlanError
+from penstock.exchange.compression import AUTO, Warmup, make_compression
+from penstock.exchange.momentum import Momentum
+from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.log import Voice
 from penstock.plan import Route
+from penstock.planning.decide import check_strategy
 from penstock.runtime.rehearse import Compiling
+from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import Loads
-from penstock.torch.compression import AUTO, Warmup, make_compression
 from penstock.torch.engines import check_engine
-from penstock.torch.given import compare_ranks
-from penstock.torch.memory import Memory, Scaler
-from penstock.torch.planning import check_strategy
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender, Hook
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from penstock.errors import PlanError
-from penstock.torch.calls import Calls
+from penstock.torch.deferred_step import Settings, settings_of, step_with
 from penstock.torch.layers import Layer, layers_of
-from penstock.torch.put_off import Settings, settings_of, step_with
+from penstock.torch.module_calls import Calls
 from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
 
 BLOCK_NUMEL = 512 * 1024  # 2 MiB of float32: 61 MB took 4 ranks 0.47 s of processor time, in quarters 0.66

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from penstock.runtime.hosts import Nodes, group_by_host, this_host
-from penstock.torch.together import together
+from penstock.torch.collective_errors import together
 
 
 def nodes_of(group: dist.ProcessGroup) -> Nodes:

@@ -25,7 +25,7 @@ from torch.optim.optimizer import ParamsT
 from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
-from penstock.torch.compression import AUTO, check_known
+from penstock.exchange.compression import AUTO, check_known
 from penstock.torch.ddp import DistributedDataParallel
 
 WARMUP_CODEC = "blocks(bits=4)"

@@ -13,8 +13,8 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from penstock.torch.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam
-from penstock.torch.memory import Memory
+from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam
+from penstock.exchange.parameter_state import Memory
 
 PAGE = "docs/choosing-a-codec.md"
 _ADAPTIVE = (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop)

@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from penstock.errors import ProfileError
 from penstock.torch.clocks import Clock, HostClock, clock_for, device_name, one_device
+from penstock.torch.profile_summary import Pass, Profile, Times, summarise
 from penstock.torch.sizes import gradient_sizes
-from penstock.torch.summary import Pass, Profile, Times, summarise
 from penstock.trace import Tensor as TracedTensor
 from penstock.trace import Trace
 

@@ -20,21 +20,21 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from penstock.codecs.replay import urgent_stream
+from penstock.codecs.graphs import urgent_stream
 from penstock.errors import CodecError, NonFiniteError
+from penstock.exchange.compression import NATIVE
+from penstock.exchange.exchange import Exchange, Parcel
+from penstock.exchange.parameter_state import Memory
+from penstock.exchange.traffic import CountingTransport, Traffic, Used, ring_nbytes, sparse_nbytes
 from penstock.plan import Plan, Route
+from penstock.planning.measured import Sent
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.cuda.messages import device_messages
+from penstock.runtime.device.messages import device_messages
 from penstock.runtime.recorder import Recorder
+from penstock.torch.backward_watch import at_end_of_backward
 from penstock.torch.checkpoint import State
-from penstock.torch.compression import NATIVE
+from penstock.torch.collective_errors import who_is_gone
 from penstock.torch.engines import own_transport, release, route_over
-from penstock.torch.exchange import Exchange, Parcel
-from penstock.torch.measured import Sent
-from penstock.torch.memory import Memory
-from penstock.torch.passes import at_end_of_backward
-from penstock.torch.together import who_is_gone
-from penstock.torch.traffic import CountingTransport, Traffic, Used, ring_nbytes, sparse_nbytes
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]

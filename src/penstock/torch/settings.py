@@ -6,8 +6,8 @@ from pathlib import Path
 from penstock.errors import PlanError
 from penstock.network import Network
 from penstock.plan import Plan
+from penstock.planning.decide import check_options
 from penstock.torch.engines import check_engine
-from penstock.torch.planning import check_options
 from penstock.trace import Trace
 
 WARMUP = 1  # profiled iterations that do not count: memory and connections are new

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from penstock.errors import MismatchError
-from penstock.torch.together import together
+from penstock.torch.collective_errors import together
 
 LOOK_SECONDS = 0.5  # between looks at whether somebody wants to stop
 MOST_STEPS = 100  # between looks

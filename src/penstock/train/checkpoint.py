@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from penstock.errors import FormatError, TrainError
 from penstock.fields import write_json
-from penstock.torch.together import together
+from penstock.torch.collective_errors import together
 from penstock.train.saved import Saved, complete_checkpoints, saved_document
 
 KEPT_CHECKPOINTS = 2

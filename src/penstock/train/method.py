@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from penstock.exchange.traffic import Traffic, ring_nbytes
 from penstock.network import Network
 from penstock.plan import Plan
+from penstock.planning.measured import measured_timeline
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
-from penstock.torch.measured import measured_timeline
-from penstock.torch.traffic import Traffic, ring_nbytes
 from penstock.trace import Trace
 from penstock.train.job import MPI, Job
 from penstock.train.saved import Saved

@@ -11,7 +11,7 @@ from penstock.plan import Plan
 from penstock.run_record import CodecCost, CodecLine, RunRecord
 from penstock.timeline import Span, Timeline
 from penstock.torch.clocks import device_name
-from penstock.torch.together import together
+from penstock.torch.collective_errors import together
 from penstock.train.loop import Loop
 
 _PACKAGES = ("penstock", "numpy", "numba", "torch", "mpi4py", "openmpi")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.torch.together import together
+from penstock.torch.collective_errors import together
 from penstock.train.method import Wrapped
 from penstock.train.randomness import undisturbed
 from penstock.train.task import Task

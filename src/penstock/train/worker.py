@@ -18,8 +18,8 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, TrainError, TransportError
 from penstock.fields import Fields
 from penstock.run_record import run_document
+from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
-from penstock.torch.together import together
 from penstock.train.agree import same_weights
 from penstock.train.checkpoint import load_common, load_own
 from penstock.train.events import Event, Tell, tell_launcher, tell_nobody

@@ -13,7 +13,7 @@ from collections import Counter
 from functools import partial
 
 from penstock.program import DATA, Collective, Program, Slice
-from penstock.segments import SegmentMap
+from penstock.program.segments import SegmentMap
 from penstock.verify.arithmetic import Encoding
 from penstock.verify.findings import Finding, Kind, blame
 from penstock.verify.machine import Run

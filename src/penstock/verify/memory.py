@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.program import DATA, Program, Slice
-from penstock.segments import SegmentMap
+from penstock.program.segments import SegmentMap
 
 
 class Expressions:

@@ -6,8 +6,8 @@ ordered by `after`, directly or through others; the list order alone is not enou
 
 from collections.abc import Iterable
 
-from penstock.accesses import Accesses
 from penstock.program import Instruction, Program
+from penstock.program.accesses import Accesses
 from penstock.verify.findings import Finding, Kind, blame, quote
 
 

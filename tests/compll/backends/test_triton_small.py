@@ -10,8 +10,8 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton", reason="install penstock[gpu] to test kernels")
 
-from penstock.compll.backends.triton_select import SMALL_COUNT, SMALL_NUMEL, Selector  # noqa: E402
-from penstock.compll.backends.triton_spoil import Spoiler  # noqa: E402
+from penstock.compll.backends.triton.fill_nan import Spoiler  # noqa: E402
+from penstock.compll.backends.triton.select import SMALL_COUNT, SMALL_NUMEL, Selector  # noqa: E402
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 

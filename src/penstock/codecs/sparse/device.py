@@ -1,0 +1,253 @@
+"""Sparse blocks of a bucket on a device: selected there, merged on the host, and put in place there.
+
+Only the k chosen entries of each piece leave the device. A merge of two blocks is work for microseconds and its result
+is needed on the host, where messages are; what falls out of it goes up to the residual. Entries of all pieces of a
+block are moved, gathered and put in place together, by their index in the bucket.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.codecs.graphs import Replays
+from penstock.codecs.header import NOT_FINITE
+from penstock.codecs.payload_block import Block, Note, Piece, pinned, runs
+from penstock.codecs.sparse.block import Entries, index_dtype
+from penstock.codecs.sparse.codec import SparseCodec
+
+
+@dataclass(frozen=True, slots=True)
+class SparseForm:
+    """The codec on one device, and whom to tell of values that are not finite."""
+
+    codec: SparseCodec
+    device: torch.device
+    select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
+    note: Note
+    replays: Replays
+    spoiler: Any  # (pieces, flags) -> a `Spoiler`
+
+    @property
+    def queues(self) -> bool:
+        """No: blocks are merged on the host."""
+        return False
+
+    def begin(self, count: int) -> None:
+        """Nothing: the largest entries are no matter of chance."""
+
+    def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
+        """Return what selects from the pieces of a block."""
+        return _Encoder(self, bucket, residual, block)
+
+    def decoder(self, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> "_Decoder":
+        """Return what puts the entries of a block in place, or adds them there."""
+        return _Decoder(self, block, bucket, adds)
+
+    def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
+        """Return what leaves the largest entries of a bucket that nobody else has a part in."""
+        return _Alone(self, bucket, residual, pieces)
+
+    def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> "_Merger":
+        """Return what adds a block to another, on the host."""
+        return _Merger(self, read, write, residual)
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Room for entries with their index in the bucket, here and on the device."""
+
+    count: int
+    device: torch.device
+    indices: torch.Tensor = field(init=False)
+    values: torch.Tensor = field(init=False)
+    indices_here: torch.Tensor = field(init=False)
+    values_here: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.indices = torch.zeros(self.count, dtype=torch.int64, device=self.device)
+        self.values = torch.zeros(self.count, dtype=torch.float32, device=self.device)
+        self.indices_here = pinned(self.count, torch.int64, self.device)
+        self.values_here = pinned(self.count, torch.float32, self.device)
+
+    def fetch(self) -> None:
+        """Queue a copy down."""
+        self.indices_here.copy_(self.indices, non_blocking=True)
+        self.values_here.copy_(self.values, non_blocking=True)
+
+    def bring(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queue a copy of the first entries up; return them."""
+        indices, values = self.indices[:count], self.values[:count]
+        indices.copy_(self.indices_here[:count], non_blocking=True)
+        values.copy_(self.values_here[:count], non_blocking=True)
+        return indices, values
+
+    def put(self, at: int, indices: Any, values: Any, offset: int) -> int:
+        """Write entries of a piece that begins at `offset` of the bucket; return where the next go."""
+        np.add(indices, offset, out=self.indices_here.numpy()[at : at + indices.size], casting="unsafe")
+        self.values_here.numpy()[at : at + indices.size] = values
+        return at + int(indices.size)
+
+
+class _Selection:
+    """The largest entries of each piece of a bucket: taken out of the residual, which keeps the rest."""
+
+    def __init__(
+        self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
+    ) -> None:
+        self._form, self._bucket, self._residual = form, bucket, residual
+        counts = [form.codec.entries(stop - start) for start, stop in pieces]
+        self.ends = list(accumulate(counts, initial=0))
+        self.pairs = Pairs(self.ends[-1], bucket.device)
+        self.runs, small, self._large = runs(pieces), [], []
+        for (start, stop), low, high in zip(pieces, self.ends, self.ends[1:], strict=False):
+            if form.select.is_small(stop - start, high - low):
+                small.append((start, stop - start, high - low, low))
+            else:
+                self._large.append(partial(self._select, start, stop, low, high))
+        self._small = torch.tensor(small, dtype=torch.int32).view(-1, 4).t().contiguous().to(bucket.device)
+
+    @property
+    def _source(self) -> torch.Tensor:
+        return self._bucket if self._residual is None else self._residual
+
+    def queue(self) -> torch.Tensor:
+        """Queue all of it; return where the values will be, rounded as they are sent."""
+        source, pairs = self._source, self.pairs
+        if self._residual is not None:
+            for start, stop in self.runs:
+                source[start:stop] += self._bucket[start:stop]
+        self._form.replays.side_by_side([self._select_small, *self._large])
+        torch.index_select(source, 0, pairs.indices, out=pairs.values)
+        sent = pairs.values if self._form.codec.value_bits == 32 else pairs.values.bfloat16().float()
+        if self._residual is not None:
+            source.index_add_(0, pairs.indices, sent, alpha=-1)
+        return sent
+
+    def _select_small(self) -> None:
+        self._form.select.each(self._source, self._small, self.pairs.indices)
+
+    def _select(self, start: int, stop: int, low: int, high: int) -> None:
+        chosen = self._form.select(self._source[start:stop], high - low)
+        torch.add(chosen, start, out=self.pairs.indices[low:high])
+
+
+class _Encoder:
+    def __init__(self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> None:
+        self._form, self._block = form, block
+        self._selection = _Selection(form, bucket, residual, block.pieces)
+        self.start = form.replays.make(self._queue)
+
+    def _queue(self) -> None:
+        """Queue the selection of each piece."""
+        self._selection.queue()
+        self._selection.pairs.fetch()
+
+    def finish(self) -> None:
+        """Write the blocks."""
+        codec, pairs = self._form.codec, self._selection.pairs
+        indices, values = pairs.indices_here.numpy(), pairs.values_here.numpy()
+        edges = pairwise(self._selection.ends)
+        for ((start, stop), payload, _), (low, high) in zip(self._block.payloads(), edges, strict=True):
+            if np.isfinite(values[low:high]).all():
+                chosen = (indices[low:high] - start).astype(index_dtype(stop - start))
+                codec.write(Entries(chosen, values[low:high]), payload, stop - start)
+            else:
+                self._form.note()
+                codec.write_header(payload, stop - start, 0, NOT_FINITE)
+
+
+class _Decoder:
+    def __init__(self, form: SparseForm, block: Block, bucket: torch.Tensor, adds: bool) -> None:
+        self._form, self._block, self._bucket, self._adds = form, block, bucket, adds
+        self._pairs = Pairs(sum(form.codec.entries(stop - start) for start, stop in block.pieces), bucket.device)
+        self._runs = runs(block.pieces)
+        self._replay = form.replays.make(lambda: self._queue(self._pairs.count))
+
+    def start(self) -> None:
+        """Read the blocks here, and queue what puts their entries in place."""
+        at, broken = 0, []
+        for (start, stop), payload, _ in self._block.payloads():
+            entries = self._form.codec.read(payload, stop - start)
+            if entries is None:
+                broken.append((start, stop))
+            else:
+                at = self._pairs.put(at, entries.indices, entries.values, start)
+        if broken:
+            self._form.note()
+            self._queue(at)
+        else:
+            self._replay()
+        for start, stop in broken:
+            self._bucket[start:stop] = float("nan")
+
+    def _queue(self, count: int) -> None:
+        indices, values = self._pairs.bring(count)
+        if self._adds:
+            self._bucket.index_add_(0, indices, values)
+        else:
+            for start, stop in self._runs:
+                self._bucket[start:stop] = 0.0
+            self._bucket.index_copy_(0, indices, values)
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class _Merger:
+    def __init__(self, form: SparseForm, read: Block, write: Block, residual: torch.Tensor | None) -> None:
+        self._form, self._read, self._write, self._residual = form, read, write, residual
+        most = 2 * sum(form.codec.entries(stop - start) for start, stop in write.pieces)
+        self._dropped = Pairs(most if residual is not None else 0, form.device)
+        self._at = 0
+
+    def start(self) -> None:
+        """Merge here; queue what adds the dropped entries to the residual."""
+        self._at = 0
+        for ((start, _), out, _), (_, arrived, _) in zip(self._write.payloads(), self._read.payloads(), strict=True):
+            self._form.codec.merge(arrived, out, None if self._residual is None else self._keeping(start))
+        if self._residual is not None and self._at:
+            self._residual.index_add_(0, *self._dropped.bring(self._at))
+
+    def _keeping(self, offset: int) -> Any:
+        """Return what takes the dropped entries of a piece."""
+
+        def keep(indices: Any, values: Any) -> None:
+            self._at = self._dropped.put(self._at, indices, values, offset)
+
+        return keep
+
+    def finish(self) -> None:
+        """Nothing."""
+
+
+class _Alone:
+    def __init__(
+        self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
+    ) -> None:
+        self._form, self._bucket = form, bucket
+        self._selection = _Selection(form, bucket, residual, pieces)
+        self._edges = torch.tensor(self._selection.ends, dtype=torch.int64).to(bucket.device)
+        self._flags = torch.zeros(len(pieces), dtype=torch.int32, device=bucket.device)
+        self._flags_here = pinned(len(pieces), torch.int32, bucket.device)
+        self._spoiler = form.spoiler(pieces, self._flags)
+        self.start = form.replays.make(self._queue)
+
+    def _queue(self) -> None:
+        """Queue everything; only flags come down."""
+        sent = self._selection.queue()
+        for start, stop in self._selection.runs:
+            self._bucket[start:stop] = 0.0
+        self._bucket.index_copy_(0, self._selection.pairs.indices, sent)
+        self._spoiler.look(sent, self._edges)
+        self._spoiler.spoil(self._bucket)
+        self._flags_here.copy_(self._flags, non_blocking=True)
+
+    def finish(self) -> None:
+        """Tell of gradients that are not finite."""
+        if self._flags_here.any():
+            self._form.note()

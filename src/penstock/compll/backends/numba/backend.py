@@ -1,0 +1,188 @@
+"""Kernels for the CPU: what numba made of generated source, run without the interpreter lock.
+
+Kernels are single-threaded and keep no state, so any number of threads may call them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.compll.backends import Arguments
+from penstock.compll.backends.numba.compile import compile_kernel
+from penstock.compll.cache import default_cache
+from penstock.compll.functions import FUNCTIONS, Function
+from penstock.compll.ir import Program
+from penstock.compll.lower.payload_layout import Bytes, max_nbytes
+from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.philox import split
+from penstock.errors import CodecError, NonFiniteError
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+_COMPILING = Lock()  # threads that want the same kernel would each write its module
+
+
+@dataclass(slots=True)
+class NumbaKernels:
+    """Encode and decode of one program, on one CPU core."""
+
+    program: Program
+    functions: Mapping[str, Function] = field(default_factory=lambda: FUNCTIONS)
+    operators: Mapping[str, Operator] = field(default_factory=lambda: OPERATORS)
+    cache_dir: Path = field(default_factory=default_cache)
+    _compiled: dict[str, Callable[..., int]] = field(default_factory=dict)
+    _subtracts: bool | None = None
+    _defers: bool | None = None
+
+    def encode(
+        self,
+        gradient: Floats,
+        arguments: Arguments,
+        seed: int = 0,
+        residual: Floats | None = None,
+        out: Bytes | None = None,
+    ) -> Bytes:
+        """Return the payload; see `Kernels`."""
+        if out is None:
+            out = np.empty(max_nbytes(self.program, gradient.size, arguments), np.uint8)
+        low, high = split(seed)
+        own = self._own(arguments)
+        if residual is None:
+            nbytes = self.kernel("encode")(gradient, out, low, high, *own)
+        else:
+            nbytes = self.kernel("encode_feedback")(gradient, residual, out, low, high, *own)
+        if nbytes < 0:
+            raise NonFiniteError("the gradient holds values that are not finite")
+        if residual is not None and self.subtracts:
+            self.decode_add(out[:nbytes], residual, arguments, -1.0)
+        return out[:nbytes]
+
+    def encode_later(
+        self,
+        gradient: Floats,
+        arguments: Arguments,
+        seed: int,
+        residual: Floats,
+        last: Bytes,
+        out: Bytes,
+        factor: float = 1.0,
+    ) -> Bytes:
+        """Return the payload of factor * gradient + (residual - decode(last)), which is left in `residual`."""
+        scaled = gradient, np.float32(factor), residual
+        nbytes = self.kernel("encode_later")(*scaled, last, out, *split(seed), *self._own(arguments))
+        if nbytes < 0:
+            raise NonFiniteError("the gradient holds values that are not finite")
+        return out[:nbytes]
+
+    def decode(self, payload: Bytes, numel: int, arguments: Arguments, out: Floats | None = None) -> Floats:
+        """Return the gradient; see `Kernels`."""
+        out = np.empty(numel, np.float32) if out is None else out
+        self._run("decode", payload, out, arguments)
+        return out
+
+    def decode_add(self, payload: Bytes, out: Floats, arguments: Arguments, scale: float = 1.0) -> None:
+        """Add a multiple of the decoded gradient; see `Kernels`."""
+        self._run("decode_add", payload, out, arguments, np.float32(scale))
+
+    # Several tensors, the segments of one flat array
+
+    def encode_many(
+        self,
+        gradient: Floats,
+        boundaries: Integers,
+        arguments: Arguments,
+        seed: int,
+        calls: NDArray[np.uint32],
+        residual: Floats | None,
+        out: Bytes,
+    ) -> Integers:
+        """Write the bodies of all segments; see `ManyKernels`."""
+        sizes = np.empty(boundaries.size - 1, np.int64)
+        shared = (out, boundaries, sizes, calls, np.uint32(seed), *self._own(arguments))
+        if residual is None:
+            found = self.kernel("encode_many")(gradient, *shared)
+        else:
+            found = self.kernel("encode_many_feedback")(gradient, residual, *shared)
+        if found < 0:
+            raise NonFiniteError(-1 - found)
+        if residual is not None and self.subtracts:
+            self.decode_many(out[:found], boundaries, sizes, residual, arguments, -1.0)
+        return sizes
+
+    def decode_many(
+        self,
+        payload: Bytes,
+        boundaries: Integers,
+        sizes: Integers,
+        out: Floats,
+        arguments: Arguments,
+        scale: float | None = None,
+    ) -> None:
+        """Write or add the values of all segments; see `ManyKernels`."""
+        kind, factor = ("decode_many", ()) if scale is None else ("decode_add_many", (np.float32(scale),))
+        try:
+            found = self.kernel(kind)(payload, out, boundaries, sizes, *factor, *self._own(arguments))
+        except IndexError:  # which segment it was is lost; the reference finds it again
+            found = -1
+        if found == 0:
+            return
+        ends = np.cumsum(sizes)
+        for j in range(-1 - found, sizes.size):
+            numel = int(boundaries[j + 1] - boundaries[j])
+            self._explain(payload[ends[j] - sizes[j] : ends[j]], numel, arguments)
+        raise CodecError("the payload is damaged")
+
+    def _run(self, kind: str, payload: Bytes, out: Floats, arguments: Arguments, *scale: np.float32) -> None:
+        try:
+            status = self.kernel(kind)(payload, out, *scale, *self._own(arguments))
+        except IndexError:  # from an operator; its message knows less than the reference's
+            status = -1
+        if status != 0:
+            self._explain(payload, out.size, arguments)
+            raise CodecError("the payload is damaged")
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether feedback leaves the payload to be subtracted from the residual."""
+        if self._subtracts is None:  # found once: planning takes longer than encoding a small tensor
+            from penstock.compll.lower.fuse import schedule_encode
+
+            self._subtracts = schedule_encode(self.program, feedback=True).subtracts
+        return self._subtracts
+
+    @property
+    def defers(self) -> bool:
+        """Whether feedback can be put off: `encode_later` is there."""
+        if self._defers is None:
+            from penstock.compll.lower.feedback import last_decode
+
+            self._defers = last_decode(self.program) is not None
+        return self._defers
+
+    def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
+        """Return a kernel that has the program's own arguments, for callers that check for themselves."""
+        kernel, own = self.kernel(kind), self._own(arguments)
+        return (lambda *operands: kernel(*operands, *own)) if own else kernel
+
+    def kernel(self, kind: str) -> Callable[..., int]:
+        """Return a kernel, compiled or loaded on first use."""
+        if kind not in self._compiled:
+            with _COMPILING:
+                if kind not in self._compiled:
+                    found = compile_kernel(self.program, kind, self.functions, self.operators, self.cache_dir)
+                    self._compiled[kind] = found
+        return self._compiled[kind]
+
+    def _own(self, arguments: Arguments) -> tuple[Any, ...]:
+        return tuple(arguments[parameter.name] for parameter in self.program.arguments)
+
+    def _explain(self, payload: Bytes, numel: int, arguments: Arguments) -> None:
+        """Raise the error that the reference raises for a payload, where it raises one."""
+        from penstock.compll.backends.reference.backend import ReferenceKernels
+
+        ReferenceKernels(self.program, self.functions, self.operators).decode(payload, numel, arguments)

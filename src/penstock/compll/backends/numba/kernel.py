@@ -1,0 +1,186 @@
+"""Writes one numba kernel: its passes and scalars in the order of the schedule, and the payload's fields."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock.compll.backends.numba.expr import Body, Names, bare
+from penstock.compll.backends.numba.loops import write_passes
+from penstock.compll.ir import GRADIENT, Apply, Expr, Length, Let, Program, Read, Statement, expressions, walk
+from penstock.compll.lower.passes import INPUTS, LAST, TOTAL, Pass, Schedule, Tiled
+from penstock.compll.operators import Operator
+from penstock.compll.types import Scalar, Vector
+
+
+@dataclass(slots=True)
+class KernelWriter:
+    """Writes one kernel."""
+
+    program: Program
+    schedule: Schedule
+    names: Names
+    operators: Mapping[str, Operator]
+    adds: bool = False  # decode: add to the output instead of writing it
+    scales: bool = False  # encode: multiply the gradient by `factor` wherever it is read
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+    fields: dict[int, str] = field(default_factory=dict)  # decode's scalar fields
+    sizes: dict[str, str] = field(default_factory=dict)  # of counted vectors
+
+    def line(self, text: str = "") -> None:
+        """Write one line at the present depth."""
+        self.lines.append("    " * self.depth + text if text else "")
+
+    def block(self, head: str, body: list[str]) -> None:
+        """Write a compound statement."""
+        self.line(head)
+        self.depth += 1
+        for text in body:
+            self.line(text)
+        self.depth -= 1
+
+    # Sizes
+
+    def size(self, vector: str) -> str:
+        """Return text for the size of a vector (the gradient's is `numel`)."""
+        if vector in INPUTS or vector == TOTAL:
+            return "numel"
+        return self.sizes.get(vector) or self.length(self.schedule.vectors[vector].length)
+
+    def length(self, length: Length) -> str:
+        """Return text for a length."""
+        whole = "numel" if length.of == GRADIENT else self.size(length.of)
+        return whole if length.group == 1 else f"({whole} + {length.group - 1}) // {length.group}"
+
+    # Steps
+
+    def steps(self) -> None:
+        """Write the schedule."""
+        scalars = self.scalar_body()
+        number = 0
+        for step in self.schedule.steps:
+            match step:
+                case Let():
+                    text = scalars.value(step.expr)
+                    self.flush(scalars)
+                    self.line(f"{self.names.of(step.name)} = {bare(text)}")
+                case Pass():
+                    number += 1
+                    self.line(f"# pass {number} over {step.length}")
+                    write_passes(self, [step])
+                case Tiled():
+                    number += 1
+                    self.line(f"# pass {number} over {GRADIENT}, stretch by stretch")
+                    write_passes(self, step.passes, step.local)
+                case Apply():
+                    self.apply(step, scalars)
+
+    def scalar_body(self) -> Body:
+        """Return a body for scalars between passes."""
+        return Body(self.names, lambda name: None, {}, self.fields, self.size, index="int32(0)", in_loop=False)
+
+    def flush(self, body: Body) -> None:
+        """Write what a body has collected."""
+        for text in body.lines:
+            self.line(text)
+        body.lines.clear()
+
+    def apply(self, step: Apply, scalars: Body) -> None:
+        """Write a whole-vector operator."""
+        arguments = [self.names.of(name) for name in step.vectors]
+        arguments += [scalars.value(scalar) for scalar in step.scalars]
+        self.flush(scalars)
+        if self.operators[step.operator].draws:
+            arguments += ["seed_low", "seed_high", str(step.stream)]
+        name = self.names.of(step.name)
+        self.line(f"{name} = {step.operator}({', '.join(arguments)})")
+        if step.length.of == step.name:
+            self.sizes[step.name] = f"{name}.size"
+
+    # The payload
+
+    def offset(self, number: int) -> str:
+        """Return text for the first byte of a field."""
+        fixed, moving = 0, []
+        for before in self.program.layout.fields[:number]:
+            if isinstance(before.type, Scalar):
+                fixed += before.type.nbytes
+            else:
+                assert before.length is not None
+                moving.append(nbytes(before.type.element, self.length(before.length)))
+        return " + ".join([str(fixed), *moving])
+
+    def encode(self, later: bool = False) -> None:
+        """Write the body of encode; `later`, what the last payload carried is taken off the residual first."""
+        self.line("numel = gradient.size")
+        if later:
+            self._find_fields(LAST, f"{LAST}_")
+        self.steps()
+        body = self.scalar_body()
+        for number, source in enumerate(self.program.encode.fields):
+            if isinstance(source, Expr):
+                kind = self.program.layout.fields[number].type
+                assert isinstance(kind, Scalar)
+                text = body.value(source)
+                self.flush(body)
+                if kind.is_float and source.op != "param":
+                    self.block(f"if not is_finite({text}):", ["return NONFINITE"])
+                self.line(f"store_{kind.storage}(out, {self.offset(number)}, {text})")
+        self.line(f"return {self.offset(len(self.program.layout.fields))}")
+
+    def decode(self) -> None:
+        """Write the body of decode: find and check the fields, then run the passes."""
+        self.line("numel = out.size")
+        self._find_fields("payload", "", dict(self.program.decode.checks))
+        self.block(f"if payload.size != {self.offset(len(self.program.layout.fields))}:", ["return DAMAGED"])
+        if any(node.op == "random" for item in self.program.decode.statements for node in nodes(item)):
+            self.line("seed_low = seed_high = uint32(0)")  # decode draws from the stream of seed 0
+        self.steps()
+        self.line("return 0")
+
+    def _find_fields(self, payload: str, prefix: str, checks: Mapping[int, Expr] | None = None) -> None:
+        """Write where the fields of a payload are; with `checks`, only what encode can have written is let through."""
+        counted = {field.counts: number for number, field in enumerate(self.program.layout.fields) if field.counts}
+        vectors = {item.field: item.name for item in self.program.decode.statements if isinstance(item, Read)}
+        for number, item in enumerate(self.program.layout.fields):
+            offset = self.offset(number)
+            if isinstance(item.type, Vector):
+                assert item.length is not None
+                width = nbytes(item.type.element, self.length(item.length))
+                if number in vectors:
+                    place = self.names.of_bytes(prefix + vectors[number])
+                    self.line(f"{place} = {payload}[{offset} : {offset} + {width}]")
+                continue
+            if checks is not None:
+                self.block(f"if payload.size < {offset} + {item.type.nbytes}:", ["return DAMAGED"])
+            name = self.fields[number] = self.names.unique(prefix + item.name.replace(".", "_"))
+            self.line(f"{name} = load_{item.type.storage}({payload}, {offset})")
+            if checks is not None:
+                self._refuse(number, item.type, name, checks)
+            if item.counts in counted:
+                self.sizes[item.counts] = f"int64({name})"
+
+    def _refuse(self, number: int, kind: Scalar, name: str, checks: Mapping[int, Expr]) -> None:
+        """Write the tests a scalar field must pass."""
+        if self.program.layout.fields[number].counts:
+            self.block(f"if {name} < 0 or {name} > numel:", ["return DAMAGED"])
+        elif number in checks:
+            body = self.scalar_body()
+            text = body.value(checks[number])
+            self.flush(body)
+            self.block(f"if {name} != {text}:", ["return DAMAGED"])
+        elif kind.is_float:
+            self.block(f"if not is_finite({name}):", ["return DAMAGED"])
+        elif kind.bits < 8:
+            self.block(f"if {name} > {kind.high}:", ["return DAMAGED"])
+
+
+def nodes(statement: Statement) -> list[Expr]:
+    """Return every expression in a statement."""
+    return [node for expr in expressions(statement) for node in walk(expr)]
+
+
+def nbytes(element: Scalar, size: str) -> str:
+    """Return text for the bytes of a packed vector."""
+    if element.bits < 8:
+        return f"({size} + {element.per_byte - 1}) // {element.per_byte}"
+    return f"({size})" if element.bits == 8 else f"{element.nbytes} * ({size})"

@@ -1,0 +1,95 @@
+"""The parameters of a compressor: defaults, what each may be, and which are constants of the generated code.
+
+A `uintN` parameter is a constant: it may be the width of a type, and a program is compiled anew for each of its values.
+A `float` or `int32` parameter is an argument of the kernels and costs nothing to change (warm-up changes densities).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.compll.ir import Expr, Parameter, Program
+from penstock.compll.types import SCALARS, Kind, Scalar
+from penstock.errors import CodecError
+
+if TYPE_CHECKING:  # a program taken from the cache needs no parser
+    from penstock.compll.frontend import syntax
+
+
+def specialise(tree: "syntax.Tree", chosen: Mapping[str, int | float]) -> dict[str, Parameter]:
+    """Return the parameters of a program by name, the constant ones with their value."""
+    parameters: dict[str, Parameter] = {}
+    for block in tree.params:
+        for field in block.fields:
+            if field.name in parameters:
+                raise tree.source.error(field.at, f"{field.name!r} is declared twice", "rename one of them")
+            parameters[field.name] = _parameter(tree.source, field, chosen)
+    for name in chosen:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise CodecError(f"{tree.source.path}: unknown parameter {name!r}; its parameters: {known}")
+    return parameters
+
+
+def _parameter(source: "syntax.Source", field: "syntax.Field", chosen: Mapping[str, int | float]) -> Parameter:
+    if field.type.is_vector or field.type.width is not None:
+        raise source.error(field.type.at, "a parameter is one number", "use uint8, int32 or float")
+    made = Parameter(field.name, SCALARS[field.type.name], field.default, field.choices, field.interval)
+    value = chosen.get(field.name, field.default)
+    if value is None:
+        if not made.is_constant:
+            return made
+        raise source.error(
+            field.at, f"parameter {field.name!r} has no value", f"give it a default, or pass {field.name}"
+        )
+    if field.default is not None and (problem := misfit(made, field.default)):
+        raise source.error(field.at, f"the default of {field.name!r} is {field.default}; wanted {problem}", "change it")
+    if problem := misfit(made, value):
+        raise CodecError(f"parameter {field.name} is {value}; wanted {problem}")
+    return replace(made, value=int(value)) if made.is_constant else made
+
+
+def misfit(parameter: Parameter, value: int | float) -> str:
+    """Return what a parameter wants if `value` is not that, else nothing."""
+    if parameter.choices and value not in parameter.choices:
+        return f"one of {', '.join(str(choice) for choice in parameter.choices)}"
+    low, high = parameter.interval or (-np.inf, np.inf)
+    if not low <= value <= high or not np.isfinite(value):
+        return f"a number from {low} to {high}" if parameter.interval else "a finite number"
+    if parameter.type.kind is Kind.FLOAT:
+        return ""
+    scalar = parameter.type
+    return "" if value == int(value) and scalar.low <= value <= scalar.high else f"an integer that {scalar.name} holds"
+
+
+def parameter_expr(parameter: Parameter) -> Expr:
+    """Return what the program sees: a constant, or an argument with the range it is declared to have."""
+    scalar = parameter.type
+    if parameter.value is not None:
+        value = int(parameter.value)
+        return Expr("const", scalar, value=value, low=value, high=value)
+    low, high = _bounds(parameter, scalar)
+    return Expr("param", scalar, value=parameter.name, low=low, high=high)
+
+
+def _bounds(parameter: Parameter, scalar: Scalar) -> tuple[int, int]:
+    if scalar.is_float:
+        return 0, 0
+    if parameter.choices:
+        return int(min(parameter.choices)), int(max(parameter.choices))
+    return (int(parameter.interval[0]), int(parameter.interval[1])) if parameter.interval else (scalar.low, scalar.high)
+
+
+def bind_arguments(program: Program, chosen: Mapping[str, int | float]) -> tuple[np.float32 | np.int32, ...]:
+    """Return the values of the parameters that kernels take as arguments, checked, in the kernels' order."""
+    values: list[np.float32 | np.int32] = []
+    for parameter in program.arguments:
+        value = chosen.get(parameter.name, parameter.default)
+        if value is None:
+            raise CodecError(f"{program.name}: parameter {parameter.name} has no value; pass {parameter.name}=...")
+        if problem := misfit(parameter, value):
+            raise CodecError(f"{program.name}: parameter {parameter.name} is {value}; wanted {problem}")
+        values.append(np.float32(value) if parameter.type.is_float else np.int32(value))
+    return tuple(values)

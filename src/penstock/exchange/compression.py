@@ -1,0 +1,297 @@
+"""What a user asks of compression, as the exchange needs it: codec, strategies, densities, momentum.
+
+    DDP(model, codec="onebit")
+    DDP(model, codec="gtopk", density=0.001, warmup="paper", warmup_every=steps_per_epoch, momentum=0.9)
+    DDP(model, codec="gtopk(density=0.001, value_bits=16)")
+
+`gtopk`, `topk` and `gtopk_published` are sparse exchanges: a codec that sends the largest entries together with the
+strategies that merge them. Every other codec goes through any strategy.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from penstock.codecs.registry import codec_names, parameter_names
+from penstock.codecs.spec import parse_spec, write_spec
+from penstock.codecs.wire import SPARSE_CODECS, fingerprint, wire_codec
+from penstock.errors import CodecError
+from penstock.exchange.momentum import Momentum
+from penstock.exchange.warmup import Schedule, Stages, warmup
+from penstock.strategies.hierarchical import NAME as HIERARCHICAL
+from penstock.strategies.options import parse_strategy
+
+AUTO = "auto"
+NATIVE = "native"
+COMPRESSED_ONLY = ("all_gather",)  # strategies that carry nothing dense
+ANY = (
+    "ring",
+    "parameter_server",
+    "all_gather",
+)  # what "auto" measures and lets the planner choose from; the first is preferred
+MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
+AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
+# What codec="auto" considers, the safest first, by the optimizer that steps (docs/choosing-a-codec.md has the runs).
+# With SGD: bf16 only rounds; terngrad and onebit change every step, keep what they did not send, and ended near dense.
+# Not here: codecs with a threshold that must be tuned (tbq, adacomp, graddrop) or that send few entries, so that
+# training needs a warm-up and many steps (dgc, topk, gtopk).
+AUTO_CODECS = ("bf16", "terngrad(bitwidth=2)", "onebit")
+# With Adam's family, and where no optimizer has stepped yet: a step of its own for every block of integers.
+ADAM_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
+# With `optim.CompressedAdamW`, whose second moment no codec's error reaches.
+MOMENTUM_CODECS = (*ADAM_CODECS, "onebit(block=256)")
+_SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
+GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
+DENSITY = 0.001
+Warmup = str | Sequence[float] | Schedule | None
+
+
+@dataclass(frozen=True, slots=True)
+class SparseExchange:
+    """A codec that sends few entries, and the strategies for its blocks."""
+
+    codec: str
+    strategies: tuple[str, ...]
+
+
+SPARSE: Mapping[str, SparseExchange] = {
+    "gtopk": SparseExchange("sparse", ("gtopk_doubling", "gtopk")),
+    "topk": SparseExchange("sparse", ("topk_allgather",)),
+    "gtopk_published": SparseExchange("published", ("gtopk",)),
+}
+_WRITTEN = {"sparse": "gtopk", "published": "gtopk_published"}  # a codec as plans write it: the exchange it is of
+_SETTINGS = ("density", "value_bits")  # of a sparse exchange
+SPARSE_STRATEGIES = tuple(dict.fromkeys(name for exchange in SPARSE.values() for name in exchange.strategies))
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How buckets are compressed."""
+
+    codec: str | None = None  # as plans write it, at its final density; None: not at all
+    strategies: tuple[str, ...] = ANY  # that can carry it
+    schedule: Schedule | None = None  # density of each stage of a warm-up
+    stage_iterations: int = 1  # of each stage
+    dense_below: int = 0  # tensors of fewer elements travel dense, beside the others of their bucket
+    momentum: Momentum = field(default_factory=Momentum)
+    select: str = "tensor"  # what a sparse exchange selects its entries from: each tensor, a bucket, or the model
+    candidates: tuple["Compression", ...] = ()  # what "auto" chooses from, the safest first
+    by_optimizer: bool = False  # candidates are ours, and depend on the optimizer
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What all ranks must have asked for, as text; a function that warms up says nothing of itself."""
+        warmup = self.schedule.densities if isinstance(self.schedule, Stages) else self.schedule is not None
+        of_momentum = {each.name: getattr(self.momentum, each.name) for each in fields(self.momentum)}
+        named = {"codec": self.codec, "warmup": warmup, "warmup_every": self.stage_iterations}
+        named |= {"dense_below": self.dense_below, "select": self.select, "momentum": of_momentum.pop("factor")}
+        chosen_from = {"candidates": repr([each.codec for each in self.candidates])}
+        considered = [each.codec for each in self.candidates or (self,) if each.codec is not None]
+        return {name: repr(value) for name, value in (named | of_momentum).items()} | chosen_from | texts_of(considered)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The codecs that the user named, candidates included."""
+        if self.codec == AUTO:
+            return () if self.by_optimizer else tuple(each.codec for each in self.candidates if each.codec)
+        return () if self.codec is None else (self.codec,)
+
+    def for_optimizer(self, codecs: Sequence[str]) -> "Compression":
+        """Return the same with what "auto" may choose for the optimizer at hand; what the user named stays."""
+        if not self.by_optimizer:
+            return self
+        found = (make_compression(each, dense_below=self.dense_below, momentum=self.momentum) for each in codecs)
+        return replace(self, candidates=tuple(found))
+
+    def check_strategy(self, strategy: str) -> None:
+        """Refuse a strategy that cannot carry the codec; one in two levels carries it between its nodes."""
+        if (outer := parse_strategy(strategy)[1].get("outer")) is not None:
+            if self.codec == AUTO and outer in COMPRESSED_ONLY:
+                raise CodecError(
+                    f"codec 'auto' with strategy {strategy!r}, which carries nothing dense to compare with"
+                )
+            self.check_strategy(outer)
+            return
+        for candidate in self.candidates:
+            candidate.check_strategy(strategy)
+        if self.codec == AUTO:
+            return
+        if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
+            if self.strategies == ANY:
+                raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")
+            owners = " or ".join(repr(name) for name, exchange in SPARSE.items() if strategy in exchange.strategies)
+            own = " or ".join(map(repr, self.strategies))
+            raise CodecError(f"strategy {strategy!r} is that of codec {owners}; wanted {own} with this one")
+        published = self.codec is not None and parse_spec(self.codec)[0] == "published"
+        if published and strategy not in (AUTO, *SPARSE_STRATEGIES):
+            raise CodecError(
+                f"strategy {strategy!r} with {self.codec!r}, which compares its own block with the final one; "
+                f"wanted {SPARSE['gtopk_published'].strategies[0]!r}"
+            )
+        if self.codec is None and strategy in COMPRESSED_ONLY:
+            raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
+        if self.codec is not None and strategy == NATIVE:
+            raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
+
+    @property
+    def local_strategy(self) -> str | None:
+        """Local aggregation with this codec between hosts; None where nobody should choose it for a user.
+
+        With momentum each rank keeps a velocity, and only those that encode know what was sent and to be forgotten; the
+        published exchange is there to be compared with.
+        """
+        if self.codec is None or self.momentum.factor or parse_spec(self.codec)[0] == "published":
+            return None
+        return f"{HIERARCHICAL}(outer={self.strategies[0]})"
+
+    def check_planner(self, planner: str) -> None:
+        """Refuse a planner whose buckets do not hold what entries are to be selected from."""
+        if self.select == "model" and planner != "single":
+            raise CodecError(f"select='model' with planner {planner!r}; wanted 'single', which makes one bucket of all")
+        if self.codec == AUTO and planner not in AUTO_PLANNERS:
+            wanted = " or ".join(map(repr, AUTO_PLANNERS))
+            raise CodecError(f"codec 'auto' with planner {planner!r}: it compares the best plans; wanted {wanted}")
+        for candidate in self.candidates:
+            candidate.check_planner(planner)
+
+    def codec_at(self, spec: str, iteration: int) -> str:
+        """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
+        name, parameters = parse_spec(spec)
+        if self.schedule is None or name not in SPARSE_CODECS:
+            return spec
+        return write_spec(name, parameters | {"density": self.schedule(iteration // self.stage_iterations)})
+
+
+def texts_of(codecs: Iterable[str]) -> dict[str, str]:
+    """Return a fingerprint of the text of each codec: hosts may have different ones under one name."""
+    return {f"the text of codec {codec!r} (fingerprint)": repr(fingerprint(codec)) for codec in codecs}
+
+
+def make_compression(
+    codec: str | None,
+    density: float | None = None,
+    warmup_spec: Warmup = None,
+    warmup_every: int = 1,
+    dense_below: int = 0,
+    momentum: Momentum | None = None,
+    select: str = "tensor",
+    candidates: Sequence[str] | None = None,
+) -> Compression:
+    """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    _check_types(codec, density, dense_below, warmup_every)
+    _check_candidates(codec, candidates)
+    if codec is not None:
+        check_known(codec)
+    if warmup_spec is None and warmup_every != 1:
+        raise CodecError(f"warmup_every is {warmup_every}, and there is no warmup; wanted both, or neither")
+    if select not in GRANULARITIES:
+        raise CodecError(f"select={select!r}; wanted one of {', '.join(GRANULARITIES)}")
+    kept = momentum or Momentum()
+    exchange = None if codec is None else _sparse_exchange(codec)
+    if codec is None or exchange is None:
+        _refuse_density(codec, density, warmup_spec)
+        if select != "tensor":
+            raise CodecError(f"select={select!r} with codec {codec!r}; wanted one of {', '.join(SPARSE)}")
+        if codec == AUTO:
+            each = (make_compression(one, dense_below=dense_below, momentum=kept) for one in candidates or AUTO_CODECS)
+            return Compression(
+                codec,
+                dense_below=dense_below,
+                momentum=kept,
+                candidates=tuple(each),
+                by_optimizer=candidates is None,
+            )
+        if codec is not None:
+            wire_codec(codec)
+        return Compression(codec, dense_below=dense_below, momentum=kept)
+    settings = _settings(codec, density)
+    spec = write_spec(exchange.codec, settings)
+    wire_codec(spec)
+    _check_masking(codec, settings, kept)
+    schedule = None if warmup_spec is None else warmup(warmup_spec, settings["density"])
+    return Compression(spec, exchange.strategies, schedule, warmup_every, dense_below, kept, select)
+
+
+def _check_types(codec: object, density: object, dense_below: object, warmup_every: object) -> None:
+    """Refuse what is not even of the kind that is wanted."""
+    if codec is not None and not isinstance(codec, str):
+        raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', or None")
+    if density is not None and not isinstance(density, int | float):
+        raise CodecError(f"density is {density!r}; wanted a number such as {DENSITY}")
+    if not isinstance(dense_below, int) or dense_below < 0:
+        raise CodecError(f"dense_below is {dense_below!r}; wanted a number of elements, 0 or more")
+    if not isinstance(warmup_every, int) or warmup_every < 1:
+        raise CodecError(f"warmup_every is {warmup_every!r}; wanted at least 1 iteration for each density")
+
+
+def _check_candidates(codec: str | None, candidates: object) -> None:
+    """Refuse what codec="auto" cannot choose from."""
+    if candidates is None:
+        return
+    example = ", ".join(map(repr, AUTO_CODECS))
+    if isinstance(candidates, str) or not isinstance(candidates, Sequence) or not candidates:
+        raise CodecError(f"candidates is {candidates!r}; wanted a list of codecs such as [{example}]")
+    if codec != AUTO:
+        raise CodecError(f"candidates with codec {codec!r}; wanted codec='auto', which chooses from them")
+    for index, each in enumerate(candidates):
+        if not isinstance(each, str) or each == AUTO:
+            raise CodecError(f"candidates has {each!r}; wanted names of codecs such as {example}")
+        if each in candidates[:index]:
+            raise CodecError(f"candidates has {each!r} twice; wanted each codec once, the safest first")
+
+
+def is_safe_for_adam(codec: str) -> bool:
+    """Say whether a codec is shown safe for Adam's family; of a user's own source nothing is known, and said."""
+    name, parameters = parse_spec(codec)
+    if name.endswith(".cll") or name in _SAFE_FOR_ADAM:
+        return True
+    return name == "blocks" and parameters.get("bits", 4) >= 4
+
+
+def check_known(codec: str) -> None:
+    """Refuse a codec that nobody knows, naming those that there are, each with its parameters."""
+    name, _ = parse_spec(codec)
+    if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
+        return
+    shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
+    sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
+    raise CodecError(
+        f"codec {codec!r}; wanted one of {', '.join([*shipped, *sparse, AUTO])}, or a path to a .cll file; "
+        "parameters are written as in terngrad(bitwidth=2)"
+    )
+
+
+def _sparse_exchange(codec: str) -> SparseExchange | None:
+    """Return the exchange that a codec names; `topk(density=0.01)` is the codec of the language, for any strategy."""
+    name, parameters = parse_spec(codec)
+    name = _WRITTEN.get(name, name.replace("-", "_"))
+    return None if parameters and name in codec_names() else SPARSE.get(name)
+
+
+def _settings(codec: str, density: float | None) -> dict[str, float]:
+    """Return what a sparse exchange is told, in its own text or beside it."""
+    _, settings = parse_spec(codec)
+    if unknown := sorted(settings.keys() - set(_SETTINGS)):
+        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted {' or '.join(_SETTINGS)}")
+    if density is not None and settings.get("density", density) != density:
+        raise CodecError(f"codec {codec!r} and density={density!r}; wanted one density")
+    return {"density": DENSITY if density is None else density} | settings
+
+
+def _check_masking(codec: str, settings: Mapping[str, float], momentum: Momentum) -> None:
+    """Refuse to look for zeros in a residual that keeps what 16 bits rounded: what was sent would not be found."""
+    if settings.get("value_bits", 32) != 32 and momentum.factor and momentum.masking:
+        raise CodecError(
+            f"codec {codec!r} with momentum: masking finds what was sent by residuals of 0, and 16-bit values leave "
+            "their rounding there; wanted value_bits=32, or momentum_masking=False"
+        )
+
+
+def _refuse_density(codec: str | None, density: float | None, warmup_spec: Warmup) -> None:
+    if density is None and warmup_spec is None:
+        return
+    wanted = f"wanted one of {', '.join(SPARSE)}"
+    if codec is None:
+        raise CodecError(f"density or warmup without a codec; {wanted}")
+    name, _ = parse_spec(codec)
+    own = name in codec_names() and "density" in parameter_names(name)
+    raise CodecError(f"density or warmup with codec {codec!r}; {wanted}" + (f", or write {name}(density=...)" * own))

@@ -1,0 +1,229 @@
+"""Decides on a plan and lets all ranks agree on it."""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from penstock.codecs.wire import WireCodec, wire_codec
+from penstock.cost.ways import Way, comparable, way_for
+from penstock.errors import PenstockError, PlanError
+from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES
+from penstock.network import LinearCost, Network
+from penstock.plan import Plan, Route
+from penstock.planners import PLANNERS, Planner, find_planner
+from penstock.planners.batched import plan_batched
+from penstock.simulator.auto import CodecDecision, decide_among
+from penstock.simulator.iteration import predict, timed
+from penstock.simulator.robust import predict_robust
+from penstock.strategies import names
+from penstock.strategies.options import parse_strategy
+from penstock.torch.collective_errors import together
+from penstock.trace import Tensor, Trace
+
+Made = TypeVar("Made")
+MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
+    "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
+    "joint": PLANNERS["joint"],
+}
+CLEARLY = 0.05  # of the predicted iteration: what another way must save to be preferred to the first candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan, what it was made from, and what the alternatives would have cost."""
+
+    plan: Plan
+    trace: Trace | None = None
+    network: Network | None = None
+    alternatives: tuple[tuple[str, float], ...] = ()  # (planner, iteration in seconds), its own too, without slowdown
+    reason: str = ""  # why compression is on or off, where that was to be decided
+    notes: tuple[str, ...] = ()  # what else a user should know of the codecs
+    slowdown: float = 1.0  # times as long as `network` says messages take while gradients are computed
+
+
+def check_options(planner: str, strategy: str) -> None:
+    """Refuse unknown names before any iteration runs."""
+    find_planner(planner)
+    if strategy != AUTO:
+        check_strategy(strategy, AUTO)
+
+
+def check_strategy(strategy: str, *others: str) -> None:
+    """Refuse an unknown all-reduce; `others` are named as wanted too."""
+    known = (*others, *names("all_reduce"), *COMPRESSED_ONLY, *SPARSE_STRATEGIES)
+    name, options = parse_strategy(strategy) if isinstance(strategy, str) else (strategy, {})
+    for each in (name, *filter(None, (options.get("inner"), options.get("outer")))):
+        if each not in known:
+            raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
+
+
+def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
+    """Plan `trace` on `network` with `planner`, and predict what every planner would give.
+
+    Where there is a codec, planners that do not mix compress every bucket, as their strategies cut it. Plans are made
+    and compared at the speed that messages have by themselves, which is what planners know (`simulator.predict`); the
+    slowdown counts in what the chosen plan is predicted to take.
+    """
+    mixing = MIXING if any(route.codec for route in routes) else {}
+    plans = {name: best_plan(trace, network, name, routes) for name in PLANNERS if name not in mixing}
+    plans |= {name: _mixed_plan(trace, network, name, routes, plans["exact"]) for name in mixing}
+    alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
+    plan = timed(plans[planner], trace, comparable(_ways(network, routes)), slowdown)
+    return Decision(plan, trace, network, alternatives, notes=_notes(routes), slowdown=slowdown)
+
+
+def best_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Route]) -> Plan:
+    """Return the plan of one planner, as `decide` makes it."""
+    if planner in MIXING and any(route.codec for route in routes):
+        return _mixed_plan(trace, network, planner, routes, best_plan(trace, network, "exact", routes))
+    every = [route for route in routes if route.codec and route.partitions == 1] or routes
+    return _clearly_best(trace, network, PLANNERS[planner], every)
+
+
+def _mixed_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Route], plain: Plan) -> Plan:
+    ways = comparable(_ways(network, routes))
+    return _worth_its_messages(predict_robust(trace, MIXING[planner], ways, network.workers), plain)
+
+
+def decide_whether(
+    trace: Trace,
+    network: Network,
+    planner: str,
+    routes: Sequence[Route],
+    slowdown: float = 1.0,
+    unmeasured: Mapping[str, float] | None = None,
+) -> Decision:
+    """Plan without codecs and with each, and compress only where that is predicted to pay.
+
+    `unmeasured` are codecs that could not be the best, by the least that an iteration would take with them.
+    """
+    found = compared(trace, network, planner, routes, slowdown)
+    packed = [route for route in routes if route.codec == found.plan_codec]
+    left_out = ", ".join(f"{codec} at least {1e3 * seconds:.4g} ms" for codec, seconds in (unmeasured or {}).items())
+    reason = f"{found.reason}; not measured: {left_out}" if left_out else found.reason
+    return Decision(found.plan, trace, network, (), reason, _notes(packed), slowdown)
+
+
+def compared(
+    trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0
+) -> CodecDecision:
+    """Return the best plan without a codec and with each that `routes` name, the safest first, and which to run."""
+    ways = _ways(network, routes)
+    packed: dict[str, list[Way]] = {}
+    for way in ways:
+        if way.codec is not None:
+            packed.setdefault(way.codec, []).append(way)
+    dense = [way for way in ways if way.codec is None]
+    chosen = MIXING.get(planner, PLANNERS["joint"])
+    return decide_among(trace, network.workers, dense, packed, slowdown=slowdown, planner=chosen)
+
+
+def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
+    """Return a sentence for every codec that keeps no residual."""
+    codecs = {route.codec: wire_codec(route.codec) for route in routes if route.codec}
+    return tuple(
+        f"{spec} travels without error feedback: its noise is larger than what it rounds, a residual would grow"
+        for spec, codec in codecs.items()
+        if isinstance(codec, WireCodec) and not codec.takes_feedback
+    )
+
+
+def _worth_its_messages(mixed: Plan, plain: Plan) -> Plan:
+    """Return the mixed plan, unless it sends more messages than the plain codec's best and hardly gains by them.
+
+    Where ranks share cores, each message takes time from computation, which no prediction counts: 13 messages that were
+    predicted to save 4% took 10% longer than the 3 of the plain codec (VGG-16, 4 hosts, two cores).
+    """
+    clearly = mixed.iteration_seconds < (1 - CLEARLY) * plain.iteration_seconds
+    few = len(mixed.buckets) <= len(plain.buckets) and mixed.iteration_seconds <= plain.iteration_seconds
+    return mixed if clearly or few else replace(plain, planner=mixed.planner)
+
+
+def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route]) -> Plan:
+    """Return the plan that uses the first route only, unless choosing among all saves clearly more.
+
+    The first takes the least processor time (the engine's own runs without the interpreter, a ring decodes the least),
+    and what communication takes from computation on the same cores is in no prediction.
+    """
+    ways = _ways(network, routes)
+    first, best = (predict(trace, planner, some, network.workers) for some in (ways[:1], ways))
+    return best if best.iteration_seconds < (1 - CLEARLY) * first.iteration_seconds else first
+
+
+def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
+    """Return what a bucket may cost; the engine's own way only where it was measured, since it has no closed form."""
+    known = network.workers == 1 or NATIVE in network.all_reduce  # one worker sends nothing, whatever the engine
+    wanted = [route for route in routes if route.strategy != NATIVE or known]
+    if not wanted:
+        raise PlanError(
+            f"network {network.name!r} has no measured line for {NATIVE!r}; measure it, or choose a strategy"
+        )
+    return [_way(network, route) for route in wanted]
+
+
+def _way(network: Network, route: Route) -> Way:
+    """Return what a route costs; one worker sends nothing, by whatever route, but its codec may have been measured."""
+    if network.workers == 1 and str(route) not in network.all_reduce:
+        return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
+    return way_for(network, route)
+
+
+def only(trace: Trace, names: Container[str]) -> Trace:
+    """Return the trace of these tensors alone; the next one is computed in the time of those before it that go.
+
+    Gradients that torch sends by itself, sparse ones or those that it is told to ignore, are in no bucket.
+    """
+    if all(tensor.name in names for tensor in trace.tensors):
+        return trace
+    tensors, passed = [], 0.0
+    for tensor in trace.tensors:
+        passed += tensor.backward_seconds
+        if tensor.name in names:
+            tensors.append(replace(tensor, backward_seconds=passed))
+            passed = 0.0
+    return replace(trace, tensors=tuple(tensors))
+
+
+def in_order(trace: Trace, parameters: Mapping[str, int]) -> Trace:
+    """Return the trace with its tensors in another order: that of `parameters`, names and sizes.
+
+    A tensor counts as ready when all before it are: torch sends buckets in order. Those without a gradient in the trace
+    are ready from the start.
+    """
+    ready_at = dict(zip((tensor.name for tensor in trace.tensors), trace.ready_seconds, strict=True))
+    tensors, now = [], trace.forward_seconds
+    for name, numel in parameters.items():
+        ready = max(now, ready_at.get(name, now))
+        tensors.append(Tensor(name, numel, ready - now))
+        now = ready
+    return Trace(
+        trace.model, trace.device, trace.batch, trace.dtype, trace.forward_seconds, tuple(tensors), source=trace.source
+    )
+
+
+def agree(make: Callable[[], Decision] | None, group: dist.ProcessGroup) -> Decision:
+    """Let rank 0 decide, and send its decision to everybody: all ranks hold the same plan."""
+    decision = from_rank_0(make, group)
+    assert isinstance(decision, Decision)
+    return decision
+
+
+def from_rank_0(make: Callable[[], Made] | None, group: dist.ProcessGroup) -> Made:
+    """Let rank 0 make something that everybody gets.
+
+    Only rank 0 brings `make`. What it raises is raised on every rank.
+    """
+    box: list[tuple[Made | None, str]] = [(None, "")]
+    if make is not None:
+        try:
+            box = [(make(), "")]
+        except PenstockError as error:
+            box = [(None, f"{type(error).__name__}: {error}")]
+    with together("sharing the plan", group):
+        dist.broadcast_object_list(box, group=group, group_src=0)
+    made, complaint = box[0]
+    if complaint or made is None:
+        raise PlanError(f"rank 0 could not plan: {complaint}")
+    return made

@@ -1,0 +1,129 @@
+"""Says in words what was decided and why."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from penstock.planning.decide import Decision
+from penstock.planning.drift import Drift
+from penstock.planning.measured import communication_seconds
+from penstock.run_record import RouteUse
+from penstock.timeline import Timeline
+
+SLOWED = 1.1  # times as long as alone: two that share cores, not noise
+
+
+def explain(
+    decision: Decision | None,
+    obstacle: str,
+    profiled: int,
+    wanted: int,
+    measured_seconds: Sequence[float],
+    drift: Drift,
+    last: Timeline | None = None,
+    used: Sequence[RouteUse] = (),
+) -> str:
+    """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured.
+
+    `used` is how the buckets of the last iteration really travelled.
+    """
+    if obstacle:
+        return "\n".join([f"torch's own buckets are kept: {obstacle}", *_used(used)])
+    if decision is None:
+        waiting = f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
+        return "\n".join([waiting, *_used(used)])
+    return "\n".join(
+        [
+            *_summary(decision, measured_seconds),
+            *_slowed(decision, last),
+            *_drift(drift),
+            *_buckets(decision),
+            *_used(used),
+        ]
+    )
+
+
+def summary(decision: Decision) -> list[str]:
+    """Return what was decided and what it is expected to give, in a few words each."""
+    plan = decision.plan
+    routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
+    said = [f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes}"]
+    said += [f"predicted iteration {_ms(plan.iteration_seconds)}"] if decision.trace is not None else []
+    return said + ([decision.reason] if decision.reason else [])
+
+
+def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
+    plan = decision.plan
+    routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
+    yield f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes} on {plan.workers} workers"
+    if decision.trace is not None:
+        yield (
+            f"predicted iteration {_ms(plan.iteration_seconds)}: {_ms(decision.trace.compute_seconds)} of computation, "
+            f"{_ms(plan.non_overlapped_seconds)} of communication that it does not hide"
+        )
+    if decision.slowdown > 1:
+        yield (
+            f"this counts that messages take {decision.slowdown:.2f} times as long while gradients are computed: the "
+            "same cores do both"
+        )
+    if measured_seconds:
+        yield f"measured iteration {_ms(median(measured_seconds))} (median of {len(measured_seconds)})"
+    if decision.reason:
+        yield decision.reason
+    yield from decision.notes
+    if decision.alternatives:
+        yield _compared(decision)
+
+
+def _compared(decision: Decision) -> str:
+    """Say what every planner would take, all at the speed that messages have by themselves: what planners know."""
+    taken = dict(decision.alternatives)
+    own = taken.pop(decision.plan.planner)
+    others = ", ".join(f"{name} {_ms(seconds)}" for name, seconds in taken.items())
+    if decision.slowdown > 1:
+        return f"planners compared without that: {decision.plan.planner} {_ms(own)}, {others}"
+    return f"other planners would take: {others}"
+
+
+def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:
+    """Say where the last iteration took longer than the prediction has it: both may want the same cores.
+
+    The network is measured while nothing computes. What messages take longer on hosts whose cores compute is counted
+    as profiled iterations showed it (`slowdown.py`), and not at all where a trace was given.
+    """
+    if last is None or decision.trace is None or decision.plan.timeline is None:
+        return
+    computed, sent = decision.trace.compute_seconds, communication_seconds(decision.plan.timeline)
+    if not computed or not sent:
+        return
+    computing, sending = last.compute_seconds / computed, communication_seconds(last) / sent
+    if max(computing, sending) > SLOWED:
+        yield (
+            f"last iteration: computation took {computing:.2f} and communication {sending:.2f} times as long as "
+            "predicted; where they share cores they slow each other down"
+        )
+
+
+def _drift(drift: Drift) -> Iterator[str]:
+    if not drift.limit:
+        yield "planning again when communication drifts: off"
+        return
+    yield f"planning again when communication drifts by {drift.limit:.0%}: on, {len(drift.history)} times so far"
+    for event in drift.history:
+        yield (
+            f"  iteration {event.iteration}: communication took {_ms(event.measured_seconds)} where "
+            f"{_ms(event.predicted_seconds)} was predicted; plan {event.plan_hash} since then"
+        )
+
+
+def _buckets(decision: Decision) -> Iterator[str]:
+    for index, bucket in enumerate(decision.plan.buckets):
+        yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
+
+
+def _used(used: Sequence[RouteUse]) -> Iterator[str]:
+    """Say how the last iteration's buckets really travelled, route by route."""
+    return (f"last iteration sent {each}" for each in used)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"

@@ -1,0 +1,75 @@
+"""Messages between devices in a process group of our own, in groups: what `queued` sends by.
+
+NCCL runs them on the device, in the order of the stream; the host never waits. The ranks issue them in one order. On
+gloo, where the same code is tested on host memory, the caller waits for each group.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from penstock.runtime.device.direct import Message
+
+NCCL = "nccl"
+_OWN: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by the group whose ranks they have: connecting takes seconds
+MOST_BLOCKS = 4  # thread blocks of a group of messages: they take room from the model's kernels while they wait
+
+
+class GroupedMessages:
+    """Sends and receives of one process group, started together."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.sent_nbytes = 0
+
+    def exchanging(self, messages: Sequence[Message]) -> Callable[[], None]:
+        """Return what starts all messages together; the current stream waits for them, the host does not."""
+        operations = [
+            dist.P2POp(dist.isend if sent else dist.irecv, memory, group=self._group, group_peer=peer)
+            for sent, memory, peer in messages
+        ]
+        nbytes = sum(memory.nbytes for sent, memory, _ in messages if sent)
+
+        def exchange() -> None:
+            self.sent_nbytes += nbytes
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+
+        return exchange
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        """Sum `values` over all ranks by the engine's own all-reduce."""
+        world_size = dist.get_world_size(self._group)
+        self.sent_nbytes += 2 * (world_size - 1) * values.nbytes // world_size
+        dist.all_reduce(values, group=self._group)
+
+
+def device_messages(group: dist.ProcessGroup, timeout_seconds: float) -> GroupedMessages | None:
+    """Return messages of our own between the current devices of a group's ranks, which must all call this together.
+
+    None where NCCL does not carry the group's tensors on CUDA devices.
+    """
+    if not torch.cuda.is_available() or f"cuda:{NCCL}" not in dist.get_backend_config(group):
+        return None
+    if group not in _OWN:
+        ranks = dist.get_process_group_ranks(group)
+        _OWN[group] = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=timeout_seconds),
+            backend=NCCL,
+            pg_options=_options(),
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+        )
+        # Connects all ranks: of a round's messages only some may have a part.
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=_OWN[group])
+    return GroupedMessages(_OWN[group])
+
+
+def _options() -> Any:
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options.config.max_ctas = MOST_BLOCKS
+    return options

@@ -1,0 +1,273 @@
+"""Compressed programs that never leave the device: the host queues everything and waits for nothing.
+
+    step 0   encode what is sent                        kernels, for all pieces of the bucket together
+    step 1   messages of the first round                one group of sends and receives on device buffers
+    step 2   add what arrived, encode the sums          kernels
+    step 3   messages of the second round, ...
+    last     decode what nobody waits for               kernels
+
+The program is the one that ranks run over gloo, without its messages' turns (`rounds.widen`), and so are its pieces,
+its kernels and the order of every sum: the result has the same bits. Messages have the largest size that the codec can
+need, since only the device knows a smaller one: codecs whose payloads vary in size stay on the route through the host.
+
+Everything that does not change is resolved when a bucket is first seen: memory, launches, groups of messages. What is
+not finite is NaN on every rank, as kernels see to it; the host hears of it when the bucket comes the next time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Protocol
+
+import torch
+
+from penstock.codecs.payload_block import Look, Piece, QueuedForm
+from penstock.errors import StrategyError
+from penstock.program import Instruction, Op, Program, Slice
+from penstock.runtime.codec_protocol import Codec
+from penstock.runtime.device.coded import numbered
+from penstock.runtime.device.direct import Message
+from penstock.runtime.device.mirror import Mark
+from penstock.runtime.device.rounds import rounds, widen
+from penstock.runtime.executor import program_digest
+from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout, lay_out
+from penstock.strategies.batches import Batches
+
+Work = Callable[[], None]
+_MESSAGES = (Op.SEND, Op.RECV)
+_BINDINGS = 64  # buckets that share a program, as equal layers do
+_ITEMSIZE = 4  # buckets are float32
+
+
+class Messages(Protocol):
+    """What moves device memory, in the order of the current stream."""
+
+    sent_nbytes: int  # so far, by this rank
+
+    def exchanging(self, messages: Sequence[Message]) -> Work:
+        """Return what starts all messages together; what follows on the current stream finds them arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Instructions that are queued together: messages of a round, or computations of one kind."""
+
+    op: Op  # SEND stands for messages both ways
+    indices: tuple[int, ...]
+
+
+def prepare_queued(
+    program: Program, rank: int, codec: Codec, form: QueuedForm, batches: Batches, messages: Messages
+) -> "Queued":
+    """Resolve all that does not depend on the bucket, which is float32."""
+    wide = widen(program)
+    encoded = {buffer.name for buffer in wide.buffers if buffer.encoded}
+    for one in wide.ranks[rank]:
+        if one.op is Op.NATIVE or (one.op is Op.MERGE and one.write is not None and one.write.buffer in encoded):
+            raise StrategyError(f"{program.strategy}: {one} on the device; send it over gloo or MPI")
+    digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
+    layout = lay_out(wide, rank, _ITEMSIZE, codec.max_nbytes, batches)
+    return Queued(wide, rank, form, messages, layout, steps(wide, rank), digest)
+
+
+def steps(program: Program, rank: int) -> tuple[Step, ...]:
+    """Return what a rank queues, in order: what messages wait for as early as it can, everything else at the end."""
+    instructions = program.ranks[rank]
+    needed = _awaited_by_messages(instructions)
+    found: list[Step] = []
+    late: list[int] = []
+    for one in rounds(program)[rank]:
+        if one.messages:
+            found.append(Step(Op.SEND, one.messages))
+        found += _together(instructions, [index for index in one.computations if index in needed])
+        late += [index for index in one.computations if index not in needed]
+    return (*found, *_together(instructions, late))
+
+
+def _awaited_by_messages(instructions: Sequence[Instruction]) -> set[int]:
+    """Return the instructions that some message has to wait for."""
+    needed = {index for index, one in enumerate(instructions) if one.op in _MESSAGES}
+    for index in range(len(instructions) - 1, -1, -1):  # `after` points backwards
+        if index in needed:
+            needed.update(instructions[index].after)
+    return needed
+
+
+def _together(instructions: Sequence[Instruction], indices: Sequence[int]) -> Iterator[Step]:
+    """Yield computations in an order that they allow, those of one kind that wait for nothing as one step."""
+    left = list(indices)
+    while left:
+        ready = [index for index in left if not any(earlier in left for earlier in instructions[index].after)]
+        op = instructions[ready[0]].op
+        chosen = tuple(index for index in ready if instructions[index].op is op)
+        left = [index for index in left if index not in chosen]
+        yield Step(op, chosen)
+
+
+class Queued:
+    """One rank's part of a compressed program on a device, ready to run any number of times."""
+
+    dtype = "float32"
+
+    def __init__(
+        self, program: Program, rank: int, form: QueuedForm, messages: Messages, layout: Layout,
+        steps: Sequence[Step], digest: str,
+    ) -> None:  # fmt: skip
+        assert layout.batches is not None
+        self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
+        self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
+        self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
+        self._bound: OrderedDict[tuple[int, int], _Bound] = OrderedDict()  # by address; latest last
+
+    def run(
+        self,
+        data: torch.Tensor,
+        call: int = 0,
+        timeout_seconds: float = 0.0,
+        recorder: Any = None,
+        staged: Any = None,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Queue the whole program on the current stream, for a flat tensor and a residual that stay where they are.
+
+        The other arguments are those of `Prepared.run`; the host sees nothing that it could number, stop or record.
+        """
+        if data.numel() != self.numel or data.dtype is not torch.float32:
+            raise StrategyError(
+                f"{self.program.strategy}: {data.numel()} elements of {data.dtype}; "
+                f"prepared for {self.numel} of {self.dtype}"
+            )
+        if residual is not None and (residual.numel() != self.numel or residual.dtype is not torch.float32):
+            found = f"a residual of {residual.numel()} elements of {residual.dtype}"
+            raise StrategyError(f"{self.program.strategy}: {found}; wanted {self.numel} of float32")
+        bound = self._bind(data.detach().view(-1), residual)
+        bound.settle()
+        if scale != 1.0:
+            data.mul_(scale)
+        self.form.begin(len(self.pieces))
+        bound.start()
+
+    def _bind(self, data: torch.Tensor, residual: torch.Tensor | None) -> "_Bound":
+        key = data.data_ptr(), 0 if residual is None else residual.data_ptr()
+        if key not in self._bound:
+            if len(self._bound) >= _BINDINGS:
+                self._bound.popitem(last=False)[1].settle()
+            self._bound[key] = _Bound(self, data, residual)
+        self._bound.move_to_end(key)
+        return self._bound[key]
+
+
+class _Bound:
+    """A program on one bucket's memory; with scratch of its own, since several buckets are under way at a time."""
+
+    def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None) -> None:
+        self._owner, self._bucket, self._residual = owner, bucket, residual
+        self._scratch = torch.zeros(owner.layout.nbytes, dtype=torch.uint8, device=bucket.device)
+        self._instructions = owner.program.ranks[owner.rank]
+        self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
+        self._ordinals = numbered(owner.layout)
+        self._works = [*self._make_works()]
+        self._look: Look = owner.form.queued_look(bucket, owner.pieces)
+        self._mark = Mark(bucket.device)
+        self._is_open = False  # the host has not looked yet at what the device found
+
+    def start(self) -> None:
+        """Queue everything."""
+        for work in self._works:
+            work()
+        self._look.start()
+        self._mark.set()
+        self._is_open = True
+
+    def settle(self) -> None:
+        """Hear of what the last run found; an iteration later the device has long got there."""
+        if self._is_open:
+            self._is_open = False
+            self._mark.wait()
+            self._look.finish()
+
+    def _make_works(self) -> Iterator[Work]:
+        """Yield what queues each step; payloads that are added to the same pieces in turn are one launch."""
+        for _, group in groupby(self._owner.steps, key=self._decoded):
+            steps = list(group)
+            if self._decoded(steps[0]) is not None:
+                yield self._decoding(steps)
+            else:
+                yield from (work for step in steps for work in self._works_of(step))
+
+    def _decoded(self, step: Step) -> tuple[Slice | None, ...] | None:
+        """Return what a step decodes or adds to; None where it does something else."""
+        ones = [self._instructions[index] for index in step.indices]
+        if step.op not in (Op.DECODE, Op.MERGE) or any(self._coded(one) is None for one in ones):
+            return None
+        return tuple(one.write for one in ones)
+
+    def _works_of(self, step: Step) -> Iterator[Work]:
+        ones = [self._instructions[index] for index in step.indices]
+        if step.op is Op.SEND:
+            yield self._owner.messages.exchanging([self._message(one) for one in ones])
+        elif step.op is Op.ENCODE:
+            yield self._encoding(ones)
+        else:
+            yield from map(self._dense, ones)
+
+    def _message(self, one: Instruction) -> Message:
+        sent = one.op is Op.SEND
+        assert one.peer is not None
+        return sent, self._bytes(one.read if sent else one.write), one.peer
+
+    def _coded(self, one: Instruction) -> Slice | None:
+        """Return the encoded slice of a computation that codes; a copy of one moves bytes."""
+        if one.op is Op.COPY:
+            return None
+        return next((each for each in (one.write, one.read) if each is not None and each.buffer in self._encoded), None)
+
+    def _encoding(self, ones: Sequence[Instruction]) -> Work:
+        pieces, places = self._pieces(ones)
+        ordinals = [self._ordinals[piece] for piece in pieces]
+        return self._owner.form.queued_encoder(self._bucket, self._residual, self._scratch, pieces, places, ordinals)
+
+    def _decoding(self, steps: Sequence[Step]) -> Work:
+        found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
+        adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
+        return self._owner.form.queued_decoder(self._bucket, self._scratch, found[0][0], places, adds)
+
+    def _pieces(self, ones: Sequence[Instruction]) -> tuple[list[Piece], list[int]]:
+        """Return the pieces that instructions code, and the first byte of each payload."""
+        pieces: list[Piece] = []
+        places: list[int] = []
+        for one in ones:
+            slice_ = self._coded(one)
+            assert slice_ is not None
+            own = self._owner.layout.pieces(slice_)
+            places += self._places(slice_, own)
+            pieces += own
+        return pieces, places
+
+    def _places(self, slice_: Slice, pieces: Sequence[Piece]) -> Iterator[int]:
+        start = self._owner.layout.place(slice_).start
+        for piece in pieces:
+            yield start
+            start += -(-self._owner.layout.payload_nbytes(piece) // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
+
+    def _dense(self, one: Instruction) -> Work:
+        out, other = self._bytes(one.write), self._bytes(one.read)
+        if one.op is Op.COPY:
+            return partial(_copy, out, other)
+        return partial(_add, out.view(torch.float32), other.view(torch.float32))
+
+    def _bytes(self, slice_: Slice | None) -> torch.Tensor:
+        assert slice_ is not None
+        place = self._owner.layout.place(slice_)
+        return (self._bucket.view(torch.uint8) if place.in_data else self._scratch)[place.start : place.stop]
+
+
+def _copy(out: torch.Tensor, other: torch.Tensor) -> None:
+    out.copy_(other)
+
+
+def _add(out: torch.Tensor, other: torch.Tensor) -> None:
+    out.add_(other)

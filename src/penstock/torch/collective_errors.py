@@ -1,0 +1,44 @@
+"""What torch does with all ranks at our request: where a rank is gone, raise what our own collectives raise.
+
+gloo's own error has an address and no rank. Whoever gets one leaves a note and reads the others', as after a message
+of ours (`runtime/failure_diagnosis.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from penstock.errors import TransportError
+from penstock.runtime.executor import TIMEOUT_SECONDS
+from penstock.runtime.failure_diagnosis import Note, explained
+from penstock.runtime.transport.c10d import C10dTransport, named
+
+_GLOO = "gloo/transport"  # in what gloo says of connections
+_WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may be a step apart
+
+
+@contextmanager
+def together(what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Say what is done inside, should a rank be gone.
+
+    `hang_up` ends what other ranks may wait for in another group: they fail now too, and are not taken for dead.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = who_is_gone(error, what, group, hang_up)
+        if found is error:
+            raise
+        raise found from error
+
+
+def who_is_gone(
+    error: Exception, what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None
+) -> Exception:
+    """Return a lost connection of gloo's as a `TransportError` that names the ranks which left no note."""
+    if _GLOO not in str(error) or not isinstance(error, RuntimeError):
+        return error
+    hang_up()
+    lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(named(error)))
+    return explained(lost, C10dTransport(group), _WHERE, TIMEOUT_SECONDS)

@@ -1,0 +1,137 @@
+"""Residuals belong to parameters, whatever bucket they are in."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.codecs.registry import make_codec
+from penstock.errors import PlanError
+from penstock.exchange.residuals import Layout, Residuals
+
+
+def filled(**sizes):
+    """A store with one bucket per parameter, each with values of its own."""
+    residuals = Residuals()
+    for number, (name, size) in enumerate(sizes.items()):
+        residuals.bucket([name], [size])[:] = 10 * number + np.arange(size)
+    return residuals
+
+
+def same(one, other):
+    """The same parameters with the same values."""
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name])
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), st.randoms())
+def test_a_layout_is_the_order_in_which_a_dense_parameter_lies_in_memory(sizes, random):
+    order = random.sample(range(len(sizes)), len(sizes))
+    parameter = torch.randn([sizes[place] for place in order]).permute(
+        [order.index(place) for place in range(len(sizes))]
+    )
+    flat, layout = parameter.as_strided((parameter.numel(),), (1,)), Layout.of(parameter)
+    assert layout.in_memory(parameter).tolist() == flat.tolist()
+    assert torch.equal(layout.logical(flat.numpy()), parameter)
+    assert layout.logical(flat.numpy()).is_contiguous()
+
+
+@pytest.mark.parametrize("parameter", [torch.zeros(3, 1).expand(3, 4), torch.zeros(4, 6)[:, :3], torch.zeros(2, 0)])
+def test_a_parameter_with_gaps_lies_in_buckets_in_logical_order(parameter):
+    assert Layout.of(parameter) == Layout.contiguous(tuple(parameter.shape))
+
+
+def test_complex_numbers_lie_in_buckets_as_pairs():
+    parameter = torch.zeros(3, 2, dtype=torch.complex64).t()
+    assert Layout.of(parameter) == Layout((2, 3, 2), (2, 4, 1))
+
+
+def test_a_dimension_of_one_element_has_no_order():
+    single = torch.zeros(4, 3, 1, 1)
+    other = single.to(memory_format=torch.channels_last)
+    assert single.as_strided((4, 3, 1, 1), (3, 1, 3, 3)).stride() != single.stride()
+    assert Layout.of(single.as_strided((4, 3, 1, 1), (3, 1, 3, 3))) == Layout.of(single) == Layout.of(other)
+
+
+def test_a_bucket_owes_nothing_at_first_and_keeps_its_memory():
+    residuals = Residuals()
+    memory = residuals.bucket(["a", "b"], [2, 3])
+    assert memory.tolist() == [0.0] * 5
+    assert residuals.bucket(["a", "b"], [2, 3]) is memory
+
+
+@given(st.permutations(["a", "b", "c", "d"]), st.integers(0, 4))
+def test_values_move_with_their_parameter_into_other_buckets(order, cut):
+    sizes = {"a": 1, "b": 2, "c": 3, "d": 0}
+    residuals = filled(**sizes)
+    before = residuals.values()
+    for names in (order[:cut], order[cut:]):
+        memory = residuals.bucket(names, [sizes[name] for name in names])
+        assert memory.tolist() == [value for name in names for value in before[name]]
+    same(residuals.values(), before)
+
+
+def test_what_a_new_bucket_writes_is_what_a_checkpoint_holds():
+    residuals = filled(a=2, b=2)
+    residuals.bucket(["b", "a"], [2, 2])[:] = [1, 2, 3, 4]
+    same(residuals.values(), {"a": np.float32([3, 4]), "b": np.float32([1, 2])})
+
+
+def test_a_parameter_may_stay_behind_when_its_bucket_is_taken_apart():
+    residuals = Residuals()
+    residuals.bucket(["a", "b"], [1, 1])[:] = [5, 6]
+    residuals.bucket(["a"], [1])
+    assert residuals.bucket(["b"], [1]).tolist() == [6]
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_has_memory_of_its_own(twin):
+    residuals = filled(a=2, b=2)
+    other = twin(residuals)
+    residuals.bucket(["a", "b"], [2, 2])[:] = -1
+    assert other.bucket(["a", "b"], [2, 2]).tolist() == [0, 1, 10, 11]
+
+
+def test_restoring_undoes_what_was_sent_since_saving():
+    residuals = filled(a=2)
+    residuals.save()
+    residuals.bucket(["a"], [2])[:] = 7
+    residuals.bucket(["new"], [1])[:] = 7
+    residuals.restore()
+    assert {name: kept.tolist() for name, kept in residuals.values().items()} == {"a": [0, 1], "new": [0]}
+
+
+def test_a_state_of_another_model_is_refused_by_name():
+    residuals = Residuals()
+    residuals.load({"a": np.zeros(3, np.float32)})
+    with pytest.raises(PlanError, match="residual of 'a' has 3 elements, its parameter 2; load the state of this"):
+        residuals.bucket(["a"], [2])
+
+
+def test_what_a_codec_put_off_is_settled_by_whoever_looks() -> None:
+    codec, residuals = make_codec("onebit"), Residuals()
+    gradient = np.random.default_rng(0).standard_normal(64, np.float32)
+    plain, out = np.zeros(64, np.float32), np.zeros(codec.max_nbytes(64), np.uint8)
+    for _ in range(3):
+        codec.encode(gradient, plain, out)
+        codec.encode(gradient, residuals.deferred(["a", "b"], [40, 24]).piece(0, 64), out)
+    assert np.concatenate(list(residuals.values().values())).tobytes() == plain.tobytes()
+    codec.encode(gradient, plain, out)
+    codec.encode(gradient, residuals.deferred(["a", "b"], [40, 24]).piece(0, 64), out)
+    residuals.bucket(["b"], [24])  # moves what it owes to another bucket
+    assert residuals.values()["b"].tobytes() == plain[40:].tobytes()
+
+
+def test_a_restored_residual_owes_nothing_of_what_was_put_off() -> None:
+    codec, residuals = make_codec("onebit"), Residuals()
+    out = np.zeros(codec.max_nbytes(8), np.uint8)
+    residuals.bucket(["a"], [8])[:] = 3
+    residuals.save()
+    codec.encode(np.ones(8, np.float32), residuals.deferred(["a"], [8]).piece(0, 8), out)
+    residuals.restore()
+    assert residuals.values()["a"].tolist() == [3.0] * 8

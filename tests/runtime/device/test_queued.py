@@ -1,0 +1,92 @@
+"""Compressed programs that the host only queues: ranks are processes over gloo, host memory is the device."""
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a device")
+
+from penstock.errors import StrategyError
+from penstock.program import Op
+from penstock.runtime.device.queued import prepare_queued, steps
+from penstock.runtime.device.rounds import widen
+from penstock.strategies import Options
+from penstock.strategies.compressed import CHUNKS, build_compressed
+from penstock.verify import require_proof
+from runtime.queued_workers import NUMEL, PARTS, both_routes, spoil_one_rank
+from spawn import spawn
+
+BOUNDS = [0, 5000, 5010, 90_000]
+
+
+def program_of(strategy, world_size):
+    options = Options(block_numel=BOUNDS[-1], ranks_per_node=2)
+    return widen(build_compressed(strategy, world_size, BOUNDS, options)[0])
+
+
+@pytest.mark.parametrize("strategy", CHUNKS)
+def test_what_is_queued_is_proved_too(strategy):
+    for world_size in (1, 2, 3, 4, 7, 8):
+        require_proof(program_of(strategy, world_size))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "groups"), [("parameter_server", 2), ("all_gather", 1), ("ring", 6), ("hierarchical", 4)]
+)
+def test_four_ranks_start_so_many_groups_of_messages(strategy, groups):
+    program = program_of(strategy, 4)
+    assert [step.op for step in steps(program, 0)].count(Op.SEND) == groups
+
+
+def test_every_instruction_is_queued_once_behind_those_it_waits_for():
+    for strategy in CHUNKS:
+        for world_size in (2, 5):
+            program = program_of(strategy, world_size)
+            for rank, instructions in enumerate(program.ranks):
+                order = [set(step.indices) for step in steps(program, rank)]
+                assert sorted(index for step in order for index in step) == list(range(len(instructions)))
+                when = {index: place for place, step in enumerate(order) for index in step}
+                for index, one in enumerate(instructions):
+                    assert all(when[earlier] < when[index] for earlier in one.after)
+
+
+def test_a_parameter_server_encodes_and_decodes_everything_in_four_steps():
+    program = program_of("parameter_server", 2)
+    assert [step.op.value for step in steps(program, 1)] == [
+        "encode", "send", "merge", "encode", "send", "decode",
+    ]  # fmt: skip
+
+
+def test_the_engines_own_collective_is_refused():
+    program, batches = build_compressed("gtopk", 2, PARTS, Options())
+    with pytest.raises(StrategyError, match="on the device; send it over gloo or MPI"):
+        prepare_queued(program, 0, None, None, batches, None)
+
+
+def check_bits(world_size, cases):
+    found = spawn(world_size, both_routes, cases)
+    for number, case in enumerate(cases):
+        for by_host, queued in (one[number] for one in found):
+            assert queued == by_host, case
+        for step in range(2):
+            assert len({one[number][1][step] for one in found}) == 1, case
+        assert len(found[0][number][1][0]) == 4 * NUMEL
+
+
+def test_what_is_queued_has_the_bits_of_the_route_through_the_host():
+    check_bits(2, [("onebit", "parameter_server")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_every_strategy_queued_has_the_bits_of_the_route_through_the_host(world_size):
+    check_bits(
+        world_size,
+        [("terngrad", "ring"), ("bf16", "all_gather"), ("onebit", "hierarchical"), ("fp8", "parameter_server"),
+         ("onebit", "halving_doubling")],
+    )  # fmt: skip
+
+
+def test_a_gradient_that_is_not_finite_is_nan_on_every_rank_and_heard_of_when_the_bucket_comes_again():
+    for heard, spoilt in spawn(2, spoil_one_rank, "onebit", "parameter_server"):
+        assert heard == [2]
+        assert spoilt == [[True, True, True], [False, True, True]]  # its piece alone, and in that call alone

@@ -1,0 +1,30 @@
+"""A step that is put off has the settings of its moment; what a scheduler set since then stays."""
+
+import torch
+
+from penstock.torch.deferred_step import settings_of, step_with
+
+
+def test_a_step_has_the_learning_rate_of_its_moment():
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    then = settings_of(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.25
+    weight.grad = torch.tensor([1.0])
+    step_with(optimizer, then)
+    assert weight.tolist() == [0.5]
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
+class Counting(torch.optim.SGD):
+    """Keeps what it found out in the settings, as some optimizers do."""
+
+    def step(self):
+        self.param_groups[0]["found"] += 1
+
+
+def test_what_the_optimizer_itself_notes_is_kept():
+    optimizer = Counting([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    optimizer.param_groups[0]["found"] = 0
+    step_with(optimizer, settings_of(optimizer))
+    assert optimizer.param_groups[0]["found"] == 1
