@@ -15,11 +15,11 @@ from penstock.errors import FitError
 from penstock.log import Voice
 from penstock.network import LinearCost, Network
 from penstock.plan import Route, parse_route
+from penstock.planning import survey as surveying
 from penstock.planning.candidates import Choice
 from penstock.planning.survey import Question, Survey
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import conductor
-from penstock.planning import survey as surveying
 from penstock.torch.device_measure import device_link_holds, measure_all_reduce, measure_device_links
 from penstock.trace import Tensor, Trace
 from torch_training import MODELS, _loss, plain, quick

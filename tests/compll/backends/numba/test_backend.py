@@ -17,8 +17,8 @@ from penstock.compll.backends.numba.compile import _take_from_cache
 from penstock.compll.backends.numba.source import generate
 from penstock.compll.backends.reference.backend import ReferenceKernels
 from penstock.compll.cache import load_program
-from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.frontend import source as frontend
+from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.functions import FUNCTIONS
 from penstock.compll.lower.payload_layout import place_fields
 from penstock.compll.operators import OPERATORS

@@ -15,8 +15,8 @@ from compll.backends.programs import PROGRAMS  # noqa: E402
 from penstock.compll.backends.reference.backend import ReferenceKernels  # noqa: E402
 from penstock.compll.backends.triton.backend import TritonKernels  # noqa: E402
 from penstock.compll.backends.triton.kernels import Kernels  # noqa: E402
-from penstock.compll.frontend.parameters import bind_arguments  # noqa: E402
 from penstock.compll.frontend import source as frontend  # noqa: E402
+from penstock.compll.frontend.parameters import bind_arguments  # noqa: E402
 from penstock.compll.ir import Reduce  # noqa: E402
 from penstock.compll.lower.payload_layout import place_fields  # noqa: E402
 from penstock.compll.types import Scalar  # noqa: E402
