@@ -59,7 +59,7 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
         "bench/",
         "train/",
     ),
-    "triton": ("compll/backends/triton", "bench/convergence/triton_"),
+    "triton": ("compll/backends/triton",),
     "mpi4py": ("runtime/transport/mpi.py", "cli/"),
     "lark": ("compll/",),
     "matplotlib": ("report/",),

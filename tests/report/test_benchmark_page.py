@@ -17,15 +17,12 @@ TRAIN = {"hosts": 4, "rate": "1gbit", "model": "toy", "batch": 8, "iteration_sec
 REPLAY = {"hosts": 4, "rate": "1gbit", "what": "toy", "messages": 1, "measured_seconds": 1.0, "spread": 0.1,
           "simulated_seconds": 0.9, "error": -0.1}  # fmt: skip
 COLLECTIVE = {"hosts": 4, "rate": "1gbit", "engine": "gloo", "operation": "reduce", "nbytes": 1000, "seconds": 1.0}
-CURVE = {"task": "toy", "workers": 4, "metric_name": "accuracy", "better": "higher", "global_batch": 8,
-         "steps": 4, "judged_at": [2, 4], "losses": [1.0, 0.4], "metrics": [0.5, 0.8], "final": 0.8}  # fmt: skip
 ROWS = {
     "train": [TRAIN | {"method": "ddp"}, TRAIN | {"method": "penstock-exact"}, {"method": "x", "error": "died"}],
     "replay": [REPLAY | {"how": "wfbp"}, REPLAY | {"how": "exact", "measured_seconds": 1.5}],
     "collectives": [COLLECTIVE | {"strategy": each, "implementation": each} for each in ("native", "ring")],
     "scaling": [REPLAY | {"how": "exact", "hosts": hosts} for hosts in (2, 4)],
     "rates": [REPLAY | {"how": "exact", "rate": rate} for rate in ("1gbit", "none")],
-    "convergence": [CURVE | {"method": method, "seed": seed} for method in ("dense", "gtopk") for seed in (1, 2)],
     "something_new": [{"name": "a", "seconds": 1.0}],
 }
 
@@ -61,7 +58,7 @@ def test_every_benchmark_is_on_the_page_with_its_picture_and_its_source(folder):
     text = out.read_text()
     assert re.findall(r"^## (.*)", text, flags=re.MULTILINE) == [
         "Training", "Planners on a real network", "More hosts", "Slower and faster links", "Collectives",
-        "Convergence", "Something new",
+        "Something new",
     ]  # fmt: skip
     assert sorted(path.name for path in pictures) == sorted(f"bench-{name}.png" for name in PICTURES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)

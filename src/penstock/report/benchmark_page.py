@@ -64,7 +64,7 @@ def make_page(records: Mapping[str, Record], results: str, pictures: Mapping[str
 
 def _record_text(name: str, record: Record, results: str) -> str:
     section = section_of(record["benchmark"])
-    rows: Sequence[Mapping[str, Any]] = section.summarise(record["rows"]) if section.summarise else record["rows"]
+    rows: Sequence[Mapping[str, Any]] = record["rows"]
     table = markdown_table(rows, section.rivalry, section.hidden, section.shares) if rows else "No rows.\n"
     return f"{table}\n{claims_text(record)}{_provenance(name, record, results)}\n{_startup(record)}"
 

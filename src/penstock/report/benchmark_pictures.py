@@ -1,20 +1,17 @@
 """Pictures of the benchmarks: training, replayed traces, collectives, and what more hosts and other rates do."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from penstock.bench.convergence.summary import plain_name
 from penstock.report.pictures import save_figure
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-_DPI = {"collectives": 90, "convergence": 100}  # large pictures
+_DPI = {"collectives": 90}  # a large picture
 _OURS, _PEER, _BASE, _EXPOSED = "#2b6cb0", "#c05621", "#a0aec0", "#f6ad55"
 
 
@@ -142,48 +139,6 @@ def _draw_against(rows: Rows, name: str, label: str) -> Figure:
     return figure
 
 
-def draw_convergence(rows: Rows) -> Figure:
-    """Draw the held-out metric against steps, the mean over seeds: a column per study, a row per number of workers.
-
-    A method has one colour in all of them, whatever travels dense beside it.
-    """
-    studies = sorted({(row["task"], row["steps"]) for row in rows})
-    workers = sorted({row["workers"] for row in rows})
-    names = dict.fromkeys(plain_name(row["method"]) for row in rows)
-    colours = {name: colormaps["tab20"](at % 20) for at, name in enumerate(names)}
-    figure = Figure(figsize=(3.2 * len(studies), 2.7 * len(workers) + 0.7), layout="constrained")
-    axes = figure.subplots(len(workers), len(studies), squeeze=False)
-    for line, number in zip(axes, workers, strict=True):
-        for axis, (task, steps) in zip(line, studies, strict=True):
-            here = [row for row in rows if (row["task"], row["steps"], row["workers"]) == (task, steps, number)]
-            axis.set_visible(bool(here))
-            axis.set_title(f"{task}, {number} workers", loc="left", fontsize=10)
-            _draw_curves(axis, here, colours)
-    lines = {str(line.get_label()): line for axis in axes.flat for line in axis.get_lines()}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=6, frameon=False, fontsize=8)
-    return figure
-
-
-def _draw_curves(axis: Axes, rows: Rows, colours: Mapping[str, Any]) -> None:
-    for method in dict.fromkeys(row["method"] for row in rows):
-        _draw_mean(axis, plain_name(method), [row for row in rows if row["method"] == method], colours)
-    axis.set_xlabel("steps", fontsize=7)
-    axis.tick_params(labelsize=6, which="both")
-    if rows:
-        axis.set_ylabel(f"held-out {rows[0]['metric_name']}", fontsize=7)
-        if rows[0]["better"] == "lower":
-            dense = [value for row in rows if row["method"].startswith("dense") for value in row["metrics"]]
-            axis.set_ylim(0.97 * min(dense), 1.05 * max(dense))  # a run that diverged leaves the picture
-    _tidy(axis)
-
-
-def _draw_mean(axis: Axes, method: str, rows: Rows, colours: Mapping[str, Any]) -> None:
-    curves = [[math.nan if value is None else value for value in row["metrics"]] for row in rows]
-    means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-    style = {"color": "black", "linewidth": 1.8} if method == "dense" else {"color": colours[method], "linewidth": 0.9}
-    axis.plot(rows[0]["judged_at"], means, label=method, marker=".", markersize=3, **style)
-
-
 def _logarithmic(axis: Axes, x: str, y: str) -> None:
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -205,5 +160,4 @@ PICTURES: dict[str, Callable[[Rows], Figure]] = {
     "collectives": draw_collectives,
     "scaling": draw_scaling,
     "rates": draw_rates,
-    "convergence": draw_convergence,
 }

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.report.benchmark_tables import markdown_rows
-from penstock.report.convergence_quotes import behind_table, published_table
 from penstock.report.link_quotes import links_table, messages_table
 
 Record = Mapping[str, Any]
@@ -25,7 +24,6 @@ METHODS = {
 }
 STEPS = ("stock", "+ codec", "+ pipelining", "+ bulk", "+ selective")
 SPARSE = ("ring", "topk_allgather", "gtopk", "gtopk_doubling")
-_STUDIES = tuple(f"convergence-{task}.json" for task in ("resnet20", "vgg16", "lstm"))
 TUNED = ("ddp-1", "ddp-5", "ddp-25", "ddp-100")
 
 
@@ -171,8 +169,6 @@ QUOTES: Mapping[str, Quote] = {
     "sparse": Quote(("sparse-16-hosts.json",), sparse_table),
     "sparse-text": Quote(tuple(f"sparse-{hosts}-hosts.json" for hosts in (4, 8, 16)), sparse_text),
     "coordinator": Quote(("coordinator.json",), coordinator_table),
-    "convergence": Quote(_STUDIES, behind_table),
-    "convergence-published": Quote((*_STUDIES, "convergence-resnet20-4-workers.json"), published_table),
     "links": Quote(("links.json",), links_table),
     "messages": Quote(("links.json",), messages_table),
 }

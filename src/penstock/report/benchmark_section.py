@@ -1,9 +1,8 @@
 """One benchmark on the page of benchmarks, and how to say which of its rows compete."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.report.benchmark_tables import Choice, Rivalry, Row
+from penstock.report.benchmark_tables import Choice, Rivalry
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +14,6 @@ class Section:
     rivalry: Rivalry | None = None
     hidden: tuple[str, ...] = ()  # fields that stay in the JSON
     shares: tuple[str, ...] = ()  # fields that are shown in percent
-    summarise: Callable[[Sequence[Row]], Sequence[Row]] | None = None  # makes of all rows those that are shown
 
 
 def begins(*words: str) -> Choice:

@@ -1,6 +1,5 @@
 """What the page of benchmarks says about each benchmark: its title, its question, and who competes with whom."""
 
-from penstock.bench.convergence.summary import against_dense
 from penstock.report.benchmark_section import Section, begins, equals, other, replayed
 from penstock.report.benchmark_tables import Rivalry
 
@@ -138,32 +137,6 @@ SECTIONS: dict[str, Section] = {
             ("device", "codec", "operation", "nbytes"), "implementation", begins("penstock"), other(begins("penstock"))
         ),
         shares=("spread",),
-    ),
-    "convergence": Section(
-        "Convergence",
-        "Does training end where dense training ends? Several workers in one process on one GPU, same optimizer "
-        "(plain momentum 0.9), schedule, learning rate and data order for all methods; means over seeds. "
-        "`between seeds` is maximum - minimum. `worse than dense` is against the best of the dense runs beside a "
-        "method; where that has another learning rate, `worse at same rate` is against dense at the method's own. "
-        "Sparse methods warm up with densities 0.25, 0.0725, 0.015, 0.004, each for a twentieth of the steps; "
-        "quantising ones begin dense for as long. CIFAR-10 is its first 10,000 training images only, Penn Treebank has "
-        "its 2,000 commonest words. `docs/convergence.md` says what follows.",
-        shares=("worse_than_dense", "worse_at_same_rate"),
-        summarise=against_dense,
-    ),
-    "convergence-shorter": Section(
-        "Convergence: shorter studies",
-        "The same with fewer steps: what is late in a residual weighs more. Warm-ups have 400 steps a density or, in "
-        "the studies of more than 10,000 steps, a twentieth of them.",
-        shares=("worse_than_dense", "worse_at_same_rate"),
-        summarise=against_dense,
-    ),
-    "convergence-tuning": Section(
-        "Convergence: what was tried",
-        "Short runs by which the settings of the studies above were chosen. Methods are compared with the best of the "
-        "dense runs beside them; a name without a rate has the task's own.",
-        shares=("worse_than_dense", "worse_at_same_rate"),
-        summarise=against_dense,
     ),
     "planners": Section(
         "Planning",
