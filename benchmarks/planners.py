@@ -1,9 +1,110 @@
-"""How long planning takes: `penstock bench planners`, results kept beside this file."""
+"""How long planning takes: `exact` beside the greedy, up to 100,000 tensors, and a 2,048-worker study.
 
-import sys
+Instances are random with a fixed seed: gaps and sizes such that about as much is sent as computed, where the queue of
+`exact` is busiest.
+"""
 
-from penstock.cli.main import main
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from rich.progress import track
+
+from penstock.bench.record import make_record, save_record
+from penstock.cli.options import JsonOption, RecordOption
+from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
+from penstock.cost.clusters import CLUSTERS
+from penstock.cost.ways import Way
+from penstock.network import LinearCost
+from penstock.planners import PLANNERS
+from penstock.planners.greedy import greedy_ends_as_published
+from penstock.simulator.scaling import scaling_study
+from penstock.trace import Tensor, Trace
+from study import start
+
+SIZES = (100, 1_000, 10_000, 100_000)
+QUADRATIC_UP_TO = 1_000  # the published text is quadratic; beyond this it would take minutes
+REPEATS = 7
+WAY = Way("ring", (LinearCost(1e-4, 10e-6 / 40_000),))
+STUDY_WORKERS = [2**exponent for exponent in range(2, 12)]
+STUDY_PLANNERS = ("wfbp", "single", "threshold", "greedy", "exact")
+
+
+def random_trace(count: int, seed: int = 1) -> Trace:
+    """Return a trace of `count` tensors with random gaps (mean 10 us) and sizes (mean 10,000 elements)."""
+    generator = random.Random(seed)
+    tensors = (
+        Tensor(f"t{i}", generator.randrange(20_000), generator.expovariate(1e5)) for i in range(count)
+    )  # fmt: skip
+    return Trace(f"random{count}", "none", 1, "float32", 1e-3, tuple(tensors))
+
+
+def planner_rows() -> Iterator[dict[str, Any]]:
+    """Time each planner on each size; rows come as they are measured."""
+    for count in SIZES:
+        trace = random_trace(count)
+        jobs: dict[str, Callable[[], object]] = {
+            "exact": partial(PLANNERS["exact"].buckets, trace, [WAY]),
+            "exact, 4 ways": partial(PLANNERS["exact"].buckets, trace, _four_ways()),
+            "greedy": partial(PLANNERS["greedy"].buckets, trace, [WAY]),
+        }
+        if count <= QUADRATIC_UP_TO:
+            line = WAY.whole
+            arguments = (trace.ready_seconds, trace.nbytes, line.a_seconds, line.b_seconds_per_byte)
+            jobs["greedy as printed"] = partial(greedy_ends_as_published, *arguments)
+        yield from (_row(name, count, times) for name, times in _interleaved(jobs).items())
+
+
+def study_row() -> dict[str, Any]:
+    """Time the scaling study of ten world sizes and five planners on 600 tensors."""
+    planners = [PLANNERS[name] for name in STUDY_PLANNERS]
+    trace = random_trace(600)
+    job = partial(scaling_study, trace, CLUSTERS["mg-wfbp-simulation"], STUDY_WORKERS, planners, "ring")
+    return _row("study of 10 world sizes x 5 planners", 600, _interleaved({"study": job}, repeats=3)["study"])
+
+
+def _four_ways() -> list[Way]:
+    return [Way(f"way{i}", (LinearCost(1e-4 / (i + 1), 10e-6 / 40_000 * (i + 1)),)) for i in range(4)]
+
+
+def _interleaved(jobs: Mapping[str, Callable[[], object]], repeats: int = REPEATS) -> dict[str, list[float]]:
+    """Run the jobs in turn, so that a slow moment of the machine falls on all of them."""
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            start = perf_counter()
+            job()
+            times[name].append(perf_counter() - start)
+    return times
+
+
+def _row(name: str, count: int, times: list[float]) -> dict[str, Any]:
+    return {"planner": name, "tensors": count, "seconds": median(times), "spread": max(times) - min(times)}
+
+
+def planners(
+    out: RecordOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Time the planners up to 100,000 tensors, and a 2,048-worker scaling study."""
+    total = 3 * len(SIZES) + 2
+    rows = list(track(planner_rows(), "planners", total, console=stderr_console(), transient=True))
+    rows.append(study_row())
+    record = make_record("planners", rows)
+    if out:
+        save_record(record, out)
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        "planning time on one core",
+        ("planner", "tensors", "median", "spread"),
+        [(r["planner"], r["tensors"], format_seconds(r["seconds"]), format_seconds(r["spread"])) for r in rows],
+    )
+
 
 if __name__ == "__main__":
-    sys.argv[1:1] = ["bench", "planners", "--out", "benchmarks/results/planners.json"]
-    main()
+    start(planners)

@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from penstock.bench.coarse_links import plain_bucket
 from penstock.bench.collectives import CASES, floor_seconds, predicted_seconds
-from penstock.bench.jobs import Place
+from penstock.bench.jobs import Place, plain_bucket
 from penstock.cluster.layout import plan_layout
 from penstock.cluster.links import LimitRate, setup_steps
 from penstock.network import Network

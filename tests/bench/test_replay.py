@@ -5,8 +5,7 @@ import pytest
 from bench_workers import replay_on_loopback
 from penstock.bench import replay
 from penstock.bench.jobs import Place
-from penstock.bench.replay import count_steps, replay_rows
-from penstock.bench.replay_worker import ReplayJob
+from penstock.bench.replay import ReplayJob, count_steps, replay_rows
 from penstock.trace import Tensor, Trace, save_trace
 from spawn import spawn
 

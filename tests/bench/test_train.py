@@ -15,7 +15,7 @@ from penstock.bench.train import (
     startup_rows,
     train_rows,
 )
-from penstock.bench.train_methods import Trained
+from penstock.bench.train_worker import Trained
 from penstock.errors import ClusterError, PenstockError
 from spawn import spawn
 

@@ -72,8 +72,8 @@ def test_replaying_on_emulated_hosts_gives_measured_beside_simulated(hosts):
         (("train", "--methods", "horovod"), "no training method called 'horovod'"),
         (("replay", "--hosts", "x"), "--hosts: found 'x'; wanted whole numbers > 0"),
         (("replay", "--planners", "best"), "no planner called 'best'"),
-        (("scaling", "--trace", "alexnet"), "alexnet"),
-        (("page", "--results", "nowhere"), "no benchmark records in nowhere"),
+        (("replay", "--traces", "alexnet"), "alexnet"),
+        (("replay", "--nbytes", "-1"), "'--nbytes'"),
     ],
 )
 def test_bad_input_is_one_line(capsys, monkeypatch, arguments, message):

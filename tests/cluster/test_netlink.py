@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from penstock.bench.coarse_links import plain_bucket
+from penstock.bench.jobs import plain_bucket
 from penstock.cluster import emulated_cluster
 from penstock.cluster.layout import namespace_path, plan_layout
 from penstock.cluster.links import (

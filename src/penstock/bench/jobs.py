@@ -1,52 +1,149 @@
-"""Runs a benchmark's workers on emulated hosts and brings home what rank 0 reports, one JSON object per line."""
+"""Runs a benchmark's workers on emulated hosts or on loopback; rank 0 reports results, one JSON object per line.
+
+Links are `smooth` (`cluster.links`: two token buckets, short bursts limited) or `coarse`: one plain bucket of 256 KB.
+While packets of up to 64 KB did not fit the small bucket, the kernel cut them into frames, and on eight hosts and two
+cores that decided: gloo's all-reduce of 16 MB took 347-350 ms on smooth links and 232-236 on coarse ones (floor 224).
+Since packets are limited to what the small bucket holds (`links.packet_nbytes`) both cost about the same. On a coarse
+link 256 KB pass at once after a pause, so that short messages look cheaper than on a cable; for megabytes that is 2 ms.
+"""
 
 import json
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.cluster.emulate import emulated_cluster
+from penstock.cluster.launch import Outcome, Sink, run_workers
+from penstock.cluster.links import Bucket, Buckets, smooth_bucket
+from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.ports import free_port
+from penstock.cluster.tools import run_command
+from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError
+from penstock.runtime.transport import Transport
 
 PREFIX = "penstock-bench "  # of the lines that are results; everything else a worker prints is talk
+LOOPBACK = "loopback"  # instead of a rate: this machine's own, without emulated hosts
 Done = Callable[[str], None]  # told what was just finished, for progress
+Job = TypeVar("Job")
+Measure = Callable[[Transport, Job, Done], Iterable[dict[str, Any]]]
+_BURST_NBYTES, _QUEUE_SECONDS = 256 * 1024, 20e-3
+
+
+def plain_bucket(bits_per_second: int) -> Bucket:
+    """Return one bucket of 256 KB whose queue holds 20 ms."""
+    return Bucket(bits_per_second, _BURST_NBYTES, _BURST_NBYTES + round(bits_per_second / 8 * _QUEUE_SECONDS))
+
+
+BUCKETS: dict[str, Buckets] = {"smooth": smooth_bucket, "coarse": plain_bucket}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The emulated hosts a job runs on."""
+    """The hosts a job runs on."""
 
     hosts: int
-    rate: str  # of each NIC, as `penstock cluster run --rate` takes it
+    rate: str  # of each NIC, as `penstock cluster run --rate` takes it; or LOOPBACK
+    links: str = "smooth"  # or coarse
+    gpus: str = "none"  # or shared: all ranks on one GPU, NCCL between them
+    ranks_per_host: int = 1  # those of a host talk over its loopback, unshaped
+
+    def __post_init__(self) -> None:
+        if self.links not in BUCKETS:
+            raise ClusterError(f"links {self.links!r}; wanted {' or '.join(BUCKETS)}")
+
+    @property
+    def ranks(self) -> int:
+        """Of all hosts."""
+        return self.hosts * self.ranks_per_host
 
 
 def report(rank: int, document: Mapping[str, Any]) -> None:
-    """Hand a result to whoever started this worker; only rank 0's is printed."""
+    """Hand a result to the process that started this worker; only rank 0's is printed."""
     if rank == 0:
         print(PREFIX + json.dumps(document), flush=True)
 
 
 def run_job(
     place: Place,
-    module: str,
+    worker: Sequence[str],
     job: Mapping[str, Any],
     done: Done,
     timeout_seconds: float,
     environment: Mapping[str, str] | None = None,
+    engine: str = "gloo",
 ) -> list[Any]:
-    """Run `python -m module JOB` on every host and return rank 0's results; raise `ClusterError` where a rank fails.
+    """Run `python WORKER JOB` on every host and return rank 0's results; raise `ClusterError` where a rank fails.
 
-    Results that say only `done` are progress and go to `done`. `environment` is added to what a worker has.
+    `worker` is a module (`-m penstock.bench.replay`) or a script with its arguments. Results that say only `done` are
+    progress and go to `done`. `environment` is added to what a worker has.
     """
     output = Output(done)
-    command = [sys.executable, "-m", module, json.dumps(job)]
-    with emulated_cluster(place.hosts, place.rate) as cluster:
-        outcome = cluster.run(command, environment=environment, sink=output, timeout_seconds=timeout_seconds)
+    command = [sys.executable, *worker, json.dumps(job)]
+    found = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **(environment or {})}
+    outcome = _run(place, command, engine, found, output, timeout_seconds)
     if outcome.exit_code != 0:
         raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))
     return output.results
+
+
+def _run(
+    place: Place,
+    command: Sequence[str],
+    engine: str,
+    environment: Mapping[str, str],
+    output: Sink,
+    timeout_seconds: float,
+) -> Outcome:
+    if place.rate == LOOPBACK:
+        return run_workers(
+            _ON_LOOPBACK[engine](place.ranks, command, environment), output, timeout_seconds=timeout_seconds
+        )
+    with emulated_cluster(place.hosts, place.rate, gpus=place.gpus, bucket=BUCKETS[place.links]) as cluster:
+        return cluster.run(
+            command,
+            engine=engine,
+            per_host=place.ranks_per_host,
+            environment=environment,
+            sink=output,
+            timeout_seconds=timeout_seconds,
+        )
+
+
+def _gloo_workers(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> list[Worker]:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
+    common = [f"{name}={value}" for name, value in (*environment.items(), *meeting.items(), ("WORLD_SIZE", ranks))]
+    return [Worker(rank, ("env", *common, f"RANK={rank}", *command)) for rank in range(ranks)]
+
+
+def _mpi_workers(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> list[Worker]:
+    settings = ("env", *(f"{name}={value}" for name, value in environment.items()))
+    launch = [find_mpirun(run_command), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    return [Worker(0, (*launch, *settings, *command))]
+
+
+_ON_LOOPBACK = {"gloo": _gloo_workers, "mpi": _mpi_workers}
+
+
+def serve(read_job: Callable[[dict[str, Any]], Job], measure: Measure[Job]) -> None:
+    """Measure the job given as JSON at the end of the command line, as one rank of a gloo group.
+
+    Rank 0 reports each row, and what was just done, for progress.
+    """
+    import torch.distributed as dist
+
+    from penstock.runtime.transport.c10d import C10dTransport
+
+    job = read_job(json.loads(sys.argv[-1]))
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for row in measure(C10dTransport(), job, lambda name: report(rank, {"done": name})):
+        report(rank, row)
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 class Output:

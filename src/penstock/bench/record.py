@@ -3,19 +3,22 @@
 A figure without these cannot be repeated, so results are only written through `save_record`.
 """
 
+import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import FormatError
 from penstock.fields import write_json
 from penstock.machine import describe_machine, versions
 
 FORMAT = "penstock-bench/1"
+_FIELDS = ("benchmark", "date", "command", "commit", "machine", "versions", "rows")
 _PACKAGES = ("penstock", "numpy", "numba", "torch", "triton", "mpi4py", "openmpi")
 
 
@@ -40,19 +43,36 @@ def save_record(record: dict[str, Any], path: str | os.PathLike[str]) -> None:
     write_json(path, record)
 
 
-def _command(argv: Sequence[str]) -> str:
-    """Return what to type to have this again; scripts and `python -m penstock` are the `penstock` command too.
+def load_record(path: Path) -> Mapping[str, Any]:
+    """Return one record, checked."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FormatError(str(path), "file", str(error), f"a {FORMAT} file") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise FormatError(str(path), "format", record.get("format") if isinstance(record, dict) else record, FORMAT)
+    for name in _FIELDS:
+        if name not in record:
+            raise FormatError(str(path), name, "nothing", f"the field that every {FORMAT} file has")
+    return record
 
-    >>> _command(["benchmarks/planners.py", "bench", "planners"])
-    'penstock bench planners'
+
+def _command(argv: Sequence[str]) -> str:
+    """Return what to type to have this again; `python -m penstock` is the `penstock` command.
+
+    >>> _command(["src/penstock/__main__.py", "bench", "links"]), _command(["benchmarks/casync.py", "--hosts", "4"])
+    ('penstock bench links', 'python benchmarks/casync.py --hosts 4')
     """
-    program = "penstock" if argv[1:2] == ["bench"] else Path(argv[0]).name
-    return shlex.join([program, *argv[1:]])
+    program = Path(argv[0])
+    if argv[1:2] == ["bench"]:
+        return shlex.join(["penstock", *argv[1:]])
+    named = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program
+    return shlex.join([*(["python", str(named)] if program.suffix == ".py" else [program.name]), *argv[1:]])
 
 
 def _commit() -> str:
     """Return the commit of the source tree, marked where files differ from it; `unknown` outside a checkout."""
-    tree = Path(__file__).parent
+    tree = Path(__file__).parents[1]  # of the package
     try:
         commit = _git(tree, "rev-parse", "--short=12", "HEAD")
         changed = _git(tree, "status", "--porcelain", "--untracked-files=no", "--", ".")

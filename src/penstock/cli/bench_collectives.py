@@ -25,28 +25,23 @@ def bench_collectives(
     json: JsonOption = False,
 ) -> None:
     """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""
-    from penstock.bench.claim import claim_documents
-    from penstock.bench.collective_claims import claims
-    from penstock.bench.collectives import CASES, collective_rows
-    from penstock.bench.collectives_worker import Job
+    from penstock.bench.collectives import CASES, CollectivesJob, collective_rows
     from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
-    from penstock.cli.claims import print_claims
     from penstock.cli.output import print_json
 
     sizes_nbytes = tuple(parse_counts(sizes, "--sizes"))
     rows = []
     for count in parse_counts(hosts, "--hosts"):
         for name in parse_engines(engine):
-            job = Job(name, sizes_nbytes, CASES, rounds, measure, patience)
-            rows += list(collective_rows(Place(count, rate), job, links))
+            job = CollectivesJob(name, sizes_nbytes, CASES, rounds, measure, patience)
+            rows += list(collective_rows(Place(count, rate, links), job))
     if out:
-        save_record(make_record("collectives", rows, claims=claim_documents(claims(rows)), note=note), out)
+        save_record(make_record("collectives", rows, note=note), out)
     if json:
         print_json(rows)
     else:
         _print(rows)
-        print_claims(claim_documents(claims(rows)))
 
 
 def parse_engines(text: str) -> list[str]:

@@ -68,8 +68,7 @@ def _save(rows: list[dict[str, Any]], starts: list[dict[str, Any]], out: str, st
     """Write the record; starts timed by themselves go into the record that is there, with a source of their own."""
     from pathlib import Path
 
-    from penstock.bench.record import make_record, save_record
-    from penstock.report.benchmark_page import load_record
+    from penstock.bench.record import load_record, make_record, save_record
 
     record = make_record("train", rows)
     source = {name: record[name] for name in ("date", "command", "commit")}

@@ -64,9 +64,14 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; exit with 2 and one line where the user's input cannot be used."""
+    """Run the command line."""
+    run(app, "penstock")
+
+
+def run(command: typer.Typer, name: str) -> None:
+    """Run an application; exit with 2 and one line where the user's input cannot be used."""
     try:
-        raise SystemExit(app(prog_name="penstock", standalone_mode=False) or 0)
+        raise SystemExit(command(prog_name=name, standalone_mode=False) or 0)
     except PenstockError as error:
         _refuse(str(error))
     except UsageError as error:

@@ -23,7 +23,7 @@ def reproduce(
     trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
     column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
     pictures: Annotated[str, typer.Option(metavar="FOLDER", help="redraw MG-WFBP's Fig. 1, 2, 10 and 11 there")] = "",
-    record: Annotated[str, typer.Option(metavar="FILE", help="one of penstock bench casync or gtop-k")] = "",
+    record: Annotated[str, typer.Option(metavar="FILE", help="one of benchmarks/casync.py or gtop_k.py")] = "",
     json: JsonOption = False,
 ) -> None:
     """Print published and computed numbers side by side, with a verdict for each."""
@@ -68,7 +68,7 @@ def _record_for(paper: str, path: str) -> "Mapping[str, Any] | None":
     """Return the record at `path` if it is one of the paper's benchmark."""
     from pathlib import Path
 
-    from penstock.report.benchmark_page import load_record
+    from penstock.bench.record import load_record
 
     record = load_record(Path(path)) if path else None
     return record if record is not None and record["benchmark"].startswith(_RECORDS[paper]) else None
@@ -78,7 +78,7 @@ def _check_record(path: str, papers: "Sequence[str]") -> None:
     """Refuse a record that none of the papers can use, instead of leaving it out without a word."""
     from pathlib import Path
 
-    from penstock.report.benchmark_page import load_record
+    from penstock.bench.record import load_record
 
     wanted = [benchmark for paper in papers for benchmark in _RECORDS.get(paper, ())]
     benchmark = load_record(Path(path))["benchmark"]

@@ -1,0 +1,217 @@
+"""The page of benchmarks, made from the JSON records alone: nothing on it is typed by hand.
+
+`python benchmarks/page.py` writes docs/benchmarks.md with its pictures, and puts figures of the records into pages
+written by hand, so that they cannot be out of date. Such a page holds the place open with `<!-- quote NAME -->` and
+`<!-- end -->`, with an empty line inside each; what stands between them is made by `QUOTES[NAME]`.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from collective_claims import claims as collective_claims
+from page_pictures import draw_benchmarks
+from page_quotes import QUOTES
+from page_sections import position, section_of
+from page_tables import markdown_table
+from penstock.bench.record import load_record
+from penstock.cli.options import JsonOption
+from penstock.cli.output import print_json
+from penstock.errors import PenstockError
+from study import claim_documents, start
+
+_STUDIES = ("casync", "coordinator", "gains", "gtop_k", "joint", "memory", "overlap", "planners", "sparse")
+MOVED = {  # verbs of `penstock bench` that records name and that are scripts, or options of another, today
+    **{f"penstock bench {name.replace('_', '-')}": f"python benchmarks/{name}.py" for name in _STUDIES},
+    "penstock bench profile": "python benchmarks/profile_overhead.py",
+    "python -m penstock.bench.measure_traces": "python benchmarks/measure_traces.py",
+    "penstock bench scaling": "penstock bench replay --name scaling --hosts 2,4,8,16 --traces googlenet "
+    "--planners wfbp,threshold,exact --nbytes 16000000",
+    "penstock bench rates": "penstock bench replay --name rates --rate 100mbit --rate 500mbit --rate 1gbit "
+    "--rate 2gbit --rate none --traces googlenet --planners threshold,exact --iterations 2 --nbytes 16000000",
+}
+_PLACE = re.compile(r"(<!-- quote (\S+) -->\n\n).*?(\n\n<!-- end -->)", flags=re.DOTALL)
+Record = Mapping[str, Any]
+_HEAD = """# Benchmarks
+
+Made by `python benchmarks/page.py` from the records in [benchmarks/results]({results}); `make bench`
+measures anew what needs no GPU and fits into half an hour.
+Times are medians, `spread` is maximum - minimum. Rows in which a peer is faster than we are say so, in bold.
+"""
+
+
+def claims_text(record: Mapping[str, Any]) -> str:
+    """Return how many of a record's claims hold, each that does not with what it lacks, and the record's note."""
+    claims: Sequence[Mapping[str, Any]] = record.get("claims") or _claims(record)
+    missed = [claim for claim in claims if not claim["holds"]]
+    lines = []
+    if claims:
+        held = f"{len(claims) - len(missed)} of {len(claims)}"
+        lines += [f"Of what was asked, {held} holds" + (". Missed:\n" if missed else ".\n")]
+        lines += [_line(claim) for claim in missed]
+        lines += [""] if missed else []
+    lines += [f"{record['note']}\n"] if record.get("note") else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _claims(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return what is asked of `penstock bench collectives`, whose records are every user's and do not say so."""
+    return claim_documents(collective_claims(record["rows"])) if record.get("benchmark") == "collectives" else ()
+
+
+def _line(claim: Mapping[str, Any]) -> str:
+    """Return one missed claim.
+
+    >>> _line({"text": "ring, speed over gloo's", "value": 0.873, "wanted": 0.97, "at_most": False})
+    "- **ring, speed over gloo's: 0.873**, wanted at least 0.97: missed by 10%"
+    >>> _line({"text": "memory", "value": 1.0132, "wanted": 1.01, "at_most": True})  # close ones with more digits
+    '- **memory: 1.013**, wanted at most 1.01: missed by 0.3%'
+    """
+    value, wanted = claim["value"], claim["wanted"]
+    side = "at most" if claim["at_most"] else "at least"
+    missed = abs(value / wanted - 1)
+    found, part = (f"{value:.3g}", f"{missed:.0%}") if missed >= 0.01 else (f"{value:.4g}", f"{missed:.1%}")
+    return f"- **{claim['text']}: {found}**, wanted {side} {wanted:g}: missed by {part}"
+
+
+def quoted(text: str, records: Mapping[str, Mapping[str, Any]], where: str) -> str:
+    """Return a page with all its quotes made anew; one whose records are not there stays as it is."""
+
+    def fill(place: re.Match[str]) -> str:
+        if place[2] not in QUOTES:
+            raise PenstockError(f"{where}: quote {place[2]!r}; wanted one of {', '.join(QUOTES)}")
+        quote = QUOTES[place[2]]
+        if not all(name in records for name in quote.files):
+            return place[0]
+        try:
+            return place[1] + quote.write(*(records[name] for name in quote.files)) + place[3]
+        except KeyError as error:
+            files = ", ".join(quote.files)
+            raise PenstockError(
+                f"{where}: quote {place[2]!r}: nothing about {error} in {files}; measure it too"
+            ) from None
+
+    return _PLACE.sub(fill, text)
+
+
+def update_pages(pages: Sequence[Path], records: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+    """Make the quotes of pages anew, and return those that changed."""
+    changed = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        new = quoted(text, records, str(page))
+        if new != text:
+            page.write_text(new, encoding="utf-8")
+            changed.append(page)
+    return changed
+
+
+def pages_with_quotes(docs: Path) -> list[Path]:
+    """Return the pages of a folder that quote something, and the README beside the folder where it does."""
+    readme = docs.parent / "README.md"
+    candidates = [*([readme] if readme.is_file() else []), *sorted(docs.rglob("*.md"))]
+    return [page for page in candidates if _PLACE.search(page.read_text(encoding="utf-8"))]
+
+
+def load_records(folder: Path) -> dict[str, Record]:
+    """Return the records of a folder by file name, in the order of the page."""
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise PenstockError(
+            f"no benchmark records in {folder}; wanted .json files written by `penstock bench NAME --out`"
+        )
+    records = {path.name: load_record(path) for path in paths}
+    return dict(sorted(records.items(), key=lambda item: (position(item[1]["benchmark"]), len(item[0]), item[0])))
+
+
+def make_page(records: Mapping[str, Record], results: str, pictures: Mapping[str, str]) -> str:
+    """Return the page; `results` leads from it to the records, `pictures` maps a benchmark to its picture."""
+    parts = [_HEAD.format(results=results)]
+    for benchmark, files in groupby(records, key=lambda name: records[name]["benchmark"]):
+        section = section_of(benchmark)
+        parts.append(f"## {section.title}\n")
+        parts += [f"{section.text}\n"] if section.text else []
+        parts += [f"![{section.title}]({pictures[benchmark]})\n"] if benchmark in pictures else []
+        for name in files:
+            parts.append(_record_text(name, records[name], results))
+    return "\n".join(parts)
+
+
+def _record_text(name: str, record: Record, results: str) -> str:
+    section = section_of(record["benchmark"])
+    rows: Sequence[Mapping[str, Any]] = record["rows"]
+    table = markdown_table(rows, section.rivalry, section.hidden, section.shares) if rows else "No rows.\n"
+    return f"{table}\n{claims_text(record)}{_provenance(name, record, results)}\n{_startup(record)}"
+
+
+def _startup(record: Record) -> str:
+    """Return the table of start-up times, where a record has one."""
+    if (found := record.get("startup")) is None:
+        return ""
+    source = f"`{found['command']}`, {found['date']}, commit {found['commit']}."
+    text = (
+        "Until the plan is in force: `ready` from the making of the wrapper on, profiled iterations included, `held` "
+        "what of that training stood still. `cold`: nothing kept; `warm`: compiled kernels and measurements are."
+    )
+    return f"{text}\n\n{markdown_table(found['rows'], None)}\n{source}\n\n"
+
+
+def _provenance(name: str, record: Record, results: str) -> str:
+    """Return where the figures come from."""
+    machine = record["machine"]
+    versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+    where = (
+        f"{machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
+        f"Python {machine['python']}"
+    )
+    what = f"[{name}]({results}/{name}): `{command_now(record['command'])}`"
+    return f"{what}, {record['date']}, commit {record['commit']}. {where}; {versions}.\n"
+
+
+def command_now(command: str) -> str:
+    """Return a record's command as it is written now that studies are scripts.
+
+    >>> command_now("penstock bench gtop-k --iterations 1"), command_now("penstock bench links")
+    ('python benchmarks/gtop_k.py --iterations 1', 'penstock bench links')
+    """
+    program, options = " ".join(command.split()[:3]), command.split()[3:]
+    return " ".join([MOVED.get(program, program), *options])
+
+
+def write_page(records: Mapping[str, Record], results: Path, out: Path) -> list[Path]:
+    """Draw the pictures, write the page to `out`, and return the pictures' paths."""
+    rows: dict[str, list[Any]] = {}
+    for record in records.values():
+        rows.setdefault(record["benchmark"], []).extend(record["rows"])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pictures = draw_benchmarks(rows, out.parent / "pictures")
+    links = {benchmark: f"pictures/{path.name}" for benchmark, path in pictures.items()}
+    out.write_text(make_page(records, os.path.relpath(results, out.parent), links))
+    return list(pictures.values())
+
+
+def page(
+    results: Annotated[Path, typer.Option(help="where the records are")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="the page; its pictures go into a folder beside it")] = Path(
+        "docs/benchmarks.md"
+    ),
+    json: JsonOption = False,
+) -> None:
+    """Write tables and pictures of all benchmark records, and update the pages that quote them."""
+    records = load_records(results)
+    pictures = write_page(records, results, out)
+    updated = update_pages(pages_with_quotes(out.parent), records)
+    if json:
+        told = {"page": str(out), "records": list(records), "pictures": [str(path) for path in pictures]}
+        print_json(told | {"updated": [str(path) for path in updated]})
+    else:
+        print(f"{out}: {len(records)} records, {len(pictures)} pictures; {len(updated)} pages that quote them updated")
+
+
+if __name__ == "__main__":
+    start(page)

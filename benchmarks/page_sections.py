@@ -1,0 +1,202 @@
+"""What the page of benchmarks says about each benchmark: its title, its question, and who competes with whom."""
+
+from dataclasses import dataclass
+
+from page_tables import Choice, Rivalry
+
+_SIMULATED = (
+    "`simulated` uses the network as measured in the same run (`native`: the line of gloo's all-reduce; `ring`: the "
+    "closed form from alpha, beta and gamma); `error` is how far it is off what was measured."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One benchmark on the page."""
+
+    title: str
+    text: str
+    rivalry: Rivalry | None = None
+    hidden: tuple[str, ...] = ()  # fields that stay in the JSON
+    shares: tuple[str, ...] = ()  # fields that are shown in percent
+
+
+def begins(*words: str) -> Choice:
+    """Return what picks the names that begin with one of the words."""
+    return lambda name: name.startswith(words)
+
+
+def equals(*words: str) -> Choice:
+    """Return what picks these names."""
+    return lambda name: name in words
+
+
+def other(choice: Choice) -> Choice:
+    """Return what picks all other names."""
+    return lambda name: not choice(name)
+
+
+def replayed(ours: Choice, peer: Choice, *further: str) -> Rivalry:
+    """Return the rivalry of replayed iterations, told apart by `how`; `further` fields must agree too."""
+    return Rivalry(("hosts", "rate", "what", *further), "how", ours, peer, "measured_seconds")
+
+
+SECTIONS: dict[str, Section] = {
+    "train": Section(
+        "Training",
+        "Real iterations on emulated hosts: forward, backward with communication, the optimizer's step; from the "
+        "last rank's end to the last rank's next end. All methods of one table take turns in one process group, "
+        "those that crash excepted. "
+        "`no-communication` is the bare module on every rank, `exposed` what a method takes longer than it, `bytes "
+        "sent` what the busiest host sends in an iteration, headers included. `ddp` is torch's "
+        "DistributedDataParallel as it comes, `ddp-N` the same with `bucket_cap_mb=N`, `ddp-fp16` and the like its "
+        "communication hooks. `penstock-NAME` is our wrapper with that planner, which also chooses the all-reduce of "
+        "each bucket (`strategies`); with `-native` it is the engine's own. `penstock-bsp-split` is an all-reduce of "
+        "which half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
+        "count the optimizer's step.",
+        Rivalry(("hosts", "rate", "model"), "method", begins("penstock"), begins("ddp"), "iteration_seconds"),
+    ),
+    "memory": Section(
+        "Memory",
+        "The most memory that a rank's process held (the kernel's VmHWM), the interpreter and all libraries included. "
+        "Fresh processes for every run: `ddp-views`, torch's wrapper with `gradient_as_bucket_view=True`, runs without "
+        "our wrapper imported. A run covers all phases: profiling, measuring the network, planning, the switch of "
+        "buckets, and iterations after it. `ratio range` is over pairs of runs that followed one another. `ratio less "
+        "imports` leaves out what a process held before the model was made (`imports`: ours and torch's alike).",
+    ),
+    "replay": Section(
+        "Planners on a real network",
+        "Replayed iterations: communication is real (gloo, emulated hosts), computation is waiting for as long as the "
+        f"trace says. {_SIMULATED} VGG-16 is left out: its 553 MB take 7 s an iteration at 1 Gb/s.",
+        replayed(equals("exact"), other(equals("exact"))),
+    ),
+    "gains": Section(
+        "What exact plans gain",
+        "Replayed settings in which exact merging is predicted to gain: `threshold` is stock DDP's fixed buckets (1 "
+        "MiB first, then 25 MiB), `greedy` MG-WFBP's Algorithm 1 as published. Computation waits as long as it took on "
+        "a CPU ([benchmarks/traces](../benchmarks/traces)), communication is real; `latency` is added to every message "
+        "of a long link, and to the engine's all-reduce as often as messages must follow one another at least. "
+        "`predicted gain` and `measured gain` are the plan's time over exact's. Settings were chosen in simulation.",
+        replayed(equals("exact"), other(equals("exact")), "latency_seconds"),
+    ),
+    "casync": Section(
+        "Compression, step by step",
+        "HiPress's Fig. 11 as our own table: replayed iterations on emulated hosts, communication and compression "
+        "real, computation waiting as long as the trace says. `stock` is DDP's buckets by gloo's all-reduce. `+ codec` "
+        "sends every tensor compressed, one piece per rank; `+ pipelining` cuts it into pieces small enough that one "
+        "is encoded while another travels; `+ bulk` compresses and sends what is in a bucket of DDP's together; "
+        "`+ selective` is `joint`: buckets, and whether and how to compress each, chosen together. `compressed share` "
+        "is of the bytes. All ranks share this machine's cores and its memory's bandwidth, so encoding is slower here "
+        "than on as many hosts.",
+        shares=("compressed_share",),
+    ),
+    "joint": Section(
+        "All choices at once, simulated",
+        "`joint` beside the best of twenty hand-made configurations: each tensor by itself, one message, buckets of 5, "
+        "25 (stock) and 100 MiB, each by a dense ring, a ring with either codec, and parameter servers. Codec curves "
+        "are measured on this machine, computation is an H200's, networks are published ones.",
+        hidden=("compute_seconds",),
+    ),
+    "joint_replayed": Section(
+        "All choices at once, replayed",
+        "The same on emulated hosts, with the lines of all routes measured first: `joint`, and the hand-made "
+        "configurations that were predicted to be fastest.",
+        replayed(equals("joint"), other(equals("joint"))),
+        shares=("compressed_share",),
+    ),
+    "coordinator": Section(
+        "Bulk communication",
+        "A model's gradients, one bit an element, each tensor in one piece per host, on their way to the aggregators "
+        "while the backward pass makes them ready. `at will`: every message is sent as soon as it is ready. `online`: "
+        "rank 0 hears what is ready, batches it and tells who sends to whom, no two links meeting. `steady`: the same "
+        "decisions, made once and replayed without a coordinator.",
+        replayed(equals("online", "steady"), equals("at will")),
+    ),
+    "scaling": Section(
+        "More hosts",
+        f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "
+        "what the wire alone would take.",
+        replayed(equals("ring", "exact"), equals("native", "wfbp", "threshold")),
+    ),
+    "rates": Section(
+        "Slower and faster links",
+        f"The same on 4 hosts, from 100 Mb/s to links without a limit. {_SIMULATED}",
+        replayed(equals("ring", "exact"), equals("native", "wfbp", "threshold")),
+    ),
+    "collectives": Section(
+        "Collectives",
+        "Our programs beside the engines' own (`native`), taking turns on the same emulated hosts. `floor` is what "
+        "the wire alone would take, `predicted` the simulator's time on the network as measured in the same run.",
+        Rivalry(
+            ("hosts", "rate", "engine", "operation", "nbytes"),
+            "implementation",
+            begins("penstock"),
+            other(begins("penstock")),
+        ),
+        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "samples"),
+    ),
+    "sparse": Section(
+        "Sparse all-reduce",
+        "Blocks of the largest entries of a 25M-parameter gradient, 8 bytes per entry, exchanged by all-gather "
+        "(`topk_allgather`), by tree and broadcast (`gtopk`) and at doubling distances (`gtopk_doubling`); `ring` is "
+        "the dense gradient. What is timed is the exchange, messages and merges: selecting from the gradient and "
+        "writing the result into it is work of each host's own processor (the record's `local` has it). Merges are "
+        "`computed`, on the cores that all hosts share, or `waited` for as long as one takes on a core of its own. "
+        "`predicted` adds up the program's steps, each as long as so many messages and merges at once took in the same "
+        "run, since emulated hosts share processors; `error` is how far it is off. `alpha beta` is the simulator's "
+        "time for hosts that share nothing, with alpha, beta and a merge as measured; `floor` the bytes that stand one "
+        "after the other at the NIC's rate. (Records without these columns have the simulator's as `predicted`.)",
+        Rivalry(
+            ("hosts", "rate", "engine", "density", "merges"), "strategy", begins("gtopk"), equals("topk_allgather")
+        ),
+        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds", "rounds"),
+    ),
+    "gtop-k": Section(
+        "gTop-k's Table VII",
+        "Iterations as the paper runs them, computing, compressing and communicating one after the other, density "
+        "0.001. Communication is real; computing and compressing is waiting as long as the paper's GPU took. The paper "
+        "has 32 hosts with a processor each; here all of them share one machine. `penstock reproduce gtop-k --record` "
+        "compares.",
+        Rivalry(("hosts", "rate", "model"), "method", begins("gtopk"), other(begins("gtopk"))),
+    ),
+    "codecs": Section(
+        "Compressors",
+        "Encoding and decoding gradients: generated kernels beside the same in torch, eager and compiled, and "
+        "beside copying the gradient. `moved` are the bytes that an operation cannot avoid to read and write, `floor` "
+        "their time at the bandwidth of the copy. One-pass operations (tbq, every decode) are at that floor on a GPU, "
+        "and so is `torch.compile`: there is nothing left to be faster by. On a CPU a kernel may pass it, where a copy "
+        "does not reach the memory's bandwidth or finds the gradient in the cache.",
+        Rivalry(
+            ("device", "codec", "operation", "nbytes"), "implementation", begins("penstock"), other(begins("penstock"))
+        ),
+        shares=("spread",),
+    ),
+    "planners": Section(
+        "Planning",
+        "How long planning takes on one core; random traces with a fixed seed.",
+        Rivalry(("tensors",), "planner", begins("exact"), begins("greedy")),
+    ),
+    "overlap": Section(
+        "Compression on a GPU",
+        "Training steps on one GPU: forward, backward, update; methods take turns. `slowdown` is against "
+        "`no-communication`, the bare model; `ddp` is torch's own wrapper, `penstock` ours without a codec. Two "
+        "workers share the GPU over gloo and take turns on it. `codec seconds` is what kernels "
+        "beside the model's run in a step, `hidden` the part of that during which one of the model's ran "
+        "too, from torch's profiler.",
+        hidden=("all_seconds", "kinds", "model_seconds"),
+        shares=("slowdown", "against_ddp", "hidden"),
+    ),
+    "profile": Section("Profiling", "What the profiler's hooks cost: iterations with and without them, in turn."),
+    "links": Section("Emulated links", "What emulated links deliver, beside what was asked of them."),
+}
+
+
+def section_of(benchmark: str) -> Section:
+    """Return what is said about a benchmark; of those not in the table, only what their rows say."""
+    return SECTIONS.get(benchmark, Section(benchmark.replace("_", " ").replace("-", " ").capitalize(), ""))
+
+
+def position(benchmark: str) -> int:
+    """Return where a benchmark stands on the page; those not in the table come last."""
+    names = list(SECTIONS)
+    return names.index(benchmark) if benchmark in names else len(names)
