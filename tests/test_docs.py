@@ -91,6 +91,12 @@ def complaint_about(text: str) -> str:
     return ""
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_script_that_a_page_runs_is_there(page):
+    for script in re.findall(r"python (benchmarks/[\w/]+\.py)", page.read_text()):
+        assert (ROOT / script).exists(), f"{page.name} runs {script}"
+
+
 def test_pages_have_commands_to_look_at():
     assert sum(len(written(page)) for page in PAGES) > 100
 

@@ -41,7 +41,6 @@ FILES = {
     "report trace.json": "trace.json is not a folder",
     "measure --out folder": "folder: found a folder; wanted the name of a file to write",
     "profile resnet20 --out folder": "folder: found a folder; wanted the name of a file to write",
-    "bench planners --out folder": "folder: found a folder; wanted the name of a file to write",
     "bench train --out folder": "folder: found a folder; wanted the name of a file to write",
     "train --save trace.json": "trace.json: found a file; wanted a folder",
     "train --out trace.json": "trace.json: found a file; wanted a folder",
@@ -61,9 +60,7 @@ CHOICES = {
     "replay trace.json --hosts 2 --codecs best": "codec 'best'; wanted one of",
     "measure --strategies best": "no all-reduce strategy called 'best'",
     "measure --codecs best": "codec 'best'; wanted one of",
-    "bench casync --traces resnet50:best": "no all-reduce strategy called 'best'",
-    "bench joint --traces alexnet": "'alexnet' is neither a file nor a shipped trace",
-    "bench gtop-k --links best": "links 'best'; wanted smooth or coarse",
+    "bench collectives --links best": "links 'best'; wanted smooth or coarse",
 }
 USERS_CODE = {
     "train --task broken.py:task": "broken.py cannot be imported: RuntimeError: hm; `python broken.py` shows where",

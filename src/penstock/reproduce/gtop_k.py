@@ -37,7 +37,7 @@ MODELS = (
 
 
 def claims(record: Mapping[str, Any] | None = None) -> list[Claim]:
-    """Return every claim that formulas can settle, and those that a record of `penstock bench gtop-k` can."""
+    """Return every claim that formulas can settle, and those that a record of `benchmarks/gtop_k.py` can."""
     simulated = [claim for model in MODELS for claim in _table_7(model)]
     replayed = [claim for model in MODELS for claim in _replayed(model, record)] if record else []
     return [*_table_1(), *_figure_9(), *simulated, *replayed]

@@ -14,7 +14,7 @@ TABLE_5 = {"onebit": (21, 9), "tbq": (13, 18), "terngrad": (23, 7), "dgc": (29, 
 
 
 def claims(record: Mapping[str, Any] | None = None) -> list[Claim]:
-    """Return every claim; `record` is one of `penstock bench casync`, which measures Fig. 11."""
+    """Return every claim; `record` is one of `benchmarks/casync.py`, which measures Fig. 11."""
     saving = 1 - 1 / 32  # one bit for a float32
     volume = compare_numbers("section 2.4: volume that onebit saves (%)", 96.9, 100 * saving, "computed", 0.001)
     return [volume, *_table_3(), *(_table_5(name) for name in TABLE_5), *table_7(), *figure_11(record)]

@@ -8,7 +8,7 @@ A bucket passes two stages: its encodes and decodes on the codec's lane, its sen
 - bulk: tensors are batched by size, in buckets of 25 MiB;
 - selective: batches, and whether each is compressed, are chosen together.
 
-Measured steps, on emulated hosts, are in the record of `penstock bench casync`.
+Measured steps, on emulated hosts, are in the record of `benchmarks/casync.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ _WHY = "the baselines fuse small tensors, and ours, which sends each by itself, 
 
 
 def figure_11(record: Mapping[str, Any] | None = None) -> list[Claim]:
-    """Return the claims for both models, and where a record of `penstock bench casync` is given, what it measured."""
+    """Return the claims for both models, and where a record of `benchmarks/casync.py` is given, what it measured."""
     simulated = [_claim(model, steps_seconds(load_shipped(model)), "simulated") for model in PUBLISHED]
     return [*simulated, *(_measured(record) if record else [])]
 
