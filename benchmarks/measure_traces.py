@@ -70,7 +70,7 @@ def overhead_row(model_name: str, device_text: str, rounds: int, block: int, war
     plain, watched = _alternate((timed, profiled), rounds)
     ratios = [b / a for a, b in zip(plain, watched, strict=True)]
     return {
-        "model": task.model,
+        "model": task.name,
         "device": device_name(device),
         "batch": task.batch,
         "tensors": len(list(model.parameters())),

@@ -18,6 +18,7 @@ from torch import nn
 
 from penstock.errors import PenstockError
 from penstock.zoo import find_task
+from penstock.zoo.task import first_batch
 
 LEARNING_RATE = 1e-3
 Wrap = Callable[[nn.Module], nn.Module]
@@ -73,11 +74,11 @@ def measure_memory(job: MemoryJob) -> dict[str, int]:
     torch.optim.SGD([torch.zeros(1)], LEARNING_RATE)
     before = resident_nbytes("VmRSS")
     torch.manual_seed(1)
-    model = wrap(task.build())
+    model = wrap(task.model())
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    inputs, targets = task.make_batch(job.batch, torch.device("cpu"))
+    data = first_batch(task, job.batch, torch.device("cpu"))
     for _ in range(job.iterations):
-        task.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        task.loss(model, data).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     found = [(0, 0)] * dist.get_world_size()

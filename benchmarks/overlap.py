@@ -32,7 +32,8 @@ from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError, PenstockError
 from penstock.torch import DistributedDataParallel
 from penstock.train.launch import loopback_settings
-from penstock.zoo import find_task
+from penstock.zoo import Task, find_task
+from penstock.zoo.task import first_batch
 from penstock.zoo.training import build
 from study import RANK, Claim, claim_documents, start
 
@@ -80,7 +81,7 @@ def measure(job: OverlapJob, rank: int) -> Iterator[dict[str, Any]]:
     for name, step in steps.items():
         traced = summarise(watch(step, TRACED), TRACED)
         yield {
-            "model": task.model,
+            "model": task.name,
             "batch": job.batch or task.batch,
             "workers": dist.get_world_size(),
             "method": name,
@@ -97,14 +98,14 @@ def _bucket_count(model: nn.Module) -> dict[str, int]:
     return {} if plan is None else {"buckets": len(plan.buckets)}
 
 
-def _training(model: nn.Module, task: Any, batch: int, device: torch.device) -> Callable[[], None]:
+def _training(model: nn.Module, task: Task, batch: int, device: torch.device) -> Callable[[], None]:
     """Return a step: forward, backward with communication, update."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, foreach=True)
-    inputs, targets = task.make_batch(batch, device)
+    data = first_batch(task, batch, device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        task.loss(model(inputs), targets).backward()
+        task.loss(model, data).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step

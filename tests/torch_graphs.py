@@ -65,7 +65,7 @@ def train_zoo(rank: int, name: str, algorithms: list[str], iterations: int) -> d
     def loss(model: nn.Module, step: int) -> torch.Tensor:
         torch.manual_seed(1000 * step + rank)
         inputs, targets = task.make_batch(batch, torch.device("cpu"))
-        return task.loss(model(inputs), targets)
+        return task.compare(model(inputs), targets)
 
     return _by_every_method(task.build, loss, algorithms, iterations, ZOO_RATE)
 

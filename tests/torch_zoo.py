@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from penstock.zoo import ZOO, Task
+from penstock.zoo import ZOO, RandomTask
 from penstock.zoo.batches import random_images, random_text
 from penstock.zoo.bert import Bert
 from penstock.zoo.densenet import DenseNet
@@ -22,7 +22,7 @@ BATCH = {"googlenet": 1}  # 2 for all others: normalisation wants more than one 
 WIDE = ("googlenet",)
 
 
-def small_task(name: str) -> Task:
+def small_task(name: str) -> RandomTask:
     """Return a model of the zoo with less to compute and to send; those that are small already as they are."""
     task = ZOO[name]()
     if name in WIDE:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from penstock.train.task import Shard
+from penstock.zoo import Shard
 
 
 @dataclass(frozen=True)

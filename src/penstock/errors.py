@@ -34,7 +34,7 @@ class FitError(PenstockError):
 
 
 class ProfileError(PenstockError):
-    """A model cannot be profiled as it was given, or is not known."""
+    """A model cannot be profiled as it was given."""
 
 
 class StrategyError(PenstockError):
@@ -43,6 +43,10 @@ class StrategyError(PenstockError):
 
 class ClusterError(PenstockError):
     """Emulated hosts were asked for in a way that makes no sense, or this machine cannot provide them."""
+
+
+class TaskError(PenstockError):
+    """No task has that name, or what a user's function returned is none."""
 
 
 class TrainError(PenstockError):

@@ -56,7 +56,7 @@ def test_a_users_own_module_in_the_working_directory(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resnet51"], "penstock: no model of the zoo is called 'resnet51'; wanted one of "),
+        (["resnet51"], "penstock: no task called 'resnet51'; wanted one of "),
         (["gpt_small", "--device", "tpu7"], "penstock: device 'tpu7'; wanted auto, cpu, cuda or cuda:N"),
         (["gpt_small", "--input-shape", "3,x"], "penstock: --input-shape: found '3,x'; wanted whole numbers > 0"),
         (["gpt_small", "--dtype", "int8"], "penstock: dtype 'int8'; wanted one of float32, bfloat16"),

@@ -51,8 +51,11 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--task", "cats"), "no task called 'cats'; wanted one of chars, digits, or FILE.py:function"),
-        (("--task", "nowhere.py:f"), "nowhere.py: no such file; wanted FILE.py:function"),
+        (("--task", "cats"), "no task called 'cats'; wanted one of chars, digits, bert_base"),
+        (
+            ("--task", "nowhere.py:f"),
+            "there is no file 'nowhere.py'; wanted FILE.py:function or package.module:function",
+        ),
         (("--task", f"{TASKS}:nothing"), "has no function 'nothing'"),
         (("--task", f"{TASKS}:half"), "returned object without name, metric_name"),
         (("--planner", "best"), "no planner called 'best'"),

@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the zoo is made of torch modules")
 
-from penstock.errors import ProfileError  # noqa: E402
+from penstock.errors import TaskError  # noqa: E402
 from penstock.traces import load_shipped, shipped  # noqa: E402
 from penstock.traces.architectures import ARCHITECTURES  # noqa: E402
-from penstock.zoo import ZOO, Task, find_task  # noqa: E402
+from penstock.zoo import ZOO, RandomTask, find_task  # noqa: E402
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 SMALL = {"resnet20", "vgg16_cifar", "gpt_small"}
@@ -30,7 +30,7 @@ def train(task, steps, batch, rate=0.05):
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = task.loss(model(inputs), targets)
+        loss = task.compare(model(inputs), targets)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -73,7 +73,7 @@ def test_parameters_are_the_tensors_of_the_shipped_trace(name):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_task_describes_itself_as_its_architecture_does(name):
     task, architecture = ZOO[name](), ARCHITECTURES[name]
-    assert (task.model, task.batch, task.sample) == (architecture.model, architecture.batch, architecture.sample)
+    assert (task.name, task.batch, task.sample) == (architecture.model, architecture.batch, architecture.sample)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -81,7 +81,7 @@ def test_every_parameter_gets_a_gradient_from_a_scalar_loss(name):
     task = ZOO[name]()
     with META:
         model, (inputs, targets) = task.build(), task.make_batch(2, META)
-        loss = task.loss(model(inputs), targets)
+        loss = task.compare(model(inputs), targets)
         loss.backward()
     assert loss.shape == ()
     assert len(inputs) == len(targets) == 2
@@ -126,23 +126,23 @@ def test_googlenets_auxiliary_classifiers_count_three_tenths_each_and_only_while
         assert len(model(images)) == 3
         assert len(model.eval()(images)) == 1
     logits, targets = [torch.tensor([[0.0, 0.0]])] * 3, torch.tensor([0])
-    assert task.loss(logits, targets).item() == pytest.approx(1.6 * math.log(2))
+    assert task.compare(logits, targets).item() == pytest.approx(1.6 * math.log(2))
 
 
 @pytest.mark.parametrize("spelling", ["bert_base", "bert-base", "BERT-base"])
 def test_hyphens_underscores_and_case_do_not_matter(spelling):
-    assert find_task(spelling).model == "BERT-base"
+    assert find_task(spelling).name == "BERT-base"
 
 
 def test_an_unknown_model_is_one_line_that_lists_the_zoo():
-    with pytest.raises(ProfileError, match="no model of the zoo is called 'resnet51'; wanted one of bert_base, "):
+    with pytest.raises(TaskError, match="no task called 'resnet51'; wanted one of chars, digits, bert_base, "):
         find_task("resnet51")
 
 
 def test_tasks_are_values():
     with pytest.raises(AttributeError):
         ZOO["resnet20"]().batch = 3
-    assert isinstance(ZOO["resnet20"](), Task)
+    assert isinstance(ZOO["resnet20"](), RandomTask)
 
 
 def test_the_documented_table_is_what_the_zoo_builds():

@@ -25,7 +25,7 @@ from penstock.errors import PenstockError
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
 from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
-from penstock.zoo import Task, find_task
+from penstock.zoo import Shard, Task, find_task
 
 ALONE = "no-communication"
 DEFAULT = "ddp"
@@ -229,16 +229,16 @@ def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) ->
 def _begin(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
     """Wrap a fresh module by the method called `name`."""
     torch.manual_seed(1)  # same weights on every rank
-    module = task.build()
+    module = task.model()
     if others:
         _share_weights(module, others[0].trained.model)
     begun = perf_counter()
     trained = find_method(name).begin(module, job.profile)
-    torch.manual_seed(1 + dist.get_rank())  # other data
-    inputs, targets = task.make_batch(job.batch or task.batch, torch.device("cpu"))
+    shard = Shard(dist.get_rank(), dist.get_world_size(), job.batch or task.batch, seed=1)
+    data = next(task.batches(shard, 0))
 
     def step() -> None:
-        task.loss(trained.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        task.loss(trained.model, data).backward()  # type: ignore[no-untyped-call]
         trained.update()
 
     return Subject(name, trained, step, begun)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def demo(
     out: Annotated[str, typer.Option(metavar="DIR", help="runs and report.html go here", callback=new_folder)] = "demo",
-    task: Annotated[str, typer.Option(help="chars, digits or FILE.py:function")] = "chars",
+    task: Annotated[str, typer.Option(help="a name, FILE.py:function or package.module:function")] = "chars",
     workers: Annotated[int, typer.Option(help="local workers", min=1)] = 4,
     rate: Annotated[str, typer.Option(help="of each emulated NIC, where this machine can emulate hosts")] = "1gbit",
     steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 60,

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="a name of the zoo, or package.module:function")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="a name of the zoo, FILE.py:function or package.module:function")
+    ],
     out: Annotated[
         str, typer.Option(metavar="FILE", help="write the trace here (penstock-trace/1)", callback=new_file)
     ] = "",
@@ -44,24 +46,21 @@ def profile(
 def _measure(
     model: str, shape: tuple[int, ...], batch: int, device: str, dtype: str, iterations: int, warmup: int
 ) -> "Profile":
-    import sys
-
     from rich.progress import Progress
 
     from penstock.cli.output import stderr_console
     from penstock.errors import ProfileError
 
     try:
-        from penstock.zoo.load import load_task
+        from penstock.zoo import find_task
         from penstock.zoo.training import profile_task
     except ModuleNotFoundError as error:
         raise ProfileError(f"no module {error.name!r}; profiling needs torch: pip install 'penstock[torch]'") from None
 
-    sys.path.insert(0, "")  # a user's module in the working directory, as `python -m` finds it
-    task = load_task(model, shape)
+    task = find_task(model, shape)
     console = stderr_console()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"profiling {task.model}", total=warmup + iterations)
+        bar = progress.add_task(f"profiling {task.name}", total=warmup + iterations)
         return profile_task(
             task,
             device=device,

@@ -8,7 +8,7 @@ from penstock.cli.options import JsonOption, new_folder
 
 
 def train(
-    task: Annotated[str, typer.Option(help="chars, digits or FILE.py:function; default chars")] = "",
+    task: Annotated[str, typer.Option(help="a name, FILE.py:function or package.module:function; default chars")] = "",
     workers: Annotated[int | None, typer.Option(help="local workers to start; default 4", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="iterations in all; default 100", min=1)] = None,
     epochs: Annotated[float, typer.Option(help="or passes over the training data", min=0.0)] = 0.0,

@@ -71,7 +71,7 @@ def _check_task(name: str) -> None:
     if name == "digits" and find_spec("sklearn") is None:
         raise TrainError("task 'digits' needs scikit-learn, which is not here; `pip install 'penstock[digits]'`")
     if name not in TASK_NAMES:  # a user's file is imported, and its function called, to see that it works
-        from penstock.train.load import find_task
+        from penstock.zoo import find_task
 
         find_task(name)
 
@@ -110,7 +110,7 @@ def _check_rate(workers: int, rate: str) -> None:
 
 def with_epochs(job: Job, epochs: float) -> Job:
     """Return the job with as many steps as so many passes over the training data take."""
-    from penstock.train.load import find_task
+    from penstock.zoo import find_task
 
     task = find_task(job.task)
     together = (job.batch or task.batch) * job.workers

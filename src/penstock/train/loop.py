@@ -20,7 +20,7 @@ from penstock.train.randomness import random_state, undisturbed
 from penstock.train.saved import Saved
 from penstock.train.settle import synchronise
 from penstock.train.stopping import Wish
-from penstock.train.task import Shard, Task, to_device
+from penstock.zoo.task import Shard, Task, to_device
 
 
 class Loop:

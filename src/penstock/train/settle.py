@@ -15,7 +15,7 @@ import torch.distributed as dist
 from penstock.torch.collective_errors import together
 from penstock.train.method import Wrapped
 from penstock.train.randomness import undisturbed
-from penstock.train.task import Task
+from penstock.zoo.task import Task
 
 TIMED = 3  # iterations without communication
 

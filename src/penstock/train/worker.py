@@ -24,7 +24,6 @@ from penstock.train.agree import same_weights
 from penstock.train.checkpoint import load_common, load_own
 from penstock.train.events import Event, Tell, tell_launcher, tell_nobody
 from penstock.train.job import MPI, Job, job_from_fields
-from penstock.train.load import find_task
 from penstock.train.loop import Loop
 from penstock.train.method import Wrapped
 from penstock.train.randomness import seed_everything, set_random_state
@@ -32,7 +31,8 @@ from penstock.train.record import make_record
 from penstock.train.saved import Saved, find_checkpoint
 from penstock.train.settle import settle
 from penstock.train.stopping import Wish
-from penstock.train.task import Shard, to_device
+from penstock.zoo.load import find_task
+from penstock.zoo.task import Shard, to_device
 
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "Connection refused")
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.zoo.blocks import attend, begin_transformer
-from penstock.zoo.task import MakeBatch, Task
+from penstock.zoo.task import MakeBatch, RandomTask
 
 _WORDS, _POSITIONS, _STEPS, _DROPOUT = 30522, 512, 128, 0.1
 
@@ -130,13 +130,13 @@ def distillation_loss(vectors: Any, targets: Tensor) -> Tensor:
     return functional.mse_loss(vectors, targets)
 
 
-def bert_base() -> Task:
+def bert_base() -> RandomTask:
     """Return BERT-base on sequences of 128 tokens."""
     sample = f"a sequence of {_STEPS} tokens"
-    return Task("BERT-base", 32, sample, lambda: Bert(768, 12, 12), _sentences(768), distillation_loss)
+    return RandomTask("BERT-base", 32, sample, lambda: Bert(768, 12, 12), _sentences(768), distillation_loss)
 
 
-def bert_large() -> Task:
+def bert_large() -> RandomTask:
     """Return BERT-large on sequences of 128 tokens."""
     sample = f"a sequence of {_STEPS} tokens"
-    return Task("BERT-large", 8, sample, lambda: Bert(1024, 24, 16), _sentences(1024), distillation_loss)
+    return RandomTask("BERT-large", 8, sample, lambda: Bert(1024, 24, 16), _sentences(1024), distillation_loss)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from penstock.zoo.batches import class_loss, random_images
 from penstock.zoo.blocks import begin_convolutions
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask
 
 _GROWTH = 32  # channels that each layer adds
 
@@ -61,7 +61,9 @@ def _transition(channels: int) -> nn.Sequential:
     return nn.Sequential(OrderedDict(parts))
 
 
-def densenet201() -> Task:
+def densenet201() -> RandomTask:
     """Return DenseNet-201 on ImageNet."""
     images = random_images(224, 1000)
-    return Task("DenseNet-201", 64, "an image of 224 x 224", lambda: DenseNet((6, 12, 48, 32)), images, class_loss)
+    return RandomTask(
+        "DenseNet-201", 64, "an image of 224 x 224", lambda: DenseNet((6, 12, 48, 32)), images, class_loss
+    )

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from penstock.zoo.batches import random_images
 from penstock.zoo.blocks import begin_convolutions
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask
 
 AUXILIARY_WEIGHT = 0.3  # of each auxiliary classifier in the loss (Szegedy et al., section 5)
 
@@ -100,6 +100,6 @@ def weighted_loss(outputs: Any, targets: Tensor) -> Tensor:
     return sum((AUXILIARY_WEIGHT * loss for loss in auxiliary), last)
 
 
-def googlenet() -> Task:
+def googlenet() -> RandomTask:
     """Return GoogLeNet on ImageNet."""
-    return Task("GoogLeNet", 64, "an image of 224 x 224", GoogLeNet, random_images(224, 1000), weighted_loss)
+    return RandomTask("GoogLeNet", 64, "an image of 224 x 224", GoogLeNet, random_images(224, 1000), weighted_loss)

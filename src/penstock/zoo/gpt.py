@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from penstock.zoo.batches import next_word_loss, random_text
 from penstock.zoo.blocks import attend, begin_transformer
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask
 
 
 class TransposedLinear(nn.Module):
@@ -98,20 +98,20 @@ class GPT(nn.Module):
         return logits
 
 
-def gpt2() -> Task:
+def gpt2() -> RandomTask:
     """Return GPT-2 (124M parameters) on sequences of 1,024 tokens."""
     text = random_text(50257, 1024)
-    return Task("GPT-2", 8, "a sequence of 1024 tokens", _gpt2, text, next_word_loss)
+    return RandomTask("GPT-2", 8, "a sequence of 1024 tokens", _gpt2, text, next_word_loss)
 
 
 def _gpt2() -> GPT:
     return GPT(50257, 1024, width=768, depth=12, heads=12, dropout=0.1)
 
 
-def gpt_small() -> Task:
+def gpt_small() -> RandomTask:
     """Return a GPT of 0.8M parameters over bytes, for machines without a GPU."""
     text = random_text(256, 128)
-    return Task("small GPT", 8, "a sequence of 128 bytes", _gpt_small, text, next_word_loss)
+    return RandomTask("small GPT", 8, "a sequence of 128 bytes", _gpt_small, text, next_word_loss)
 
 
 def _gpt_small() -> GPT:

@@ -1,72 +1,136 @@
-"""From what a user types to a `Task`: a name of the zoo, or `package.module:function`."""
+"""From what a user types, `--task` of `penstock train` or MODEL of `penstock profile`, to a `Task`.
+
+That is a name of `TASKS`, `FILE.py:function` or `package.module:function`.
+"""
 
 import importlib
-from collections.abc import Iterator
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import ProfileError
-from penstock.torch.profile import tensors_in
-from penstock.zoo import find_task
-from penstock.zoo.task import Task
+from penstock.errors import TaskError
+from penstock.zoo.bert import bert_base, bert_large
+from penstock.zoo.chars import Chars
+from penstock.zoo.densenet import densenet201
+from penstock.zoo.digits import Digits
+from penstock.zoo.googlenet import googlenet
+from penstock.zoo.gpt import gpt2, gpt_small
+from penstock.zoo.lstm import lstm_ptb
+from penstock.zoo.resnet import resnet20, resnet50, resnet152
+from penstock.zoo.task import MEMBERS, RandomTask, Task
+from penstock.zoo.vgg import vgg16, vgg16_cifar, vgg19
+
+ZOO: dict[str, Callable[[], RandomTask]] = {
+    "bert_base": bert_base,
+    "bert_large": bert_large,
+    "densenet201": densenet201,
+    "googlenet": googlenet,
+    "gpt2": gpt2,
+    "gpt_small": gpt_small,
+    "lstm_ptb": lstm_ptb,
+    "resnet20": resnet20,
+    "resnet50": resnet50,
+    "resnet152": resnet152,
+    "vgg16": vgg16,
+    "vgg16_cifar": vgg16_cifar,
+    "vgg19": vgg19,
+}
+TASKS: dict[str, Callable[[], Task]] = {"chars": Chars, "digits": Digits, **ZOO}
+FUNCTION = "FILE.py:function or package.module:function"
 
 
-def load_task(name: str, input_shape: tuple[int, ...] = ()) -> Task:
-    """Return the task of that name or import path.
+def find_task(name: str, input_shape: tuple[int, ...] = ()) -> Task:
+    """Return the task of that name, or what a user's function returns; `BERT-base` means `bert_base`.
 
-    The function may return a `Task`, or a bare module, which is fed random tensors of `input_shape` (without the
-    batch) and trained to make the mean of what it returns small.
+    The function may return a bare module where `input_shape` (of one sample) is given: it is fed random tensors and
+    trained to make the mean of what it returns small.
     """
-    if ":" not in name:
-        if input_shape:
-            raise ProfileError(f"an input shape was given for {name!r}; models of the zoo have their own")
-        return find_task(name)
-    made = _import(name)()
+    made: Any = _call(name) if ":" in name else _ready_made(name)
     if isinstance(made, nn.Module):
         return module_task(made, name, input_shape)
-    if not isinstance(made, Task):
-        raise ProfileError(f"{name} returned {type(made).__name__}; wanted a penstock.zoo.Task or a torch.nn.Module")
+    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+        lacks = f"{type(made).__name__} without {', '.join(missing)}"
+        raise TaskError(f"{name} returned {lacks}; wanted a penstock.zoo.Task or a torch.nn.Module")
     if input_shape:
-        raise ProfileError(f"an input shape was given, but {name} returned a Task, which makes its own batches")
-    return made
+        raise TaskError(f"an input shape was given for {name}, which is a Task and makes its own batches; leave it out")
+    task: Task = made
+    return task
 
 
-def _import(path: str) -> Any:
-    module_name, _, function_name = path.partition(":")
+def _ready_made(name: str) -> Task:
+    for candidate, task in TASKS.items():
+        if _spelling(candidate) == _spelling(name):
+            return task()
+    raise TaskError(f"no task called {name!r}; wanted one of {', '.join(TASKS)}, {FUNCTION}")
+
+
+def _spelling(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _call(name: str) -> Any:
+    """Import the module or the file before the last colon, and call the function after it."""
+    where, _, function = name.rpartition(":")
+    module = _import_file(name, Path(where)) if where.endswith(".py") else _import_module(name, where)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise TaskError(f"{name}: {where} has no function {function!r}; wanted {FUNCTION}")
+    return found()
+
+
+def _import_module(name: str, module: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module in the working directory, as `python -m` finds it
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise _broken(path, error) from error  # the user's module is there, and misses something itself
-        raise ProfileError(f"{path}: no module is called {error.name!r}; wanted package.module:function") from None
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _broken(module, f"-c 'import {module}'", error) from error  # it is there, and misses something itself
+        raise TaskError(f"{name}: no module is called {error.name!r}; wanted {FUNCTION}") from None
     except ValueError:  # an empty name, or a relative one
-        raise ProfileError(f"{path}: {module_name!r} cannot be imported; wanted package.module:function") from None
+        raise TaskError(f"{name}: {module!r} cannot be imported; wanted {FUNCTION}") from None
     except Exception as error:  # whatever the user's module does wrong
-        raise _broken(path, error) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ProfileError(f"{path}: {module_name} has no function {function_name!r}; wanted package.module:function")
-    return function
+        raise _broken(module, f"-c 'import {module}'", error) from error
 
 
-def _broken(path: str, error: Exception) -> ProfileError:
-    module = path.partition(":")[0]
+def _import_file(name: str, path: Path) -> ModuleType:
+    """Import a file by its path; what stands beside it can be imported too, as in a script."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise TaskError(f"{name}: there is no file {str(path)!r}; wanted {FUNCTION}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file does wrong
+        del sys.modules[path.stem]
+        raise _broken(str(path), str(path), error) from error
+    return module
+
+
+def _broken(where: str, shown_by: str, error: Exception) -> TaskError:
     why = f"{type(error).__name__}: {error}"
-    return ProfileError(f"{path}: {module} cannot be imported: {why}; `python -c 'import {module}'` shows where")
+    return TaskError(f"{where} cannot be imported: {why}; `python {shown_by}` shows where")
 
 
-def module_task(module: nn.Module, name: str, input_shape: tuple[int, ...]) -> Task:
+def module_task(module: nn.Module, name: str, input_shape: tuple[int, ...]) -> RandomTask:
     """Return a task that runs `module` on random tensors; its loss is the mean of its outputs."""
     if not input_shape:
-        raise ProfileError(f"{name} returned a bare module; wanted --input-shape too, without the batch: 3,224,224")
+        wanted = "a penstock.zoo.Task, or for `penstock profile` --input-shape, without the batch: 3,224,224"
+        raise TaskError(f"{name} returned a bare module; wanted {wanted}")
 
     def make_batch(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.randn(batch, *input_shape, device=device), torch.empty(0, device=device)
 
     sample = f"a tensor of {' x '.join(map(str, input_shape))}"
-    return Task(type(module).__name__, 32, sample, lambda: module, make_batch, mean_of_outputs)
+    return RandomTask(type(module).__name__, 32, sample, lambda: module, make_batch, mean_of_outputs)
 
 
 def mean_of_outputs(outputs: Any, targets: Tensor) -> Tensor:
@@ -75,6 +139,8 @@ def mean_of_outputs(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def _means(outputs: Any) -> Iterator[Tensor]:
+    from penstock.torch.profile import tensors_in  # not before: it brings the wrapper with it
+
     for tensor in tensors_in(outputs):
         if tensor.requires_grad:
             yield tensor.mean()

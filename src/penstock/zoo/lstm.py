@@ -6,7 +6,7 @@ Names are those of PyTorch's word-language-model example. Each sequence starts f
 from torch import Tensor, nn
 
 from penstock.zoo.batches import next_word_loss, random_text
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask
 
 _WORDS, _HIDDEN, _STEPS, _DROPOUT = 10000, 1500, 35, 0.65
 
@@ -29,7 +29,7 @@ class WordLSTM(nn.Module):
         return logits
 
 
-def lstm_ptb() -> Task:
+def lstm_ptb() -> RandomTask:
     """Return LSTM-PTB on sequences of 35 words."""
     build, text = lambda: WordLSTM(_WORDS, _HIDDEN, _DROPOUT), random_text(_WORDS, _STEPS)
-    return Task("LSTM-PTB", 100, "a sequence of 35 words", build, text, next_word_loss)
+    return RandomTask("LSTM-PTB", 100, "a sequence of 35 words", build, text, next_word_loss)

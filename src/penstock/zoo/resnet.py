@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from penstock.zoo.batches import class_loss, random_images
 from penstock.zoo.blocks import begin_convolutions
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask
 
 
 class Bottleneck(nn.Module):
@@ -94,19 +94,19 @@ class CifarResNet(nn.Module):
         return logits
 
 
-def resnet20() -> Task:
+def resnet20() -> RandomTask:
     """Return ResNet-20 on CIFAR-10: 0.27M parameters, gTop-k's small network."""
     images = random_images(32, 10)
-    return Task("ResNet-20", 32, "an image of 32 x 32", lambda: CifarResNet(3), images, class_loss)
+    return RandomTask("ResNet-20", 32, "an image of 32 x 32", lambda: CifarResNet(3), images, class_loss)
 
 
-def resnet50() -> Task:
+def resnet50() -> RandomTask:
     """Return ResNet-50 on ImageNet."""
     images = random_images(224, 1000)
-    return Task("ResNet-50", 32, "an image of 224 x 224", lambda: ResNet((3, 4, 6, 3)), images, class_loss)
+    return RandomTask("ResNet-50", 32, "an image of 224 x 224", lambda: ResNet((3, 4, 6, 3)), images, class_loss)
 
 
-def resnet152() -> Task:
+def resnet152() -> RandomTask:
     """Return ResNet-152 on ImageNet."""
     images = random_images(224, 1000)
-    return Task("ResNet-152", 32, "an image of 224 x 224", lambda: ResNet((3, 8, 36, 3)), images, class_loss)
+    return RandomTask("ResNet-152", 32, "an image of 224 x 224", lambda: ResNet((3, 8, 36, 3)), images, class_loss)

@@ -7,7 +7,7 @@ from torch import nn
 
 from penstock.errors import ProfileError
 from penstock.torch.profile import Profile, profile_backward
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask, Task, first_batch
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}  # gradients are float32 either way
 
@@ -15,19 +15,19 @@ AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}  # gradients are float3
 def build(task: Task, device: torch.device) -> nn.Module:
     """Return the task's model on `device`, where its weights are drawn too: on a GPU that is much sooner done."""
     with device:
-        return task.build().to(device)
+        return task.model().to(device)
 
 
 def training_step(
     task: Task, model: nn.Module, batch: int, device: torch.device, autocast: torch.dtype | None = None
 ) -> Callable[[], None]:
-    """Return a function that runs one forward and backward pass on the same random batch each time."""
-    inputs, targets = task.make_batch(batch, device)
+    """Return a function that runs one forward and backward pass on the same batch each time."""
+    data = first_batch(task, batch, device)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
-            loss = task.loss(model(inputs), targets)
+            loss = task.loss(model, data)
         loss.backward()  # type: ignore[no-untyped-call]
 
     return step
@@ -55,14 +55,18 @@ def profile_task(
             training_step(task, model, batch, where, AUTOCAST[dtype]),
             iterations=iterations,
             warmup=warmup,
-            name=task.model,
+            name=task.name,
             batch=batch,
-            source=f"{source}: {_conditions(where, dtype)}, a sample is {task.sample}",
+            source=f"{source}: {_conditions(where, dtype)}{_sample(task)}",
             on_step=on_step,
         )
     except torch.OutOfMemoryError as error:
-        message = f"{task.model} with batch {batch} needs more memory than {device} has; choose a smaller batch"
+        message = f"{task.name} with batch {batch} needs more memory than {device} has; choose a smaller batch"
         raise ProfileError(message) from error
+
+
+def _sample(task: Task) -> str:
+    return f", a sample is {task.sample}" if isinstance(task, RandomTask) else ""
 
 
 def _conditions(device: torch.device, dtype: str) -> str:

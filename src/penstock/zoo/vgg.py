@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from penstock.zoo.batches import class_loss, random_images
 from penstock.zoo.blocks import begin_convolutions
-from penstock.zoo.task import Task
+from penstock.zoo.task import RandomTask
 
 _SIXTEEN, _NINETEEN = (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)  # convolutions between two poolings
 _WIDTHS = (64, 128, 256, 512, 512)
@@ -48,25 +48,25 @@ def _imagenet(depths: tuple[int, ...]) -> VGG:
     return VGG(depths, normalise=False, pixels=49, hidden=4096, classes=1000)
 
 
-def vgg16() -> Task:
+def vgg16() -> RandomTask:
     """Return VGG-16 on ImageNet: 138M parameters."""
     images = random_images(224, 1000)
-    return Task("VGG-16", 32, "an image of 224 x 224", lambda: _imagenet(_SIXTEEN), images, class_loss)
+    return RandomTask("VGG-16", 32, "an image of 224 x 224", lambda: _imagenet(_SIXTEEN), images, class_loss)
 
 
-def vgg19() -> Task:
+def vgg19() -> RandomTask:
     """Return VGG-19 on ImageNet: 144M parameters."""
     images = random_images(224, 1000)
-    return Task("VGG-19", 32, "an image of 224 x 224", lambda: _imagenet(_NINETEEN), images, class_loss)
+    return RandomTask("VGG-19", 32, "an image of 224 x 224", lambda: _imagenet(_NINETEEN), images, class_loss)
 
 
-def vgg16_cifar(narrower: int = 1) -> Task:
+def vgg16_cifar(narrower: int = 1) -> RandomTask:
     """Return VGG-16 on CIFAR-10: 15.3M parameters, as normalised networks for small images are usually built.
 
     `narrower` divides the numbers of channels: 4 leaves 0.96M parameters.
     """
     images, widths = random_images(32, 10), tuple(width // narrower for width in _WIDTHS)
-    return Task("VGG-16 for CIFAR-10", 8, "an image of 32 x 32", lambda: _cifar(widths), images, class_loss)
+    return RandomTask("VGG-16 for CIFAR-10", 8, "an image of 32 x 32", lambda: _cifar(widths), images, class_loss)
 
 
 def _cifar(widths: tuple[int, ...]) -> VGG:

@@ -24,7 +24,7 @@ def step(name):
         for parameter_name, parameter in model.named_parameters():
             parameter.register_post_accumulate_grad_hook(lambda _, n=parameter_name: ready.append(n))
         with FlopCounterMode(display=False) as forward:
-            loss = task.loss(model(inputs), targets)
+            loss = task.compare(model(inputs), targets)
         with FlopCounterMode(display=False) as backward:
             loss.backward()
     shapes = {parameter_name: tuple(parameter.shape) for parameter_name, parameter in model.named_parameters()}

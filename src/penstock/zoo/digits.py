@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.errors import TrainError
-from penstock.train.task import Shard
+from penstock.errors import TaskError
+from penstock.zoo.task import Shard
 
 HELD_OUT_EVERY = 5
 Images = tuple[Tensor, Tensor]  # images and their labels
@@ -89,7 +89,7 @@ def _digits(held_out: bool) -> Images:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
-        raise TrainError(
+        raise TaskError(
             "task 'digits' needs scikit-learn, which is not here; `pip install 'penstock[digits]'`"
         ) from None
     found = load_digits()

@@ -1,4 +1,4 @@
-"""The embedded tasks: real data, a part held out, the same batches whenever they are asked for."""
+"""Tasks on real and on random data: a part held out, the same batches whenever they are asked for."""
 
 import itertools
 import re
@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.errors import TrainError
-from penstock.train import chars, digits
-from penstock.train.chars import Chars
-from penstock.train.digits import Digits
-from penstock.train.load import find_task
-from penstock.train.task import Shard, to_device
+from penstock.zoo import ZOO, Shard, chars, digits, find_task
+from penstock.zoo.chars import Chars
+from penstock.zoo.digits import Digits
+from penstock.zoo.task import MEMBERS, to_device
+from penstock.zoo.training import profile_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "train.md"
 SHARDS = [Shard(rank, 3, 4, seed=1) for rank in range(3)]
@@ -110,9 +109,30 @@ def test_batches_of_any_form_move_to_a_device():
     assert moved["a"][1][1] == "label"
 
 
-def test_a_file_that_fails_to_import_is_told_with_its_own_error(tmp_path):
-    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
-    with pytest.raises(TrainError, match="cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that"):
-        find_task(f"{tmp_path / 'broken.py'}:f")
-    with pytest.raises(TrainError, match="no task called 'mice'"):
-        find_task("mice")
+@pytest.mark.parametrize("name", ["resnet20", "gpt_small"])
+def test_a_model_of_the_zoo_can_be_trained_on_random_batches(name):
+    task = ZOO[name]()
+    assert [member for member in MEMBERS if not hasattr(task, member)] == []
+    assert equal(first(task, SHARDS[1], 0, 3)[2:], first(task, SHARDS[1], 2, 1))
+    drawn = [flat(first(task, shard, 0, 1))[0] for shard in (*SHARDS, Shard(0, 3, 4, seed=2))]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
+    model, state = task.model(), torch.random.get_rng_state()
+    batch = first(task, SHARDS[0], 0, 1)[0]
+    assert torch.equal(state, torch.random.get_rng_state())  # what is drawn for batches does not change the training
+    total, count = task.evaluate(model, SHARDS[0])
+    assert count == len(batch[0]) == 4
+    optimizer, losses = task.optimizer(model.parameters()), []
+    for _ in range(4):
+        loss = task.loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert total > 0
+
+
+def test_a_task_with_data_of_its_own_can_be_profiled():
+    trace = profile_task(Chars(width=8), batch=2, iterations=2, warmup=1).trace
+    assert (trace.model, trace.batch) == ("chars", 2)
+    assert {tensor.name for tensor in trace.tensors} == {name for name, _ in Chars(width=8).model().named_parameters()}

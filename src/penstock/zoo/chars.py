@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.train.task import Shard
+from penstock.zoo.task import Shard
 
 HELD_OUT = 0.1  # of the text: its end
 BYTES = 256  # one symbol per byte of UTF-8; nearly all characters of the text are one byte
