@@ -1,6 +1,12 @@
 import json
+from contextlib import contextmanager
+from types import SimpleNamespace
 
-from penstock.bench.jobs import PREFIX, Output, report
+import pytest
+
+from penstock.bench import jobs
+from penstock.bench.jobs import PREFIX, Output, Place, report, run_job
+from penstock.errors import ClusterError
 
 
 def test_only_rank_zero_reports(capsys):
@@ -32,3 +38,36 @@ def test_what_a_dying_process_says_of_its_exception_is_the_reason():
     output(0, "stderr", "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n")
     output(0, "stderr", "  what():  sizes do not match\n")
     assert output.complaint(None, 134) == "rank 0 ended with exit code 134: sizes do not match"
+
+
+def test_a_place_says_how_hosts_share_gpus_links_and_ranks(monkeypatch, capsys):
+    asked = {}
+
+    @contextmanager
+    def emulated(hosts, rate, **options):
+        def run(command, **more):
+            asked.update(options, hosts=hosts, rate=rate, command=command, **more)
+            more["sink"](0, "stdout", f'{PREFIX}{{"method": "ddp"}}')
+            return SimpleNamespace(exit_code=0)
+
+        yield SimpleNamespace(gpu=SimpleNamespace(complaint="no service"), run=run)
+
+    monkeypatch.setattr(jobs, "emulated_cluster", emulated)
+    place = Place(2, "10gbit", "coarse", gpus="shared", ranks_per_host=3)
+    assert run_job(place, ("-m", "some.worker"), {"a": 1}, print, 9.0, {"X": "y"}) == [{"method": "ddp"}]
+    assert (place.ranks, asked["hosts"], asked["rate"], asked["gpus"], asked["per_host"]) == (
+        6,
+        2,
+        "10gbit",
+        "shared",
+        3,
+    )
+    assert asked["bucket"] is jobs.plain_bucket
+    assert asked["command"][1:] == ["-m", "some.worker", '{"a": 1}']
+    assert asked["environment"]["X"] == "y"
+    assert capsys.readouterr().err == "penstock: no service\n"
+
+
+def test_unknown_links_are_refused():
+    with pytest.raises(ClusterError, match="links 'golden'; wanted smooth or coarse"):
+        Place(2, "1gbit", "golden")

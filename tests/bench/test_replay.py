@@ -34,8 +34,10 @@ def test_messages_and_plans_are_measured_beside_simulated(tmp_path):
 def test_rows_say_where_and_how_fast_the_wire_would_be(monkeypatch):
     found = [{"what": "all-reduce of 1 MB", "how": "native"}, {"what": "googlenet", "how": "exact"}]
     monkeypatch.setattr(replay, "run_job", lambda *_: [dict(row) for row in found])
-    rows = list(replay_rows([Place(4, "1gbit"), Place(4, "none")], JOB, print))
-    assert [(row["hosts"], row["rate"]) for row in rows] == [(4, "1gbit")] * 2 + [(4, "none")] * 2
+    rows = list(replay_rows([Place(4, "1gbit"), Place(4, "none"), Place(2, "loopback")], JOB, print))
+    assert [(row["hosts"], row["rate"]) for row in rows] == [
+        (4, "1gbit"), (4, "1gbit"), (4, "none"), (4, "none"), (2, "loopback"), (2, "loopback"),
+    ]  # fmt: skip
     assert rows[0]["floor_seconds"] == pytest.approx(1.5 * 8e6 / 1e9)
     assert all("floor_seconds" not in row for row in rows[1:])
 

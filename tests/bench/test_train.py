@@ -15,7 +15,7 @@ from penstock.bench.train import (
     startup_rows,
     train_rows,
 )
-from penstock.bench.train_worker import Trained
+from penstock.bench.train_worker import Trained, TrainJob
 from penstock.errors import ClusterError, PenstockError
 from spawn import spawn
 
@@ -68,7 +68,7 @@ def test_bytes_are_shared_out_among_the_iterations_that_sent_them(monkeypatch, f
     monkeypatch.setattr(train_worker.dist, "barrier", lambda: None)
     steps = []
     subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1), 0.0)
-    train_worker._measure(subject, iterations=3, nic="lo")
+    train_worker._measure(subject, TrainJob("any", 1, ("any",), 1, 3, 0, 0, 1, nic="lo"))
     assert len(steps) == (4 if finish else 3)  # one goes ahead where updates go on during the next
     assert subject.nbytes == [1200 // len(steps)]
 
@@ -150,6 +150,24 @@ def test_rows_hold_exposed_time_and_ratios_to_stock(monkeypatch):
     assert rows["penstock-exact"]["ratio_to_best_ddp"] == pytest.approx(1.6 / 1.7)
     assert rows["ddp-5"]["ratio_to_best_ddp"] == 1
     assert (rows["ddp"]["hosts"], rows["ddp"]["rate"], rows["ddp"]["model"]) == (2, "1gbit", "resnet20")
+
+
+def test_gpu_ranks_share_cores_by_rank_and_rows_say_where_they_were(monkeypatch):
+    jobs = []
+
+    def run_job(place, worker, job, *_):
+        jobs.append((place.ranks, job["device"], job["threads"]))
+        return [result("ddp", 1.0)]
+
+    monkeypatch.setattr(train, "run_job", run_job)
+    monkeypatch.setattr(train.os, "sched_getaffinity", lambda _: set(range(8)))
+    place = Place(2, "10gbit", gpus="shared", ranks_per_host=2)
+    (row,) = train_rows(place, "resnet20", 8, ["ddp"], EFFORT, print)
+    assert jobs == [(4, "cuda", 2)]
+    assert (row["hosts"], row["ranks_per_host"], row["gpus"]) == (2, 2, "shared")
+    (row,) = train_rows(PLACE, "resnet20", 8, ["ddp"], EFFORT, print)
+    assert jobs[1] == (2, "cpu", 4)
+    assert not {"ranks_per_host", "gpus"} & set(row)
 
 
 def test_a_risky_method_has_a_process_group_of_its_own(monkeypatch):

@@ -70,6 +70,8 @@ def test_replaying_on_emulated_hosts_gives_measured_beside_simulated(hosts):
     [
         (("train", "--models", "vgg"), "--models: no model of the zoo is called 'vgg'"),
         (("train", "--methods", "horovod"), "no training method called 'horovod'"),
+        (("train", "--rate", "loopback"), "--rate loopback: bytes are counted at the NICs of emulated hosts"),
+        (("train", "--device", "tpu"), "--device: found 'tpu'; wanted cpu or cuda"),
         (("replay", "--hosts", "x"), "--hosts: found 'x'; wanted whole numbers > 0"),
         (("replay", "--planners", "best"), "no planner called 'best'"),
         (("replay", "--traces", "alexnet"), "alexnet"),

@@ -103,6 +103,8 @@ def _run(
             _ON_LOOPBACK[engine](place.ranks, command, environment), output, timeout_seconds=timeout_seconds
         )
     with emulated_cluster(place.hosts, place.rate, gpus=place.gpus, bucket=BUCKETS[place.links]) as cluster:
+        if cluster.gpu is not None and cluster.gpu.complaint:
+            print(f"penstock: {cluster.gpu.complaint}", file=sys.stderr)
         return cluster.run(
             command,
             engine=engine,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.bench.jobs import Done, Place, run_job, serve
+from penstock.bench.jobs import LOOPBACK, Done, Place, run_job, serve
 from penstock.cluster.rates import parse_rate
 from penstock.cluster.replay_study import replay_plans
 from penstock.cost.ways import way_for
@@ -66,7 +66,7 @@ def _tell(done: Done, place: Place, what: str) -> None:
 
 def _floor(place: Place, row: dict[str, Any], job: ReplayJob) -> dict[str, Any]:
     """Return what the wire alone would take for one message: each NIC must send 2 (p - 1) / p of its bytes."""
-    bits_per_second = parse_rate(place.rate)
+    bits_per_second = None if place.rate == LOOPBACK else parse_rate(place.rate)
     if not row["what"].startswith("all-reduce") or bits_per_second is None:
         return {}
     return {"floor_seconds": 2 * (place.hosts - 1) / place.hosts * job.message_nbytes * 8 / bits_per_second}

@@ -69,9 +69,14 @@ def train_rows(
     place: Place, model: str, batch: int, methods: Sequence[str], effort: Effort, done: Done
 ) -> list[dict[str, Any]]:
     """Measure one model by every method; a method that fails gets a row with the error's text."""
-    threads = max(1, len(os.sched_getaffinity(0)) // place.hosts)
+    threads = max(1, len(os.sched_getaffinity(0)) // place.ranks)
     job = TrainJob(
-        model, batch, tuple(name for name in methods if not METHODS[name].risky), **asdict(effort), threads=threads
+        model,
+        batch,
+        tuple(name for name in methods if not METHODS[name].risky),
+        **asdict(effort),
+        threads=threads,
+        device=_device(place),
     )
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:  # nothing is known from earlier runs
         kept = {"XDG_CACHE_HOME": folder}
@@ -98,14 +103,14 @@ def startup_rows(
 
     `cold`: nothing is kept, neither compiled kernels nor measurements. `warm`: what the cold start kept.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // place.hosts)
+    threads = max(1, len(os.sched_getaffinity(0)) // place.ranks)
     rows = []
     for name in methods:
-        job = TrainJob(model, batch, (name,), 0, 0, 0, profile, threads, startup=True)
+        job = TrainJob(model, batch, (name,), 0, 0, 0, profile, threads, device=_device(place), startup=True)
         with tempfile.TemporaryDirectory(prefix="penstock-startup-") as folder:
             kept = {each: f"{folder}/{each}" for each in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")}
             for start in ("cold", "warm"):
-                row = {"hosts": place.hosts, "rate": place.rate, "model": model, "method": name, "start": start}
+                row = _where(place) | {"model": model, "method": name, "start": start}
                 try:
                     (found,) = run_job(place, WORKER, asdict(job), done, _TIMEOUT_SECONDS, kept)
                     rows.append(row | found)
@@ -145,7 +150,7 @@ def _with_exposed(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(place: Place, model: str, result: dict[str, Any]) -> dict[str, Any]:
-    row = {"hosts": place.hosts, "rate": place.rate, "model": model, "method": result["method"]}
+    row = _where(place) | {"model": model, "method": result["method"]}
     if "error" in result:
         return row | {"error": result["error"]}
     times, alone = result["seconds"], result["alone_seconds"]
@@ -160,6 +165,17 @@ def _row(place: Place, model: str, result: dict[str, Any]) -> dict[str, Any]:
         "predicted_seconds": result["predicted_seconds"],
         "samples": len(times),
     }
+
+
+def _device(place: Place) -> str:
+    return "cpu" if place.gpus == "none" else "cuda"
+
+
+def _where(place: Place) -> dict[str, Any]:
+    """Return what a row says of its place; ranks of a host and GPUs where there is something to say."""
+    found: dict[str, Any] = {"hosts": place.hosts, "rate": place.rate}
+    found |= {"ranks_per_host": place.ranks_per_host} if place.ranks_per_host > 1 else {}
+    return found | ({"gpus": place.gpus} if place.gpus != "none" else {})
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

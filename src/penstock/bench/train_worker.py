@@ -5,6 +5,7 @@ many fit. Methods take turns, a few iterations each, round after round: a slow m
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +27,15 @@ from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
 from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
 from penstock.zoo import Shard, Task, find_task
+from penstock.zoo.task import to_device
+from penstock.zoo.training import synchronise
 
 ALONE = "no-communication"
 DEFAULT = "ddp"
 STOCK = "ddp with other buckets"  # kinds of method, by what they may be compared with
 PLANNED = "planned"
 OTHER = "other"
+NIC = "eth0"  # of an emulated host, inside
 LEARNING_RATE = 1e-3  # small: weights must stay finite, since denormal or infinite ones change the speed
 
 
@@ -131,9 +135,6 @@ def find_method(name: str) -> Method:
     return METHODS[name]
 
 
-NIC = "eth0"  # of an emulated host, inside
-
-
 @dataclass(frozen=True, slots=True)
 class TrainJob:
     """What the ranks are asked to measure."""
@@ -147,6 +148,7 @@ class TrainJob:
     profile: int  # iterations that planning methods profile
     threads: int  # of each rank
     nic: str = NIC
+    device: str = "cpu"  # or cuda: this rank's GPU, and NCCL between ranks
     startup: bool = False  # time the one method until its plan is in force, and nothing else
 
 
@@ -177,7 +179,7 @@ def train(job: TrainJob, done: Callable[[str], None] = lambda _: None) -> Iterat
     for turn in range(job.rounds):
         for index in range(len(subjects)):
             subject = subjects[(turn + index) % len(subjects)]
-            _measure(subject, job.iterations, job.nic)
+            _measure(subject, job)
             done(subject.name)
     yield from _agree(subjects, job.batch or task.batch, job.iterations)
 
@@ -229,13 +231,13 @@ def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) ->
 def _begin(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
     """Wrap a fresh module by the method called `name`."""
     torch.manual_seed(1)  # same weights on every rank
-    module = task.model()
+    module = task.model().to(job.device)
     if others:
         _share_weights(module, others[0].trained.model)
     begun = perf_counter()
     trained = find_method(name).begin(module, job.profile)
     shard = Shard(dist.get_rank(), dist.get_world_size(), job.batch or task.batch, seed=1)
-    data = next(task.batches(shard, 0))
+    data = to_device(next(task.batches(shard, 0)), torch.device(job.device))
 
     def step() -> None:
         task.loss(trained.model, data).backward()  # type: ignore[no-untyped-call]
@@ -249,25 +251,27 @@ def _share_weights(module: nn.Module, first: nn.Module) -> None:
         mine.data = theirs.data
 
 
-def _measure(subject: Subject, iterations: int, nic: str) -> None:
+def _measure(subject: Subject, job: TrainJob) -> None:
     """Run a block of iterations; the second barrier is there so that all of its bytes are counted.
 
     Where an update goes on during the next iteration, one more iteration before the clock starts brings it into that
     state: each timed one then waits for the update before it, and the last update is not timed, as the first was.
     """
-    finish = subject.trained.finish
+    finish, device = subject.trained.finish, torch.device(job.device)
     dist.barrier()
-    sent = sent_nbytes(nic)
+    sent = sent_nbytes(job.nic)
     if finish:
         subject.step()
+    synchronise(device)
     subject.started.append(perf_counter())
-    for _ in range(iterations):
+    for _ in range(job.iterations):
         subject.step()
+    synchronise(device)
     subject.ended.append(perf_counter())
     if finish:
         finish()
     dist.barrier()
-    subject.nbytes.append((sent_nbytes(nic) - sent) // (iterations + bool(finish)))
+    subject.nbytes.append((sent_nbytes(job.nic) - sent) // (job.iterations + bool(finish)))
 
 
 def _agree(subjects: Sequence[Subject], batch: int, iterations: int) -> Iterator[dict[str, Any]]:
@@ -304,7 +308,9 @@ def main() -> None:
     """Measure the job given as JSON on the command line."""
     document = json.loads(sys.argv[1])
     job = TrainJob(**document | {"methods": tuple(document["methods"])})
-    dist.init_process_group("gloo")
+    if job.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if job.device == "cuda" else "gloo")
     rank = dist.get_rank()
     for result in [start_up(job)] if job.startup else train(job, lambda name: report(rank, {"done": name})):
         report(rank, result)

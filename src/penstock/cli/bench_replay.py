@@ -12,7 +12,9 @@ REPETITIONS = 5  # of each single message
 
 def bench_replay(
     hosts: Annotated[str, typer.Option(help="numbers of emulated hosts")] = "4",
-    rate: Annotated[list[str] | None, typer.Option(help="of each NIC; repeatable; default 1gbit")] = None,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="of each NIC, or loopback: no emulated hosts; repeatable; default 1gbit")
+    ] = None,
     traces: Annotated[str, typer.Option(help="what to replay")] = "resnet50,googlenet,densenet201,resnet152,lstm_ptb",
     planners: Annotated[str, typer.Option(help="whose plans to replay")] = "wfbp,single,threshold,exact",
     iterations: Annotated[int, typer.Option(help="of each plan, after one to warm up", min=1)] = 3,
@@ -21,7 +23,7 @@ def bench_replay(
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Replay traces by several planners' plans and compare with their simulation. Needs root."""
+    """Replay traces by several planners' plans and compare with their simulation. Emulated hosts need root."""
     from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
     from penstock.bench.replay import ReplayJob, count_steps, replay_rows

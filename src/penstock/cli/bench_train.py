@@ -21,7 +21,9 @@ STARTUP = "penstock-exact,penstock-auto"
 def bench_train(
     hosts: Annotated[int, typer.Option(help="number of emulated hosts", min=1)] = 4,
     rate: Annotated[str, typer.Option(help="of each NIC")] = "1gbit",
-    models: Annotated[str, typer.Option(help="of the zoo, each with its batch per host")] = "vgg16_cifar:8",
+    device: Annotated[str, typer.Option(help="cpu; or cuda: all ranks on one GPU, and NCCL between them")] = "cpu",
+    ranks_per_host: Annotated[int, typer.Option(help="those of a host talk over its loopback, unshaped", min=1)] = 1,
+    models: Annotated[str, typer.Option(help="of the zoo, each with its batch per rank")] = "vgg16_cifar:8",
     methods: Annotated[str, typer.Option(help="ways of training; ddp-5 is DDP with bucket_cap_mb=5")] = METHODS,
     rounds: Annotated[int, typer.Option(help="times that each method has its turn", min=1)] = 3,
     iterations: Annotated[int, typer.Option(help="of each turn", min=1)] = 2,
@@ -33,7 +35,7 @@ def bench_train(
     json: JsonOption = False,
 ) -> None:
     """Time iterations of training by every method, taking turns on the same emulated hosts. Needs root."""
-    from penstock.bench.jobs import Place
+    from penstock.bench.jobs import LOOPBACK, Place
     from penstock.bench.train import (
         Effort,
         count_steps,
@@ -43,9 +45,15 @@ def bench_train(
         startup_rows,
         train_rows,
     )
+    from penstock.cli.bench_codecs import check_device
     from penstock.cli.output import print_json
     from penstock.cli.progress import progress
+    from penstock.errors import PenstockError
 
+    if rate == LOOPBACK:
+        raise PenstockError("--rate loopback: bytes are counted at the NICs of emulated hosts; wanted a rate or none")
+    check_device(device)
+    place = Place(hosts, rate, gpus="shared" if device == "cuda" else "none", ranks_per_host=ranks_per_host)
     names, tasks, starting = parse_methods(methods), parse_models(models), parse_startup(startup)
     effort = Effort(rounds, iterations, warmup, profile)
     steps = (0 if startup_only else count_steps(names, rounds)) + 2 * len(starting)
@@ -53,8 +61,8 @@ def bench_train(
     with progress("training", len(tasks) * steps) as done:
         for model, batch in tasks:
             told = partial(_tell, done, model)
-            rows += [] if startup_only else train_rows(Place(hosts, rate), model, batch, names, effort, told)
-            starts += startup_rows(Place(hosts, rate), model, batch, starting, profile, told)
+            rows += [] if startup_only else train_rows(place, model, batch, names, effort, told)
+            starts += startup_rows(place, model, batch, starting, profile, told)
     if out:
         _save(rows, starts, out, startup_only)
     if json:
