@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the zoo is made of torch modules")
 
+from architectures import ARCHITECTURES  # noqa: E402
 from penstock.errors import TaskError  # noqa: E402
 from penstock.traces import load_shipped, shipped  # noqa: E402
-from penstock.traces.architectures import ARCHITECTURES  # noqa: E402
 from penstock.zoo import ZOO, RandomTask, find_task  # noqa: E402
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -1,7 +1,6 @@
 """Traces that come with penstock: ten models of the papers, by name.
 
-Sizes follow from the architectures (`penstock.traces.architectures`). A file's `times` field says whether its
-times are measured or estimated (`penstock.traces.estimate`).
+A file's `times` field says whether its times are measured or estimated.
 """
 
 import os

@@ -4,7 +4,7 @@ Names are those of PyTorch's word-language-model example: `encoder`, `rnn`, `dec
 layers in one call, so that their eight gradients become ready together; here each layer is a call of its own.
 """
 
-from penstock.traces.architectures.layers import Layer, elementwise, embedding, linear, lstm
+from architectures.layers import Layer, elementwise, embedding, linear, lstm
 
 STEPS = 35
 _WORDS, _HIDDEN, _DEPTH = 10000, 1500, 2

@@ -1,7 +1,7 @@
 """DenseNet-201, as torchvision names it: each dense layer reads everything its block has made so far."""
 
-from penstock.traces.architectures.image import ImageStack
-from penstock.traces.architectures.layers import Layer
+from architectures.image import ImageStack
+from architectures.layers import Layer
 
 _GROWTH = 32  # channels each dense layer adds
 _BOTTLENECK = 4 * _GROWTH  # channels between its two convolutions

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from architectures import ARCHITECTURES, Architecture, Layer, Parameter, Work
+from estimate_traces import V100, Device, estimate_trace, kernel_seconds, write_estimates
 from penstock.trace import Tensor, Trace, load_trace, save_trace
 from penstock.traces import load_shipped, shipped
-from penstock.traces.architectures import ARCHITECTURES, Architecture, Layer, Parameter, Work
-from penstock.traces.estimate import V100, Device, estimate_trace, kernel_seconds, write_estimates
 
 SIMPLE = Device("a simple device", 2e9, 0.5, 8e9, 0.5, 1e-3)  # 5e8 multiply-accumulates or 1e9 fp32 elements per second
 MEASURED = next((p / "shared/data/traces" for p in Path(__file__).parents if (p / "shared/data/traces").is_dir()), None)
@@ -89,7 +89,7 @@ def test_shipped_estimates_are_what_the_estimate_gives_today(name):
     trace = load_shipped(name)
     if trace.times == "measured":
         pytest.skip(f"{name} is measured")
-    assert trace == estimate_trace(ARCHITECTURES[name]), "run python -m penstock.traces.estimate"
+    assert trace == estimate_trace(ARCHITECTURES[name]), "run python benchmarks/estimate_traces.py src/penstock/traces"
 
 
 def test_estimates_never_overwrite_measurements(tmp_path):

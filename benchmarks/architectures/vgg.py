@@ -1,7 +1,7 @@
 """VGG-16 and VGG-19 without batch normalisation, as torchvision numbers them."""
 
-from penstock.traces.architectures.image import ImageStack
-from penstock.traces.architectures.layers import Layer
+from architectures.image import ImageStack
+from architectures.layers import Layer
 
 _WIDTHS = (64, 128, 256, 512, 512)
 

@@ -1,7 +1,7 @@
 """`ImageStack`: layers of a convolutional network, written one under the other while it keeps track of shapes."""
 
-from penstock.traces.architectures import layers
-from penstock.traces.architectures.layers import Layer
+from architectures import layers
+from architectures.layers import Layer
 
 
 class ImageStack:

@@ -6,7 +6,7 @@ in reverse; the gradients of one layer become ready together, when all of its ke
 torch's autograd, so the first tensor carries the layer's time and the others 0. The time of layers that learn
 nothing goes to the next tensor that becomes ready.
 
-`python -m penstock.traces.estimate` rewrites the shipped files whose times are estimated; measured ones stay.
+`python benchmarks/estimate_traces.py FOLDER` writes a file for each architecture there; measured ones stay.
 """
 
 import math
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from architectures import ARCHITECTURES, Architecture, Layer, Work
 from penstock.trace import ITEMSIZE, Tensor, Trace, load_trace, save_trace
-from penstock.traces.architectures import ARCHITECTURES, Architecture, Layer, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def estimate_trace(architecture: Architecture, device: Device = V100, dtype: str
         forward_seconds=_to_nanosecond(forward),
         tensors=tuple(_tensors(layers, architecture.batch, itemsize, device)),
         times="estimated",
-        source=f"penstock.traces.estimate: each kernel at {device.assumptions}; a sample is {architecture.sample}",
+        source=f"benchmarks/estimate_traces.py: each kernel at {device.assumptions}; a sample is {architecture.sample}",
     )
 
 
@@ -102,5 +102,5 @@ def write_estimates(folder: Path) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    names = write_estimates(Path(__file__).parent)
+    names = write_estimates(Path(sys.argv[1]))
     print(f"wrote {len(names)} estimated traces: {', '.join(names)}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """ResNet-50 and ResNet-152 with bottleneck blocks, stride on the 3x3 convolution, as torchvision names them."""
 
-from penstock.traces.architectures.image import ImageStack
-from penstock.traces.architectures.layers import Layer
+from architectures.image import ImageStack
+from architectures.layers import Layer
 
 _WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4  # a block's output is four times as wide as its inside

@@ -4,7 +4,7 @@ The head multiplies by the token embedding's table, so it adds work but no tenso
 last of all, when the embedding's own part has been added.
 """
 
-from penstock.traces.architectures.layers import (
+from architectures.layers import (
     Layer,
     attention,
     elementwise,

@@ -5,8 +5,8 @@ convolutions (torchvision's has 3x3), poolings round up, and both auxiliary clas
 a weight and a bias each.
 """
 
-from penstock.traces.architectures.image import ImageStack
-from penstock.traces.architectures.layers import Layer
+from architectures.image import ImageStack
+from architectures.layers import Layer
 
 # Channels of the 1x1 branch, the 3x3 branch (reduced, full), the 5x5 branch (reduced, full), the pooled branch.
 _INCEPTIONS = {

@@ -3,7 +3,7 @@
 The heads of pre-training are not included. HiPress's Table 6 counts them: 420.02 MiB for BERT-base.
 """
 
-from penstock.traces.architectures.layers import Layer, attention, elementwise, embedding, layer_norm, linear
+from architectures.layers import Layer, attention, elementwise, embedding, layer_norm, linear
 
 TOKENS = 128
 _WORDS, _POSITIONS, _SEGMENTS = 30522, 512, 2

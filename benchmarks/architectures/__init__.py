@@ -7,14 +7,14 @@ DenseNet-201 and GoogLeNet, gTop-k's (Table V) for LSTM-PTB, and otherwise what 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.traces.architectures.bert import bert_base, bert_large
-from penstock.traces.architectures.densenet import densenet201
-from penstock.traces.architectures.googlenet import googlenet
-from penstock.traces.architectures.gpt2 import gpt2
-from penstock.traces.architectures.layers import Layer, Parameter, Work
-from penstock.traces.architectures.lstm_ptb import lstm_ptb
-from penstock.traces.architectures.resnet import resnet50, resnet152
-from penstock.traces.architectures.vgg import vgg16, vgg19
+from architectures.bert import bert_base, bert_large
+from architectures.densenet import densenet201
+from architectures.googlenet import googlenet
+from architectures.gpt2 import gpt2
+from architectures.layers import Layer, Parameter, Work
+from architectures.lstm_ptb import lstm_ptb
+from architectures.resnet import resnet50, resnet152
+from architectures.vgg import vgg16, vgg19
 
 
 @dataclass(frozen=True, slots=True)

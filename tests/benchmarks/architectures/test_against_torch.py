@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from penstock.traces.architectures import ARCHITECTURES
+from architectures import ARCHITECTURES
 
 torch = pytest.importorskip("torch", reason="torch is the oracle of these tests")
 CUDNN_PICKS_THE_ORDER = {"lstm_ptb"}  # within an LSTM layer torch's order differs between CPU, meta and CUDA

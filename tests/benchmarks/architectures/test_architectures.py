@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.traces.architectures import ARCHITECTURES
+from architectures import ARCHITECTURES
 
 # Parameters and tensors as torchvision and transformers report them; LSTM-PTB and Caffe's GoogLeNet by hand below.
 PUBLISHED = {
