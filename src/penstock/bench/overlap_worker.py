@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.bench.device_trace import summarise, watch
 from penstock.bench.jobs import report
+from penstock.runtime.device.messages import nccl_takes
 from penstock.torch import DistributedDataParallel
 from penstock.zoo import find_task
 from penstock.zoo.training import build
@@ -109,8 +110,8 @@ def main() -> None:
     """Measure the job given as JSON on the command line."""
     job = OverlapJob(**json.loads(sys.argv[1]))
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    alone = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()  # NCCL refuses two ranks on one GPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if alone else "gloo")
+    by_nccl = nccl_takes(int(os.environ["LOCAL_WORLD_SIZE"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
     rank = dist.get_rank()
     report(rank, {"device": torch.cuda.get_device_name()})
     for row in measure(job, rank):

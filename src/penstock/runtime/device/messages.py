@@ -4,6 +4,7 @@ NCCL runs them on the device, in the order of the stream; the host never waits. 
 gloo, where the same code is tested on host memory, the caller waits for each group.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -46,6 +47,14 @@ class GroupedMessages:
         world_size = dist.get_world_size(self._group)
         self.sent_nbytes += 2 * (world_size - 1) * values.nbytes // world_size
         dist.all_reduce(values, group=self._group)
+
+
+def nccl_takes(ranks_here: int) -> bool:
+    """Say whether NCCL connects so many ranks of this machine: it refuses two that have one host and one GPU.
+
+    With NCCL_HOSTID set, as `penstock cluster run --gpus shared` does, every rank is a host of its own.
+    """
+    return dist.is_nccl_available() and (ranks_here <= torch.cuda.device_count() or "NCCL_HOSTID" in os.environ)
 
 
 def device_messages(group: dist.ProcessGroup, timeout_seconds: float) -> GroupedMessages | None:
