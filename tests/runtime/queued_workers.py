@@ -47,6 +47,7 @@ def _run(rank, spec, strategy, steps, queued):
     for step in range(steps):
         data.copy_(gradients(rank, step))
         ready.run(data, step, 60.0, residual=residual, scale=0.25)
+        assert not ready.was_sent_nan(data)  # the communicator asks after every call
         results.append(data.numpy().tobytes())
     return [*results, residual.numpy().tobytes()]
 
