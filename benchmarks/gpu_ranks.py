@@ -5,8 +5,9 @@ r"""What do exchanges cost on GPU ranks: bits over gloo and NCCL, milliseconds p
 
 Every rank runs this; rank 0 prints and writes OUT.json. `--rate` and `--ranks-per-host` repeat what the hosts were made
 with, for the record, because a rank cannot read it. `--methods` names rows of METHODS, `--bits` and `--kernels` try
-those too, `--memory` has each method alone and says what torch's allocator held at most. Rows of penstock's wrapper are
-timed once its plan is in force. It needs root, one NVIDIA GPU and Triton.
+those too. Rows of penstock's wrapper are timed once its plan is in force; `held_mb` is what a method keeps on the
+device between iterations: weights, buckets, what is owed, messages, the optimizer's state. It needs root, one NVIDIA
+GPU and Triton.
 """
 
 import argparse
@@ -73,9 +74,9 @@ class Workload:
 
 
 WORKLOADS = {
-    "resnet": Workload("ResNet-50, batch 64 at 128 px", 20, 150),
-    "gpt": Workload("GPT-2 124M, 8 x 256 tokens", 8, 150),
-    "vgg": Workload("VGG-16 for CIFAR-10, batch 256", 40, 60),
+    "resnet": Workload("ResNet-50, batch 64 at 128 px", 16, 150),
+    "gpt": Workload("GPT-2 124M, 8 x 256 tokens", 6, 150),
+    "vgg": Workload("VGG-16 for CIFAR-10, batch 256", 30, 60),
 }
 
 
@@ -92,7 +93,7 @@ class Results:
     weights_equal: dict[str, bool] = field(default_factory=dict)  # by model and method
     ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # per iteration, by model and method
     host_ms: dict[str, dict[str, float]] = field(default_factory=dict)  # of them, rank 0's host in the hook
-    memory: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # MB, by model and method
+    held_mb: dict[str, dict[str, float]] = field(default_factory=dict)  # by torch's allocator between iterations
     said: dict[str, str] = field(default_factory=dict)  # what the wrapper decided, by model and method
 
     def say(self, *words: Any) -> None:
@@ -118,14 +119,11 @@ class Results:
                 "hosts": dist.get_world_size() // self.per_host,
                 "ranks_per_host": self.per_host,
                 "ms_per_iteration": ms,
+                "held_mb": self.held_mb[name][method],
                 **({"host_ms_in_hook": self.host_ms[name][method]} if method in self.host_ms.get(name, {}) else {}),
             }
             for name, methods in self.ms.items()
             for method, ms in methods.items()
-        ] + [
-            {"model": WORKLOADS[name].label, "method": method, **found}
-            for name, methods in self.memory.items()
-            for method, found in methods.items()
         ]
 
     def _notes(self) -> str:
@@ -434,7 +432,9 @@ def stock(make_hook: Callable[[], tuple[Any, Hook]] | None = None, **options: An
 
 def ours(**options: Any) -> Method:
     """Return penstock's wrapper."""
-    return Method(lambda model: DistributedDataParallel(model, device_ids=[0], **options))
+    return Method(
+        lambda model: DistributedDataParallel(model, device_ids=[0], measure_seconds=MEASURE_SECONDS, **options)
+    )
 
 
 def adamw(model: nn.Module, wrapped: nn.Module) -> torch.optim.Optimizer:
@@ -445,7 +445,8 @@ def compressed_adamw(model: nn.Module, wrapped: nn.Module) -> torch.optim.Optimi
     return CompressedAdamW(model.parameters(), lr=1e-5, ddp=wrapped, warmup_steps=WARMUP_STEPS)
 
 
-WARMUP_STEPS = 12  # of CompressedAdamW: over before anything is timed
+WARMUP_STEPS = 8  # of CompressedAdamW: over before anything is timed, as planning takes more iterations
+MEASURE_SECONDS = 5.0  # that a wrapper may measure, once for each codec
 VIEWS = {"gradient_as_bucket_view": True}
 METHODS = {
     "none": Method(lambda model: model),
@@ -506,7 +507,8 @@ class Contestant:
                 if self.wrapped.plan is not None:
                     break
                 self.steps(3)
-            self.steps(WARMUP_STEPS)
+            self.steps(4)  # with the planned buckets
+        self.optimizer.zero_grad(set_to_none=True)
 
     def steps(self, count: int) -> None:
         """Do some iterations and wait for the device."""
@@ -539,8 +541,11 @@ def time_methods(results: Results, name: str, methods: Sequence[str]) -> None:
     """Time all methods on a model in turns, and compare the ranks' weights after penstock's."""
     begun, contestants = time.time(), {}
     for label in methods:
+        gc.collect()
+        before = torch.cuda.memory_allocated()
         contestants[label] = Contestant(name, METHODS[label])
-        results.say(name, label, "ready")
+        held = results.held_mb.setdefault(name, {})[label] = round((torch.cuda.memory_allocated() - before) / 1e6, 1)
+        results.say(name, label, "ready,", held, "MB")
     rows, host_ms = results.ms.setdefault(name, {}), results.host_ms.setdefault(name, {})
     rows |= {label: [] for label in methods}
     for turn in range(ROUNDS):
@@ -567,23 +572,6 @@ def time_methods(results: Results, name: str, methods: Sequence[str]) -> None:
     dist.barrier()
 
 
-def measure_memory(results: Results, name: str, methods: Sequence[str]) -> None:
-    """Note what torch's allocator holds at most in later iterations, each method alone."""
-    for label in methods:
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
-        contestant = Contestant(name, METHODS[label])
-        torch.cuda.reset_peak_memory_stats()
-        contestant.steps(3)
-        peak = torch.cuda.max_memory_allocated() - before
-        parameters = sum(each.nbytes for each in contestant.model.parameters())
-        found = {"peak_mb": round(peak / 1e6, 1), "parameters_mb": round(parameters / 1e6, 1)}
-        results.memory.setdefault(name, {})[label] = found
-        results.say(name, label, "memory", found)
-        del contestant
-        gc.collect()
-
-
 def agreed(answer: bool) -> bool:
     """Return rank 0's answer on every rank."""
     answers = [answer]
@@ -601,8 +589,7 @@ def measure(results: Results, options: argparse.Namespace) -> None:
     if options.kernels:
         time_kernels(results)
     for name in options.models:
-        measured = measure_memory if options.memory else time_methods
-        measured(results, name, options.methods or USUAL)
+        time_methods(results, name, options.methods or USUAL)
         results.save()
     results.say("done")
     dist.barrier()
@@ -618,7 +605,6 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(";"), help="rows, with ; between them")
     parser.add_argument("--bits", action="store_true", help="compare the bits of both routes")
     parser.add_argument("--kernels", action="store_true", help="time the codecs' kernels")
-    parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     options = parser.parse_args()
     for found, known in ((options.models, WORKLOADS), (options.methods or (), METHODS)):
         if unknown := [each for each in found if each not in known]:

@@ -282,7 +282,7 @@ class _Bound:
         if self._seed_at is not None:
             self._arguments[self._seed_at] = seed
         if self._compiled is not None:
-            stream = torch.cuda.current_stream(self._device).cuda_stream
+            stream = torch._C._cuda_getCurrentRawStream(self._device.index)  # as Triton asks; a stream object is slow
             self._compiled(*self._arguments, *self._constants, stream=stream)
         elif self._device.type != "cuda":
             self._kernel[(self._programs,)](*self._arguments, *self._constants)
