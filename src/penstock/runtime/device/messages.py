@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.runtime.device.direct import Message
+from penstock.runtime.device.queued import Bindings
 
 NCCL = "nccl"
 _OWN: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by the group whose ranks they have: connecting takes seconds
@@ -25,7 +26,7 @@ class GroupedMessages:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self.sent_nbytes = 0
+        self.sent_nbytes, self.bindings = 0, Bindings()
 
     def exchanging(self, messages: Sequence[Message]) -> Callable[[], None]:
         """Return what starts all messages together; the current stream waits for them, the host does not."""
