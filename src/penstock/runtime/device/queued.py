@@ -45,6 +45,9 @@ class Messages(Protocol):
     sent_nbytes: int  # so far, by this rank
     bindings: "Bindings"  # of all programs that send by them
 
+    def take_turn(self) -> None:
+        """Begin with another bucket, whose messages need not wait for those of the one before."""
+
     def exchanging(self, messages: Sequence[Message]) -> Work:
         """Return what starts all messages together; what follows on the current stream finds them arrived."""
 
@@ -171,6 +174,7 @@ class Queued:
         if scale != 1.0:
             data.mul_(scale)
         self.form.begin(len(self.pieces))
+        self.messages.take_turn()
         bound.start()
 
     def was_sent_nan(self, data: torch.Tensor) -> bool:
