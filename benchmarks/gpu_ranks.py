@@ -1,16 +1,17 @@
-r"""What do coded exchanges cost on GPU ranks: bits over gloo and NCCL, then milliseconds per iteration beside peers.
+r"""What do exchanges cost on GPU ranks: bits over gloo and NCCL, milliseconds per iteration beside peers, memory.
 
     penstock cluster run --hosts 4 --rate 10gbit --gpus shared --rank0 -- \
-        python benchmarks/gpu_ranks.py OUT.json resnet gpt wrapper --rate 10gbit
+        python benchmarks/gpu_ranks.py OUT.json resnet gpt --rate 10gbit
 
-Every rank runs this; rank 0 prints and writes OUT.json. `--rate` repeats the rate of the links for the record, because
-a rank cannot read it. Without a model only bits and kernels are tried; `nobits` leaves the bits out; `wrapper` times
-`penstock.torch.DistributedDataParallel` on the models named. It needs root, one NVIDIA GPU and Triton.
-
-results/gpu/ranks-10gbit.json was made by an earlier form of this script; this form has not been run on a GPU.
+Every rank runs this; rank 0 prints and writes OUT.json. `--rate` and `--ranks-per-host` repeat what the hosts were made
+with, for the record, because a rank cannot read it. `--methods` names rows of METHODS, `--bits` and `--kernels` try
+those too. Rows of penstock's wrapper are timed once its plan is in force; `held_mb` is what a method keeps on the
+device between iterations: weights, buckets, what is owed, messages, the optimizer's state. It needs root, one NVIDIA
+GPU and Triton.
 """
 
 import argparse
+import gc
 import hashlib
 import os
 import sys
@@ -18,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,10 @@ from penstock.runtime.device import messages
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies.batches import make_batches
 from penstock.torch import DistributedDataParallel, comm_hook
+from penstock.torch.optim import CompressedAdamW
 from penstock.zoo.gpt import GPT
 from penstock.zoo.resnet import ResNet
+from penstock.zoo.vgg import vgg16_cifar
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
@@ -48,7 +50,11 @@ DEVICE = torch.device("cuda", 0)
 ROUNDS = 3
 STRATEGIES = ("parameter_server", "ring", "all_gather", "hierarchical(ranks_per_node=2)")
 CASES = (
-    *((codec, strategy) for codec in ("onebit", "terngrad") for strategy in STRATEGIES),
+    *((codec, strategy) for codec in ("onebit", "terngrad", "blocks(bits=4)") for strategy in STRATEGIES),
+    ("onebit(block=256)", "parameter_server"),
+    ("onebit(block=256)", "ring"),
+    ("blocks(bits=2)", "all_gather"),
+    ("blocks(bits=8)", "parameter_server"),
     ("fp8", "parameter_server"),
     ("bf16", "ring"),
     ("tbq", "all_gather"),
@@ -68,10 +74,10 @@ class Workload:
 
 
 WORKLOADS = {
-    "resnet": Workload("ResNet-50, batch 64 at 128 px", 20, 100),
-    "gpt": Workload("GPT-2 124M, 8 x 256 tokens", 8, 110),
+    "resnet": Workload("ResNet-50, batch 64 at 128 px", 16, 150),
+    "gpt": Workload("GPT-2 124M, 8 x 256 tokens", 6, 150),
+    "vgg": Workload("VGG-16 for CIFAR-10, batch 256", 30, 60),
 }
-WANTED = (*WORKLOADS, "wrapper", "nobits")  # words of the command line
 
 
 @dataclass
@@ -80,11 +86,15 @@ class Results:
 
     path: Path
     rate: str  # of the links
+    per_host: int  # ranks
     gpus: str  # how the ranks have them
     started: float = field(default_factory=time.time)
     bits_equal: dict[str, bool] = field(default_factory=dict)  # by codec and strategy
     weights_equal: dict[str, bool] = field(default_factory=dict)  # by model and method
     ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # per iteration, by model and method
+    host_ms: dict[str, dict[str, float]] = field(default_factory=dict)  # of them, rank 0's host in the hook
+    held_mb: dict[str, dict[str, float]] = field(default_factory=dict)  # by torch's allocator between iterations
+    said: dict[str, str] = field(default_factory=dict)  # what the wrapper decided, by model and method
 
     def say(self, *words: Any) -> None:
         """Print a line on rank 0, after the seconds since the start."""
@@ -95,7 +105,7 @@ class Results:
         """Write the record on rank 0; called after each part, so that a later failure loses none."""
         if dist.get_rank() == 0:
             bits = {"bits_equal_between_gloo_and_nccl_and_between_ranks": self.bits_equal}
-            record = make_record("gpu-ranks", self._rows(), notes=self._notes(), **bits)
+            record = make_record("gpu-ranks", self._rows(), notes=self._notes(), decided=self.said, **bits)
             record["machine"]["gpus"] = self.gpus
             record["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
             save_record(record, self.path)
@@ -106,15 +116,18 @@ class Results:
                 "model": WORKLOADS[name].label,
                 "method": method,
                 "rate": self.rate,
-                "hosts": dist.get_world_size(),
+                "hosts": dist.get_world_size() // self.per_host,
+                "ranks_per_host": self.per_host,
                 "ms_per_iteration": ms,
+                "held_mb": self.held_mb[name][method],
+                **({"host_ms_in_hook": self.host_ms[name][method]} if method in self.host_ms.get(name, {}) else {}),
             }
             for name, methods in self.ms.items()
             for method, ms in methods.items()
         ]
 
     def _notes(self) -> str:
-        how = f"up to {ROUNDS} rounds, methods interleaved; the wrapper's rows were timed after them, alone"
+        how = f"up to {ROUNDS} rounds, methods interleaved, SGD unless a row says AdamW"
         if not self.weights_equal:
             return how
         different = [where for where, equal in self.weights_equal.items() if not equal]
@@ -196,7 +209,7 @@ def check_nan(communicator: Communicator) -> tuple[bool, bool, str]:
 def time_kernels(results: Results) -> None:
     """Print microseconds of device and host that each codec's kernels take for a bucket of 6.4M values."""
     if dist.get_rank() == 0:
-        for spec in ("onebit", "terngrad", "fp8"):
+        for spec in ("onebit", "terngrad", "fp8", "blocks(bits=4)", "onebit(block=256)"):
             results.say("kernels, us on the device and on the host", spec, kernel_times(spec))
     dist.barrier()
 
@@ -363,10 +376,12 @@ def plain_hook(state: PlainState, bucket: dist.GradBucket) -> torch.futures.Futu
 
 @dataclass(frozen=True)
 class Method:
-    """How gradients are averaged."""
+    """How a model is wrapped, and what steps it."""
 
-    wrapped: bool = True  # in torch's wrapper; without it nothing is sent
-    make_hook: Callable[[], tuple[Any, Hook]] | None = None  # returns state and hook; without it torch's own all-reduce
+    wrap: Callable[[nn.Module], nn.Module]
+    optimizer: Callable[[nn.Module, nn.Module], torch.optim.Optimizer] = lambda model, wrapped: torch.optim.SGD(
+        model.parameters(), lr=1e-4
+    )
 
 
 class TimedHook:
@@ -401,32 +416,81 @@ def host_hook() -> tuple[Any, Hook]:
     return sender, hook
 
 
-def queued_hook(groups: dict[int, Any], blocks: int, strategy: str = "parameter_server") -> tuple[Any, Hook]:
-    """Return penstock's hook for onebit by a process group of at most `blocks` thread blocks, kept in `groups`."""
+def in_turn(codec: str) -> tuple[Any, Hook]:
+    """Return penstock's hook with two process groups that buckets have in turn."""
     world = dist.group.WORLD
-    if blocks not in groups:
-        messages._OWN.clear()
-        messages.MOST_BLOCKS = blocks
-        messages.device_messages(world, 120.0)
-        groups[blocks] = messages._OWN[world]
-    messages._OWN[world] = groups[blocks]
-    return comm_hook(strategy, codec="onebit")
+    kept, messages.PROCESS_GROUPS = messages._OWN.pop(world, None), 2
+    try:
+        return comm_hook("parameter_server", codec=codec)
+    finally:
+        messages.PROCESS_GROUPS = 1
+        if kept is not None:
+            messages._OWN[world] = kept
 
 
-def make_methods(groups: dict[int, Any]) -> dict[str, Method]:
-    """Return what is timed, by name; `groups` keeps penstock's process groups, which take seconds to connect."""
-    return {
-        "none": Method(wrapped=False),
-        "ddp, nothing sent": Method(make_hook=lambda: (None, send_nothing)),
-        "stock": Method(),
-        "powersgd 4": Method(make_hook=power_hook),
-        "plain hook": Method(make_hook=lambda: (PlainState(), plain_hook)),
-        "onebit by host": Method(make_hook=host_hook),
-        "onebit queued, 1 cta": Method(make_hook=partial(queued_hook, groups, 1)),
-        "onebit queued, 4 ctas": Method(make_hook=partial(queued_hook, groups, 4)),
-        "onebit queued, 16 ctas": Method(make_hook=partial(queued_hook, groups, 16)),
-        "onebit queued, all_gather": Method(make_hook=partial(queued_hook, groups, 4, "all_gather")),
-    }
+def stock(make_hook: Callable[[], tuple[Any, Hook]] | None = None, **options: Any) -> Method:
+    """Return torch's wrapper, with a hook or with its own all-reduce."""
+
+    def wrap(model: nn.Module) -> nn.Module:
+        wrapped = TorchDDP(model, device_ids=[0], **options)
+        if make_hook is not None:
+            state, hook = make_hook()
+            wrapped.timed = TimedHook(hook)
+            wrapped.register_comm_hook(state, wrapped.timed.hook)
+        return wrapped
+
+    return Method(wrap)
+
+
+def ours(**options: Any) -> Method:
+    """Return penstock's wrapper."""
+    return Method(
+        lambda model: DistributedDataParallel(model, device_ids=[0], measure_seconds=MEASURE_SECONDS, **options)
+    )
+
+
+def adamw(model: nn.Module, wrapped: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+
+def compressed_adamw(model: nn.Module, wrapped: nn.Module) -> torch.optim.Optimizer:
+    return CompressedAdamW(model.parameters(), lr=1e-5, ddp=wrapped, warmup_steps=WARMUP_STEPS)
+
+
+WARMUP_STEPS = 8  # of CompressedAdamW: over before anything is timed, as planning takes more iterations
+MEASURE_SECONDS = 5.0  # that a wrapper may measure, once for each codec
+VIEWS = {"gradient_as_bucket_view": True}
+METHODS = {
+    "none": Method(lambda model: model),
+    "ddp, nothing sent": stock(lambda: (None, send_nothing)),
+    "ddp, nothing sent, bucket view": stock(lambda: (None, send_nothing), **VIEWS),
+    "stock": stock(),
+    "stock, bucket view": stock(**VIEWS),
+    "powersgd 4": stock(power_hook),
+    "plain hook": stock(lambda: (PlainState(), plain_hook)),
+    "onebit by host": stock(host_hook),
+    "onebit hook": stock(lambda: comm_hook("parameter_server", codec="onebit")),
+    "onebit hook, ring": stock(lambda: comm_hook("ring", codec="onebit")),
+    "onebit hook, all_gather": stock(lambda: comm_hook("all_gather", codec="onebit")),
+    "onebit hook, hierarchical": stock(lambda: comm_hook("hierarchical", codec="onebit")),
+    "onebit hook, two groups": stock(lambda: in_turn("onebit")),
+    "blocks(bits=4) hook, two groups": stock(lambda: in_turn("blocks(bits=4)")),
+    "blocks(bits=4) hook": stock(lambda: comm_hook("parameter_server", codec="blocks(bits=4)")),
+    "dense plan": ours(),
+    "onebit": ours(codec="onebit"),
+    "onebit, bucket view": ours(codec="onebit", **VIEWS),
+    "onebit, dense_below=1025": ours(codec="onebit", dense_below=1025),
+    "blocks(bits=4)": ours(codec="blocks(bits=4)"),
+    "blocks(bits=4), bucket view": ours(codec="blocks(bits=4)", **VIEWS),
+    "gtopk": ours(codec="gtopk"),
+    "auto": ours(codec="auto"),
+    "none, AdamW": Method(lambda model: model, adamw),
+    "CompressedAdamW onebit(block=256)": Method(ours(codec="onebit(block=256)").wrap, compressed_adamw),
+}
+USUAL = (
+    "none", "stock", "powersgd 4", "plain hook", "dense plan", "onebit", "blocks(bits=4)", "auto", "none, AdamW",
+    "CompressedAdamW onebit(block=256)",
+)  # fmt: skip
 
 
 def make_model(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -436,18 +500,29 @@ def make_model(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     if name == "resnet":
         model = ResNet((3, 4, 6, 3)).to(DEVICE)
         return model, torch.randn(64, 3, 128, 128, device=DEVICE), torch.randint(0, 1000, (64,), device=DEVICE)
+    if name == "vgg":
+        model = vgg16_cifar().build().to(DEVICE)
+        return model, torch.randn(256, 3, 32, 32, device=DEVICE), torch.randint(0, 10, (256,), device=DEVICE)
     model = GPT(50257, 1024, width=768, depth=12, heads=12, dropout=0.1).to(DEVICE)
     words = torch.randint(0, 50257, (8, 257), device=DEVICE)
     return model, words[:, :-1].contiguous(), words[:, 1:].contiguous()
 
 
-class Training:
-    """A model, wrapped, with its data and optimizer."""
+class Contestant:
+    """A training by one method: model, wrapper, data and optimizer."""
 
-    def __init__(self, name: str, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    def __init__(self, name: str, method: Method) -> None:
         self.model, self._inputs, self._targets = make_model(name)
-        self.wrapped = wrap(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.wrapped = method.wrap(self.model)
+        self.optimizer = method.optimizer(self.model, self.wrapped)
+        self.steps(4)
+        if isinstance(self.wrapped, DistributedDataParallel):
+            for _ in range(PATIENCE):  # it profiles, measures and plans
+                if self.wrapped.plan is not None:
+                    break
+                self.steps(3)
+            self.steps(4)  # with the planned buckets
+        self.optimizer.zero_grad(set_to_none=True)
 
     def steps(self, count: int) -> None:
         """Do some iterations and wait for the device."""
@@ -458,63 +533,54 @@ class Training:
             self.optimizer.step()
         torch.cuda.synchronize()
 
-    def time(self, iterations: int) -> float:
-        """Return milliseconds per iteration on the slowest rank."""
+    def time(self, iterations: int) -> tuple[float, float | None]:
+        """Return milliseconds per iteration on the slowest rank, and those that this rank's host was in a hook."""
+        self.steps(1)  # others have trained since
+        timed = getattr(self.wrapped, "timed", None)
+        if timed is not None:
+            timed.seconds = 0.0
         dist.barrier()
         torch.cuda.synchronize()
         start = time.perf_counter()
         self.steps(iterations)
-        return round(max(gathered((time.perf_counter() - start) / iterations)) * 1e3, 2)
+        ms = round(max(gathered((time.perf_counter() - start) / iterations)) * 1e3, 2)
+        self.optimizer.zero_grad(set_to_none=True)  # leaves their memory to the next
+        return ms, None if timed is None else round(timed.seconds / iterations * 1e3, 3)
 
 
-class Contestant:
-    """A training by one method, and the time that the host is in its hook."""
-
-    def __init__(self, name: str, method: Method) -> None:
-        self.timed: TimedHook | None = None
-        self.training = Training(name, partial(self._wrap, method))
-        self.training.steps(4)
-
-    def _wrap(self, method: Method, model: nn.Module) -> nn.Module:
-        if not method.wrapped:
-            return model
-        wrapped = TorchDDP(model, device_ids=[0])
-        if method.make_hook is not None:
-            state, hook = method.make_hook()
-            self.timed = TimedHook(hook)
-            wrapped.register_comm_hook(state, self.timed.hook)
-        return wrapped
-
-    def time(self, iterations: int) -> tuple[float, float]:
-        """Return milliseconds per iteration, and those that this rank's host was in the hook."""
-        self.training.steps(1)  # others have trained since
-        if self.timed is not None:
-            self.timed.seconds = 0.0
-        ms = self.training.time(iterations)
-        self.training.optimizer.zero_grad(set_to_none=True)  # leaves their memory to the next
-        return ms, 0.0 if self.timed is None else round(self.timed.seconds / iterations * 1e3, 3)
+PATIENCE = 20  # times three iterations until a plan is in force
 
 
-def time_methods(results: Results, name: str, methods: dict[str, Method]) -> None:
+def time_methods(results: Results, name: str, methods: Sequence[str]) -> None:
     """Time all methods on a model in turns, and compare the ranks' weights after penstock's."""
-    begun, contestants, host_ms = time.time(), {}, {}
-    for label, method in methods.items():
-        contestants[label] = Contestant(name, method)
-        results.say(name, label, "ready")
-    rows = results.ms[name] = {label: [] for label in methods}
+    begun, contestants = time.time(), {}
+    for label in methods:
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        contestants[label] = Contestant(name, METHODS[label])
+        held = results.held_mb.setdefault(name, {})[label] = round((torch.cuda.memory_allocated() - before) / 1e6, 1)
+        results.say(name, label, "ready,", held, "MB")
+    rows, host_ms = results.ms.setdefault(name, {}), results.host_ms.setdefault(name, {})
+    rows |= {label: [] for label in methods}
     for turn in range(ROUNDS):
         for label, contestant in contestants.items():
             iterations = WORKLOADS[name].iterations
-            ms, host_ms[label] = contestant.time(max(3, iterations // 4) if label == "stock" else iterations)
+            slow = label in ("stock", "stock, bucket view", "dense plan") and dist.get_world_size() > 1
+            ms, in_hook = contestant.time(max(3, iterations // 4) if slow else iterations)
             rows[label].append(ms)
+            if in_hook is not None:
+                host_ms[label] = in_hook
         results.say(name, "round", turn, {label: ms[-1] for label, ms in rows.items()})
+        results.save()
         if agreed(time.time() - begun > WORKLOADS[name].limit_seconds):
             break
-    for label, contestant in contestants.items():
-        if "onebit" in label:
-            results.weights_equal[f"{name} {label}"] = weights_equal(contestant.training.model)
     results.say(name, "host ms in the hook", host_ms)
-    results.say("peak memory GB", torch.cuda.max_memory_allocated() / 1e9)
+    for label, contestant in contestants.items():
+        if not label.startswith(("none", "ddp")):
+            results.weights_equal[f"{name} {label}"] = weights_equal(contestant.model)
+        if isinstance(contestant.wrapped, DistributedDataParallel):
+            results.said[f"{name} {label}"] = contestant.wrapped.explain()
+            results.say(name, label, "explains\n" + contestant.wrapped.explain())
     contestants.clear()
     torch.cuda.empty_cache()
     dist.barrier()
@@ -527,35 +593,17 @@ def agreed(answer: bool) -> bool:
     return answers[0]
 
 
-def time_wrapper(results: Results, name: str) -> None:
-    """Time penstock's wrapper, which profiles, measures and plans in the iterations before."""
-    training = Training(name, lambda model: DistributedDataParallel(model, device_ids=[0], codec="onebit"))
-    begun = time.time()
-    for _ in range(8):
-        training.steps(5)
-    results.say(name, "wrapper ready after", round(time.time() - begun, 1))
-    found = [training.time(WORKLOADS[name].iterations) for _ in range(ROUNDS)]
-    results.ms[name]["wrapper onebit"] = found
-    results.say(name, "wrapper", found)
-    results.say(name, "wrapper explains\n" + training.wrapped.explain())
-    results.weights_equal[f"{name} wrapper onebit"] = weights_equal(training.model)
-    torch.cuda.empty_cache()
-
-
-def measure(results: Results, wanted: Sequence[str]) -> None:
+def measure(results: Results, options: argparse.Namespace) -> None:
     """Measure what is wanted, and write it part by part."""
     dist.all_reduce(torch.zeros(1, device=DEVICE))
     results.say("connected")
-    if "nobits" not in wanted:
+    if options.bits:
         check_bits(results)
         results.save()
-    time_kernels(results)
-    methods, models = make_methods({}), [name for name in WORKLOADS if name in wanted]
-    for name in models:
-        time_methods(results, name, methods)
-        results.save()
-    for name in models if "wrapper" in wanted else ():
-        time_wrapper(results, name)
+    if options.kernels:
+        time_kernels(results)
+    for name in options.models:
+        time_methods(results, name, options.methods or USUAL)
         results.save()
     results.say("done")
     dist.barrier()
@@ -565,18 +613,22 @@ def main() -> None:
     """Be one rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT.json")
-    parser.add_argument("wanted", nargs="*", help=f"any of {' '.join(WANTED)}")
+    parser.add_argument("models", nargs="*", help=f"any of {' '.join(WORKLOADS)}")
     parser.add_argument("--rate", required=True, help="of the links, for the record: 10gbit")
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="for the record")
+    parser.add_argument("--methods", type=lambda text: text.split(";"), help="rows, with ; between them")
+    parser.add_argument("--bits", action="store_true", help="compare the bits of both routes")
+    parser.add_argument("--kernels", action="store_true", help="time the codecs' kernels")
     options = parser.parse_args()
-    unknown = [word for word in options.wanted if word not in WANTED]
-    if unknown:
-        parser.error(f"found {' '.join(unknown)}; wanted any of {' '.join(WANTED)}")
+    for found, known in ((options.models, WORKLOADS), (options.methods or (), METHODS)):
+        if unknown := [each for each in found if each not in known]:
+            parser.error(f"found {'; '.join(unknown)}; wanted any of {'; '.join(known)}")
     torch.cuda.set_device(DEVICE)
     dist.init_process_group("nccl")
     service = " through CUDA's multi-process service" if "CUDA_MPS_PIPE_DIRECTORY" in os.environ else ""
     gpus = f"1 x {torch.cuda.get_device_name(DEVICE)}, shared by all ranks{service}"
     try:
-        measure(Results(options.out, options.rate, gpus), options.wanted)
+        measure(Results(options.out, options.rate, options.ranks_per_host, gpus), options)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -30,6 +30,7 @@ from penstock.cli.progress import progress
 from penstock.cluster.launch import run_workers
 from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError, PenstockError
+from penstock.runtime.device.messages import nccl_takes
 from penstock.torch import DistributedDataParallel
 from penstock.train.launch import loopback_settings
 from penstock.zoo import Task, find_task
@@ -128,8 +129,8 @@ def train_rank() -> None:
     """Measure the job given as JSON on the command line, as one worker."""
     job = OverlapJob(**json.loads(sys.argv[-1]))
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    alone = int(os.environ["LOCAL_WORLD_SIZE"]) <= torch.cuda.device_count()  # NCCL refuses two ranks on one GPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if alone else "gloo")
+    by_nccl = nccl_takes(int(os.environ["LOCAL_WORLD_SIZE"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
     rank = dist.get_rank()
     report(rank, {"device": torch.cuda.get_device_name()})
     for row in measure(job, rank):

@@ -1,5 +1,7 @@
 """What an exchange keeps of a gradient depends on its codec."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -235,3 +237,60 @@ def test_a_rank_that_encodes_nothing_sends_what_it_owes_to_the_one_that_does(str
     assert [bool(each.any()) for each in kept] == leads
     for applied, _ in ranks:
         np.testing.assert_array_equal(applied.numpy() + sum(kept), steps * GRADIENT.numpy() + world_size * 8)
+
+
+class Doubling:
+    """Messages between devices of two ranks that have the same values."""
+
+    sent_nbytes = 0
+
+    def all_reduce(self, values: torch.Tensor) -> None:
+        values.mul_(2)
+
+
+class Momentums:
+    """What an optimizer that exchanges its momentum says: half of it is sent, twice what arrives is taken."""
+
+    def __init__(self, spec: str | None) -> None:
+        self.spec = spec
+
+    def codec(self, planned: str) -> str | None:
+        return self.spec
+
+    def before(self, parts, loss_scale: float) -> None:
+        for _, part in parts:
+            part.mul_(0.5)
+
+    def after(self, parts) -> None:
+        for _, part in parts:
+            part.mul_(2.0)
+
+
+def asked_of_a_device(memory: Memory, planned: str | None, answer: bool = True) -> tuple[bool, list[str]]:
+    """Return whether a bucket on a device is queued, and which codecs had to be able to."""
+    exchange, asked = one_rank(memory), []
+    exchange._communicator.messages = Doubling()
+    exchange._communicator.queues = lambda codec, device: asked.append(codec.name.split("(")[0]) or answer
+    values = SimpleNamespace(is_cuda=True, numel=lambda: NUMEL, device=torch.device("cuda", 0))
+    route = Route("native") if planned is None else Route("ring", planned)
+    return exchange.queues(Parcel(values, ("weight",), (NUMEL,), route)), asked
+
+
+def test_momentum_and_small_tensors_are_queued_on_a_device_by_the_codec_that_carries_them() -> None:
+    memory = Memory(make_compression("onebit"))
+    memory.moments = Momentums("blocks(bits=4)")
+    assert asked_of_a_device(memory, "onebit") == (True, ["blocks"])
+    assert asked_of_a_device(memory, "onebit", answer=False) == (False, ["blocks"])
+    memory.moments = Momentums(None)
+    assert asked_of_a_device(memory, "onebit") == (True, [])  # it travels dense
+    assert asked_of_a_device(Memory(make_compression("onebit", dense_below=9)), "onebit") == (True, ["onebit"])
+    assert asked_of_a_device(Memory(make_compression("onebit"), on_nonfinite="skip"), "onebit") == (False, [])
+
+
+def test_small_tensors_of_a_queued_bucket_travel_in_one_dense_message_of_the_device() -> None:
+    exchange = one_rank(Memory(make_compression("bf16", dense_below=4)))
+    exchange._communicator.messages = Doubling()
+    values = torch.tensor([1.001, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0, 3.003])
+    exchange.average(Parcel(values, ("a", "b", "c"), (3, 4, 1), Route("ring", "bf16"), is_first=True), queued=True)
+    expected = torch.tensor([1.001 * 2, 4.0, 8.0, 1.0, 1.0, 1.0, 1.0, 3.003 * 2])  # to the bit where dense
+    assert torch.equal(values, expected)

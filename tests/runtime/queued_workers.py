@@ -39,7 +39,7 @@ def _run(rank, spec, strategy, steps, queued):
     options = Options(block_numel=block, ranks_per_node=2)
     program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
     if queued:
-        messages = GroupedMessages(dist.group.WORLD)
+        messages = GroupedMessages(*(dist.new_group() for _ in range(2)))  # taken in turn
         ready = prepare_queued(program, rank, codec, form, batches, messages)
     else:
         ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
@@ -47,6 +47,7 @@ def _run(rank, spec, strategy, steps, queued):
     for step in range(steps):
         data.copy_(gradients(rank, step))
         ready.run(data, step, 60.0, residual=residual, scale=0.25)
+        assert not ready.was_sent_nan(data)  # the communicator asks after every call
         results.append(data.numpy().tobytes())
     return [*results, residual.numpy().tobytes()]
 

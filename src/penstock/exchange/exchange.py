@@ -17,6 +17,7 @@ from penstock.exchange.residuals import HOST, Room, copied
 from penstock.exchange.traffic import CountingTransport, Traffic, ring_nbytes
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.device.small import SmallTensors
 from penstock.runtime.pages import move_to_huge_pages
 
 DENSE = "ring"  # strategy of what travels dense beside a codec
@@ -53,6 +54,7 @@ class Exchange:
         self._world_size = transport.world_size
         self._codecs: dict[str, Watched] = {}
         self._wide: dict[tuple[str, ...], torch.Tensor] = {}  # 16-bit buckets in float32, where they are queued
+        self._small_there: dict[tuple[tuple[int, ...], torch.device], SmallTensors | None] = {}  # by sizes of a bucket
         self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
         self._moved: set[tuple[int, int]] = set()  # to huge pages: address and bytes of buckets
         self._dense_nbytes = 0
@@ -60,13 +62,14 @@ class Exchange:
     def queues(self, parcel: Parcel) -> bool:
         """Say whether a bucket can be averaged without a wait of the host: all of it is queued on its device."""
         memory = self.memory
-        keeps = memory.compression.momentum.is_used or memory.moments is not None
-        waits = memory.skips or self._leaves_out or keeps or self._small(parcel.sizes)
+        waits = memory.skips or self._leaves_out or memory.compression.momentum.is_used
         if self._communicator.messages is None or waits or not parcel.values.is_cuda or not parcel.values.numel():
             return False
         if parcel.route.codec is None:
             return parcel.route == Route(NATIVE)
-        spec = memory.compression.codec_at(parcel.route.codec, max(memory.iterations - 1, 0))
+        spec = self._spec(parcel.route.codec, max(memory.iterations - 1, 0))
+        if spec is None:
+            return True
         with self._lock:
             codec = self._codec(spec)
         return self._communicator.queues(codec, parcel.values.device)
@@ -98,12 +101,11 @@ class Exchange:
 
     def _average_by_codec(self, parcel: Parcel, planned: str, queued: bool) -> None:
         """Average by the codec of this iteration; an optimizer may have its momentum sent instead of gradients."""
-        moments = self.memory.moments
-        if moments is None:
-            spec = self.memory.compression.codec_at(planned, self.memory.iterations - 1)
-            self._average_compressed(parcel, self._codec(spec), queued)
-        elif (other := moments.codec(planned)) is None:
+        moments, spec = self.memory.moments, self._spec(planned, self.memory.iterations - 1)
+        if spec is None:
             self._average_dense(parcel, queued)
+        elif moments is None:
+            self._average_compressed(parcel, self._codec(spec), queued)
         else:
             small, bounds = self._small(parcel.sizes), pairwise(accumulate(parcel.sizes, initial=0))
             parts = [
@@ -112,8 +114,13 @@ class Exchange:
                 if each not in small
             ]
             moments.before(parts, self.memory.loss_scale)
-            self._average_compressed(parcel, self._codec(other), queued)
+            self._average_compressed(parcel, self._codec(spec), queued)
             moments.after(parts)
+
+    def _spec(self, planned: str, iteration: int) -> str | None:
+        """Return the codec of an iteration for a bucket whose plan says `planned`; None: it travels dense."""
+        moments = self.memory.moments
+        return self.memory.compression.codec_at(planned, iteration) if moments is None else moments.codec(planned)
 
     def clip(self, gradients: Sequence[torch.Tensor]) -> None:
         """Scale what this rank adds to the average, all of `gradients` by one factor, where their norm is too large.
@@ -201,7 +208,9 @@ class Exchange:
             scale = 1.0
         absent = self._absent(values, parcel.sizes)
         velocity = self._gain_momentum(values, parcel, absent)
-        small = self._take_out_small(values, parcel.sizes, scale)
+        beside = self._beside(parcel.sizes, values.device) if queued else None
+        packed = None if beside is None else beside.take_out(values, scale)
+        small = [] if queued else self._take_out_small(values, parcel.sizes, scale)
         residual = None
         if codec.takes_feedback and self._communicator.encodes(parcel.route.strategy):  # else it goes to who does
             residual = self.memory.residuals.deferred(parcel.names, parcel.sizes, device)
@@ -227,6 +236,9 @@ class Exchange:
             assert residual is not None
             residual.values()[start : start + len(kept)] += kept
         self._average_small(values, small)
+        if beside is not None and packed is not None:
+            self._communicator.messages.all_reduce(packed)
+            beside.add_back(values, packed)
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
         self._put_back(values, parcel)
@@ -269,6 +281,14 @@ class Exchange:
     def _small(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
         bounds = pairwise(accumulate(sizes, initial=0))
         return [(start, stop) for start, stop in bounds if 0 < stop - start < self.memory.compression.dense_below]
+
+    def _beside(self, sizes: Sequence[int], device: torch.device) -> SmallTensors | None:
+        """Return the tensors of a queued bucket that travel dense beside it; None where there are none."""
+        key = (tuple(sizes), device)
+        if key not in self._small_there:
+            bounds = self._small(sizes)
+            self._small_there[key] = SmallTensors(bounds, device) if bounds else None
+        return self._small_there[key]
 
     def _take_out_small(
         self, values: torch.Tensor, sizes: Sequence[int], scale: float

@@ -239,6 +239,8 @@ class Moments:
             state = self.state(parameter)
             if not state.get(FROZEN):
                 squares = state.pop(SQUARES, state["exp_avg_sq"])
+                if squares.is_cuda:  # made on the optimizer's stream, read on a bucket's
+                    squares.record_stream(torch.cuda.current_stream(squares.device))
                 state["exp_avg_sq"].copy_(_with_floor(squares))
                 state[FROZEN] = True
             self._roots[parameter] = _flat(state["exp_avg_sq"]).sqrt().add_(self._groups[parameter]["eps"])
@@ -249,6 +251,8 @@ class Moments:
             return
         if not self._limits:
             self._limits = self._shares()
+            if parts[0].is_cuda:  # once: buckets on other streams read them too
+                torch.cuda.current_stream(parts[0].device).synchronize()
         norms = torch.stack(torch._foreach_norm(parts)) / loss_scale
         factors = torch.stack([self._limits[each] for each in parameters]) / norms.clamp_min(1e-30)
         torch._foreach_mul_(parts, list(factors.clamp_max_(1.0).unbind()))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, TrainError, TransportError
 from penstock.fields import Fields
 from penstock.run_record import run_document
+from penstock.runtime.device.messages import nccl_takes
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
 from penstock.train.agree import same_weights
@@ -100,13 +101,13 @@ def device_for(name: str, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def process_group(device: str, local_world_size: int, patience_seconds: float = 0.0) -> Iterator[None]:
-    """Join the others as the environment says; NCCL carries gradients where each worker has a GPU of its own.
+    """Join the others as the environment says; NCCL carries gradients between GPUs where it takes this many workers.
 
     Where a rank was lost, rank 0 stays for `patience_seconds` after it has left the group: others that learn of it only
     now find in its store who that is.
     """
-    alone_on_gpu = device == "cuda" and local_world_size <= torch.cuda.device_count() and dist.is_nccl_available()
-    dist.init_process_group("cpu:gloo,cuda:nccl" if alone_on_gpu else "gloo")
+    by_nccl = device == "cuda" and nccl_takes(local_world_size)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
     assert dist.group.WORLD is not None
     store, lost = dist.group.WORLD.get_group_store(), False
     try:

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a 
 
 from penstock.errors import StrategyError
 from penstock.program import Op
-from penstock.runtime.device.queued import prepare_queued, steps
+from penstock.runtime.device.queued import Bindings, prepare_queued, steps
 from penstock.runtime.device.rounds import widen
 from penstock.strategies import Options
 from penstock.strategies.compressed import CHUNKS, build_compressed
@@ -73,7 +73,7 @@ def check_bits(world_size, cases):
 
 
 def test_what_is_queued_has_the_bits_of_the_route_through_the_host():
-    check_bits(2, [("onebit", "parameter_server")])
+    check_bits(2, [("onebit", "parameter_server"), ("blocks(bits=4)", "parameter_server")])
 
 
 @pytest.mark.slow
@@ -82,7 +82,8 @@ def test_every_strategy_queued_has_the_bits_of_the_route_through_the_host(world_
     check_bits(
         world_size,
         [("terngrad", "ring"), ("bf16", "all_gather"), ("onebit", "hierarchical"), ("fp8", "parameter_server"),
-         ("onebit", "halving_doubling")],
+         ("onebit", "halving_doubling"), ("onebit(block=256)", "ring"), ("blocks(bits=2)", "all_gather"),
+         ("blocks(bits=8)", "hierarchical"), ("onebit(block=256)", "parameter_server")],
     )  # fmt: skip
 
 
@@ -90,3 +91,30 @@ def test_a_gradient_that_is_not_finite_is_nan_on_every_rank_and_heard_of_when_th
     for heard, spoilt in spawn(2, spoil_one_rank, "onebit", "parameter_server"):
         assert heard == [2]
         assert spoilt == [[True, True, True], [False, True, True]]  # its piece alone, and in that call alone
+
+
+class Settled:
+    """Something bound that notes when it is let go."""
+
+    def __init__(self, name, gone):
+        self.name, self.gone = name, gone
+
+    def settle(self):
+        self.gone.append(self.name)
+
+
+def test_what_is_bound_to_buckets_that_come_no_more_is_let_go_and_nothing_else():
+    bindings, gone, made = Bindings(), [], []
+
+    def use(name):
+        bindings.use(name, lambda: made.append(name) or Settled(name, gone))
+
+    for name in "abc" * 3:  # torch's first buckets
+        use(name)
+    assert (gone, made) == ([], list("abc"))
+    for name in "vwxyz" * 2:  # those it makes anew
+        use(name)
+    assert sorted(gone) == list("abc")
+    for name in "vwxyz" * 9:
+        use(name)
+    assert (len(bindings), made) == (5, list("abcvwxyz"))

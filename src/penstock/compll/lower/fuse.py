@@ -62,16 +62,20 @@ from penstock.compll.lower.passes import (
 from penstock.compll.types import FLOAT
 
 
-def schedule_encode(program: Program, feedback: bool = False, latest: str = GRADIENT) -> Schedule:
+def schedule_encode(
+    program: Program, feedback: bool = False, latest: str = GRADIENT, joins_blocks: bool = False
+) -> Schedule:
     """Return encode as passes; with `feedback`, the residual is added first and what was not sent is left in it.
 
     `latest` is what this step's gradient is called without feedback: where nothing is added, the gradient itself.
+    `joins_blocks`: a pass over blocks is done together with the one that reduces them even where that saves no pass
+    over the gradient, because it saves a kernel launch.
     """
     levels = Levels()
     if not feedback:
         names = {LATEST: latest}
         levels.add_all(renamed(statement, names, {}) for statement in program.encode.statements)
-        return _tiled(levels.encode(program, program.encode.fields, GRADIENT))
+        return _tiled(levels.encode(program, program.encode.fields, GRADIENT), least=1 if joins_blocks else 2)
     total = Expr("add", FLOAT, (element(GRADIENT), element(RESIDUAL)), name=TOTAL)
     statements, fields = _with_total(program.encode)
     made: list[Statement] = [Map(TOTAL, NUMEL, total), *statements]
@@ -104,15 +108,15 @@ def schedule_later(program: Program) -> Schedule | None:
     return _tiled(levels.encode(program, fields, TOTAL))
 
 
-def _tiled(schedule: Schedule) -> Schedule:
-    """Return a schedule in which neighbouring passes are done together where that saves one over the gradient."""
+def _tiled(schedule: Schedule, least: int = 2) -> Schedule:
+    """Return a schedule in which neighbouring passes are done together where `least` or more go over the gradient."""
     steps: list[Step] = []
     run: list[Pass] = []
     for step in (*schedule.steps, None):
         if isinstance(step, Pass) and _joins(step, run, schedule):
             run.append(step)
             continue
-        steps += _together(run, schedule)
+        steps += _together(run, schedule, least)
         run = [step] if isinstance(step, Pass) and _joins(step, [], schedule) else []
         steps += [step] if step is not None and not run else []
     return replace(schedule, steps=tuple(steps))
@@ -134,8 +138,8 @@ def _joins(step: Pass, run: Sequence[Pass], schedule: Schedule) -> bool:
     return True
 
 
-def _together(run: Sequence[Pass], schedule: Schedule) -> Sequence[Step]:
-    if sum(step.length == NUMEL for step in run) < 2:
+def _together(run: Sequence[Pass], schedule: Schedule, least: int) -> Sequence[Step]:
+    if len(run) < 2 or sum(step.length == NUMEL for step in run) < least:
         return run
     made = {output.name for step in run for output in step.outputs if isinstance(output, GroupReduce)}
     made |= {o.vector for step in run for o in step.outputs if isinstance(o, Keep) and o.to not in INPUTS}

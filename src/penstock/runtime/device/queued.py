@@ -14,8 +14,7 @@ Everything that does not change is resolved when a bucket is first seen: memory,
 not finite is NaN on every rank, as kernels see to it; the host hears of it when the bucket comes the next time.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -37,7 +36,6 @@ from penstock.strategies.batches import Batches
 
 Work = Callable[[], None]
 _MESSAGES = (Op.SEND, Op.RECV)
-_BINDINGS = 64  # buckets that share a program, as equal layers do
 _ITEMSIZE = 4  # buckets are float32
 
 
@@ -45,6 +43,10 @@ class Messages(Protocol):
     """What moves device memory, in the order of the current stream."""
 
     sent_nbytes: int  # so far, by this rank
+    bindings: "Bindings"  # of all programs that send by them
+
+    def take_turn(self) -> None:
+        """Begin with another bucket, whose messages need not wait for those of the one before."""
 
     def exchanging(self, messages: Sequence[Message]) -> Work:
         """Return what starts all messages together; what follows on the current stream finds them arrived."""
@@ -106,6 +108,31 @@ def _together(instructions: Sequence[Instruction], indices: Sequence[int]) -> It
         yield Step(op, chosen)
 
 
+class Bindings:
+    """Programs on the memory of buckets. Those of buckets that come no more are let go, with memory on the device.
+
+    torch makes other buckets after its first iteration, and a plan makes others again; what was bound to the old ones
+    holds them, their residuals and messages. A bucket that still comes does so at least once in as many runs as there
+    are bindings.
+    """
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._bound: dict[Hashable, tuple[_Bound, int]] = {}  # and the run in which each was used last
+
+    def __len__(self) -> int:
+        return len(self._bound)
+
+    def use(self, key: Hashable, make: Callable[[], "_Bound"]) -> "_Bound":
+        """Return what is bound under a key, made where there is nothing; forget what is no longer used."""
+        self._runs += 1
+        bound = self._bound[key][0] if key in self._bound else make()
+        self._bound[key] = bound, self._runs
+        for old in [each for each, (_, run) in self._bound.items() if self._runs - run > len(self._bound)]:
+            self._bound.pop(old)[0].settle()
+        return bound
+
+
 class Queued:
     """One rank's part of a compressed program on a device, ready to run any number of times."""
 
@@ -119,7 +146,6 @@ class Queued:
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
-        self._bound: OrderedDict[tuple[int, int], _Bound] = OrderedDict()  # by address; latest last
 
     def run(
         self,
@@ -148,16 +174,16 @@ class Queued:
         if scale != 1.0:
             data.mul_(scale)
         self.form.begin(len(self.pieces))
+        self.messages.take_turn()
         bound.start()
 
+    def was_sent_nan(self, data: torch.Tensor) -> bool:
+        """Say nothing: whether a sum is NaN is heard of through the codec, when the bucket comes again."""
+        return False
+
     def _bind(self, data: torch.Tensor, residual: torch.Tensor | None) -> "_Bound":
-        key = data.data_ptr(), 0 if residual is None else residual.data_ptr()
-        if key not in self._bound:
-            if len(self._bound) >= _BINDINGS:
-                self._bound.popitem(last=False)[1].settle()
-            self._bound[key] = _Bound(self, data, residual)
-        self._bound.move_to_end(key)
-        return self._bound[key]
+        key = id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()
+        return self.messages.bindings.use(key, lambda: _Bound(self, data, residual))
 
 
 class _Bound:

@@ -59,12 +59,20 @@ def qualified():
     return [spec for spec in codec_names() if qualifies(DeviceCodec.create(make_codec(spec), DEVICE).kernels.kernels)]
 
 
-def test_all_codecs_with_payloads_of_one_size_qualify_but_one_that_keeps_vectors():
+def test_all_codecs_with_payloads_of_one_size_qualify_by_block_too():
     assert VARYING & set(qualified()) == set()
-    assert set(codec_names()) - VARYING - {"qsgd"} <= set(qualified())
+    assert set(codec_names()) - VARYING <= set(qualified())
+    by_block = DeviceCodec.create(make_codec("onebit(block=256)"), DEVICE).kernels.kernels
+    assert qualifies(by_block)
+    assert len(by_block.encode) == 1  # means are made by the kernel that packs the signs
+    assert by_block.settles
 
 
-@pytest.mark.parametrize("spec", ["onebit", "terngrad", "bf16", pytest.param("fp8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "spec",
+    ["onebit", "terngrad", "bf16", "blocks(bits=4)", "onebit(block=256)"]
+    + [pytest.param(spec, marks=pytest.mark.slow) for spec in ("fp8", "blocks(bits=2)", "blocks(bits=8)", "qsgd")],
+)
 def test_payloads_residuals_and_sums_are_those_of_each_piece_by_itself(spec):
     case, gradient, other = Case(spec), values(1), values(2)
     residual, expected = values(3) / 8, values(3) / 8

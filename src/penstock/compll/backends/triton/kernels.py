@@ -72,7 +72,7 @@ class Kernels:
     is_elementwise: bool = True  # decode's element i needs nothing but scalars and element i of the payload
 
     def __post_init__(self) -> None:
-        encode = self._procedure(schedule_encode(self.program, latest=LATEST), "encode")
+        encode = self._procedure(schedule_encode(self.program, latest=LATEST, joins_blocks=True), "encode")
         decode = self._procedure(schedule_decode(self.program, unpacks=False), "decode")
         passes = [step for step in decode.schedule.steps if not isinstance(step, Let)]
         emits = [

@@ -3,13 +3,14 @@
 A bucket has hundreds of pieces, most of them smaller than what fills a GPU, and every launch waits for room among the
 model's kernels. Here a kernel for one piece is called by a kernel for many: a table says which piece each program of
 the grid works on, and where that piece and its payload lie. How many programs a piece gets follows from its size alone,
-so sums are added up in one order whatever a piece travels with, and its bits are the same in every batch.
+so sums are added up in one order whatever a piece travels with, and its bits are the same in every batch. Kernels that
+leave no sums to add up get as many programs as keep the device busy.
 
 What is not finite stays on the device, too: `mark` writes the header that says so over a payload, and decoding such a
 payload gives NaN.
 
 Programs qualify whose encode consists of passes over the gradient and whose decode is elementwise: all shipped codecs
-with payloads of one size.
+with payloads of one size, those with values by block included where a tile holds whole blocks.
 """
 
 import re
@@ -25,9 +26,10 @@ from penstock.compll.backends.triton.text import argument_kind, wrapped
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.lower.passes import Pack, Pass
 
-COLUMNS = 8  # of a row: elements, first element, first byte of the header, ordinal, programs; the others are unused
+COLUMNS = 8  # of a row: elements, first element, first byte of the header, ordinal, programs (two kinds); then unused
 CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 256))  # elements at most: programs of a piece
 PROGRAMS = 256  # the most
+OPEN_NUMEL, MOST_OPEN = 1 << 13, 2048  # elements of a program that leaves no sums; the most such programs of a piece
 _LOOKS = 1024  # pieces at a time
 _PLACES = {
     "payload_ptr": "payload_ptr + place",
@@ -45,7 +47,7 @@ _PLACES = {
 _ROW = """
     piece, program = tl.load(work_ptr + tl.program_id(0) * 2), tl.load(work_ptr + tl.program_id(0) * 2 + 1)
     row = table_ptr + piece * {columns}
-    numel, start, programs = tl.load(row).to(tl.int32), tl.load(row + 1), tl.load(row + 4).to(tl.int32)
+    numel, start, programs = tl.load(row).to(tl.int32), tl.load(row + 1), tl.load(row + {crew}).to(tl.int32)
     header, ordinal = tl.multiple_of(tl.load(row + 2), 16), tl.load(row + 3)
     if EVEN:
         start = tl.multiple_of(start, 4)
@@ -122,7 +124,12 @@ def _wrapper(launch: Launch, slots: int, encodes: bool) -> str:
     call, later = (f"{launch.kernel}({', '.join([*given, *each])})" for each in (launch.constants, adding))
     body = _ENCODE.format(call=call) if encodes else _DECODE.format(call=call, later=later)
     head = "\n".join(wrapped(f"{launch.kernel}_many", ["work_ptr", "table_ptr", "places_ptr", *typed, *constants]))
-    return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS)}{body}"
+    return f"\n\n{decorator}\n{head}{_ROW.format(columns=COLUMNS, crew=5 if is_open(launch) else 4)}{body}"
+
+
+def is_open(launch: Launch) -> bool:
+    """Say whether the programs of a kernel leave no sums to be added up: their number changes no bit."""
+    return launch.parts == 0
 
 
 class Batch:
@@ -139,16 +146,14 @@ class Batch:
         flags: torch.Tensor | None = None,  # int32, one for each piece: up where its values are not finite
     ) -> None:
         device, width, count = headers[0].device, headers[0].numel(), len(pieces)
-        crowds = [_programs(stop - start) for start, stop in pieces]
+        crews = [(_programs(stop - start), _open_programs(stop - start)) for start, stop in pieces]
         rows = [
-            [stop - start, start, piece * width, ordinals[piece], crowds[piece], 0, 0, 0]
+            [stop - start, start, piece * width, ordinals[piece], *crews[piece], 0, 0]
             for piece, (start, stop) in enumerate(pieces)
         ]
-        largest_first = sorted(range(count), key=lambda piece: -crowds[piece])
-        work = [(piece, program) for piece in largest_first for program in range(crowds[piece])]
-        self.count, self.width, self.sources, self.programs = count, width, len(places), len(work)
+        self.count, self.width, self.sources = count, width, len(places)
         self.table = torch.tensor(rows, dtype=torch.int64).to(device)
-        self.work = torch.tensor(work, dtype=torch.int32).to(device)
+        self.work, self.open_work = (_work(sizes).to(device) for sizes in zip(*crews, strict=True))
         self.places = (torch.tensor(places, dtype=torch.int64) + width).t().contiguous().to(device)
         self.headers, self.skipped = torch.cat([*headers]), torch.cat([*skipped])
         self.starts_even = all(start % 4 == 0 for start, _ in pieces)
@@ -162,6 +167,20 @@ class Batch:
 def _programs(numel: int) -> int:
     """Return how many programs work on a piece: by its size alone, as the order of sums depends on it."""
     return next(programs for most, programs in CROWDS if numel <= most)
+
+
+def _open_programs(numel: int) -> int:
+    """Return how many programs work on a piece where they leave no sums."""
+    return min(max(1, -(-numel // OPEN_NUMEL)), MOST_OPEN)
+
+
+def _work(crews: Sequence[int]) -> torch.Tensor:
+    """Return the piece of each program of the grid and its number there; those of the largest pieces come first."""
+    pieces = torch.tensor(crews)
+    largest_first = torch.argsort(pieces, descending=True, stable=True)
+    programs = [torch.arange(crews[piece], dtype=torch.int32) for piece in largest_first.tolist()]
+    owners = largest_first.to(torch.int32).repeat_interleave(pieces[largest_first])
+    return torch.stack([owners, torch.cat(programs)], dim=1)
 
 
 class ManyKernels:
@@ -184,15 +203,14 @@ class ManyKernels:
         given = self._given(batch, payloads) | {
             "gradient_ptr": bucket, "latest_ptr": bucket, "residual_ptr": bucket if residual is None else residual,
             "last_ptr": payloads, "status_ptr": batch.flags, "seed": 0, "FEEDBACK": residual is not None,
+            "SETTLE": residual is not None and self.kernels.settles,
         }  # fmt: skip
         found: list[_Bound] = []
         for launch in self.kernels.encode:
             found.append(self._bound(launch, batch, given, bucket))
-            if (
-                residual is not None and "FEEDBACK" in launch.constants
-            ):  # the residual holds the sum of both from now on
-                given |= {"gradient_ptr": residual, "FEEDBACK": False}
-        if residual is not None:
+            if residual is not None and "FEEDBACK" in launch.constants:
+                given |= {"gradient_ptr": residual, "FEEDBACK": False}  # it holds the sum of both from now on
+        if residual is not None and not self.kernels.settles:
             found += self._decodes(batch, payloads, residual, True, -1.0, 0)
         return Launches(found)
 
@@ -220,7 +238,7 @@ class ManyKernels:
         return {
             **self._parameters, "payload_ptr": payloads, "header_ptr": batch.headers, "status_ptr": self._status,
             "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars, "partials_ptr": batch.partials,
-            "HEADER": batch.width, "LAST": False, "SETTLE": False, "ALIGNED": True, "PROGRAMS": PROGRAMS,
+            "HEADER": batch.width, "LAST": False, "ALIGNED": True, "PROGRAMS": PROGRAMS,
         }  # fmt: skip
 
     def _bound(self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor) -> "_Bound":
@@ -228,11 +246,12 @@ class ManyKernels:
         names = [name for name in launch.arguments if name != "numel"]
         own = {"BLOCK": shape.block, "STAGES": shape.stages, "EVEN": batch.starts_even and values.data_ptr() % 16 == 0}
         known = {**given, **own}
-        arguments = [batch.work, batch.table, batch.places, *(known[name] for name in names)]
+        work = batch.open_work if is_open(launch) else batch.work
+        arguments = [work, batch.table, batch.places, *(known[name] for name in names)]
         arguments += [batch.sources] if launch in self.kernels.decode else []
         constants = [known[name] for name in (*launch.constants, "EVEN")]
         seed_at = names.index("seed") + 3 if "seed" in names else None
-        return _Bound(kernel, batch.programs, arguments, constants, shape.warps, seed_at)
+        return _Bound(kernel, len(work), arguments, constants, shape.warps, seed_at)
 
 
 class Launches:
@@ -263,7 +282,7 @@ class _Bound:
         if self._seed_at is not None:
             self._arguments[self._seed_at] = seed
         if self._compiled is not None:
-            stream = torch.cuda.current_stream(self._device).cuda_stream
+            stream = torch._C._cuda_getCurrentRawStream(self._device.index)  # as Triton asks; a stream object is slow
             self._compiled(*self._arguments, *self._constants, stream=stream)
         elif self._device.type != "cuda":
             self._kernel[(self._programs,)](*self._arguments, *self._constants)
