@@ -34,7 +34,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from penstock.exchange.nonfinite import Watched
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.optim import CompressedAdamW
@@ -74,6 +73,7 @@ class Job:
     decay: float = 0.1  # of weights, matrices only
     steps: int = 1500
     batch: int = 64  # of all workers
+    local_clip: float | None = None  # each rank clips its own gradient, by the wrapper's `clip=`
     density: float | None = None  # of a sparse codec, after a warm-up over a fifth of all steps
     begins: str = "gpt2"  # "zoo": as the zoo does; "torch": torch's own linear layers
 
@@ -389,7 +389,8 @@ def wrapped(job: Job, network: nn.Module, nccl: Any) -> nn.Module:
         if job.density is not None:
             stages = {"warmup": [0.25, 0.0625, 0.03, 0.015], "warmup_every": max(1, job.steps // 20)}
             return OurDDP(network, codec="gtopk", density=job.density, dense_below=job.dense_below, plan=plan, **stages)
-        return OurDDP(network, codec=job.codec, dense_below=job.dense_below, strategy=job.strategy, plan=plan)
+        options = {"dense_below": job.dense_below, "strategy": job.strategy, "clip": job.local_clip}
+        return OurDDP(network, codec=job.codec, plan=plan, **options)
     found = TorchDDP(network, process_group=nccl, gradient_as_bucket_view=True)
     if job.carrier == POWERSGD:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
