@@ -46,17 +46,24 @@ def make(codec: str | None, optimizer: str = "compressed", **options: Any) -> tu
 
 
 def train(
-    rank: int, model: OurDDP, optimizer: torch.optim.Optimizer, steps: range, passes: int = 1, clip: float = 0.0
+    rank: int,
+    model: OurDDP,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    passes: int = 1,
+    clip: float = 0.0,
+    times: float = 1.0,
 ) -> list[float]:
+    """Train; the loss counts `times`."""
     losses = []
     for step in steps:
         for part in range(passes):
             x, y = (each.chunk(passes)[part] for each in batch(rank, step))
             if part < passes - 1:
                 with model.no_sync():
-                    (nn.functional.mse_loss(model(x), y) / passes).backward()
+                    (times * nn.functional.mse_loss(model(x), y) / passes).backward()
             else:
-                loss = nn.functional.mse_loss(model(x), y) / passes
+                loss = times * nn.functional.mse_loss(model(x), y) / passes
                 loss.backward()
                 losses.append(float(loss.detach()) * passes)
         if clip:
@@ -82,8 +89,11 @@ def runs(rank: int, cases: dict[str, dict[str, Any]], steps: int) -> dict[str, d
     return found
 
 
-def one_momentum_step(rank: int, passes: int) -> dict[str, dict[str, Any]]:
-    """Take the first step with exchanged momentum; return what it began with, this rank's gradients, and its end."""
+def one_momentum_step(rank: int, passes: int, times: float = 1.0) -> dict[str, dict[str, Any]]:
+    """Take the first step with exchanged momentum; return what it began with, this rank's gradients, and its end.
+
+    `times`: by how much rank 0's loss of that step is multiplied.
+    """
     model, optimizer = make("blocks(bits=8)")
     train(rank, model, optimizer, range(WARMUP))
     alone = net()
@@ -103,9 +113,21 @@ def one_momentum_step(rank: int, passes: int) -> dict[str, dict[str, Any]]:
             "beta1": group["betas"][0],
             "decay": group["weight_decay"],
         }
-    train(rank, model, optimizer, range(WARMUP, WARMUP + 1), passes)
+    train(rank, model, optimizer, range(WARMUP, WARMUP + 1), passes, times=times if rank == 0 else 1.0)
     for name, parameter in model.module.named_parameters():
         found[name]["after"] = parameter.detach().numpy().copy()
+    return found
+
+
+def mean_squares(rank: int, clips: list[float]) -> list[list[Any]]:
+    """Warm up without moving, clipping gradients at each of some norms; return what of them is noted."""
+    found = []
+    for clip in clips:
+        model, optimizer = make("blocks(bits=8)", warmup_codec="blocks(bits=8)")
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        train(rank, model, optimizer, range(WARMUP), clip=clip)
+        found.append([optimizer.state[each]["mean_square"].numpy().copy() for each in model.parameters()])
     return found
 
 

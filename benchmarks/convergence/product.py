@@ -2,10 +2,11 @@
 
 usage: product.py --suite gpt --data FOLDER --out RUNS.jsonl [--budget SECONDS] [--ranks 16] [--only NAME ...]
 
-Every run is a `Job`: a task, an optimizer, what carries gradients, workers and a seed. Jobs of as many workers share a
-pool of processes that trains one after the other; as many pools run side by side as `--ranks` allows (on a GPU start
-CUDA's multi-process service first). Each finished run is a line of the file, and such are not run again: interrupt and
-continue at will. Bytes are what `bytes_sent()` counted on rank 0, over a dense ring's.
+Every run is a `Job`: a task, an optimizer, what carries gradients, workers and a seed. A pool is as many processes as
+a job has workers; it takes the next job that none has taken, until all are done or time is over. As many pools run side
+by side as `--ranks` allows (on a GPU start CUDA's multi-process service first: `nvidia-cuda-mps-control -d`). Each
+finished run is a line of the file, and such are not run again: interrupt and continue at will. Bytes are what
+`bytes_sent()` counted on rank 0, over a dense ring's. `--steps`, `--batch` and `--workers` change all jobs, for trials.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import json
 import lzma
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from penstock.exchange.nonfinite import Watched
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.optim import CompressedAdamW
@@ -41,6 +43,10 @@ from penstock.zoo.vgg import vgg16_cifar
 
 TorchDDP = nn.parallel.DistributedDataParallel
 BUCKET_NBYTES = 16 << 20  # of plans made here: nothing is measured, since results do not depend on it
+# Seconds of a step, twenty ranks on one H200: what would not end in time is not begun, since a process that is killed
+# takes the other clients of CUDA's multi-process service with it.
+GUESS = {"resnet20": 0.04, "vgg16": 0.08, "lstm": 0.035, "gpt": 0.09, "gpt40m": 0.2}
+MAX_BROKEN = 12  # pools that are started again after a job of theirs failed
 STOCK, POWERSGD, ALONE, OURS = "stock", "powersgd", "alone", "ours"
 
 
@@ -61,14 +67,14 @@ class Job:
     warmup: float = 0.2  # of all steps, before momentum is exchanged
     warmup_codec: str | None = "blocks(bits=4)"
     max_norm: float | None = None
-    clip: float = 1.0  # of what the optimizer is given; 0: not at all
+    clip: float = 1.0  # of the norm of what the optimizer is given; 0: not at all
     rate: float = 1e-3
     rises: int = 100  # steps in which the learning rate rises
     decay: float = 0.1  # of weights, matrices only
     steps: int = 1500
     batch: int = 64  # of all workers
-    unit: str = "step"  # momentum is encoded over the root of the second moment, or as it is ("momentum")
-    host: bool = False  # codecs work in host memory, also where gradients are on a GPU
+    local_clip: float | None = None  # each rank clips its own gradient, by the wrapper's `clip=`
+    density: float | None = None  # of a sparse codec, after a warm-up over a fifth of all steps
     begins: str = "gpt2"  # "zoo": as the zoo does; "torch": torch's own linear layers
 
 
@@ -76,69 +82,110 @@ class Job:
 
 
 def gpt_suite() -> list[Job]:
-    """Return runs of the GPT of 10.7M, the most telling first."""
+    """Return runs of the GPT of 10.8M, the most telling first."""
     base = Job("dense", carrier=ALONE, workers=1)
     ours, momentum = Job(""), Job("", optimizer="compressed")
-    onebit = replace(momentum, codec="onebit(block=256)")
+    blocks = replace(ours, name="blocks4", codec="blocks(bits=4)")
+    onebit = replace(momentum, name="m onebit w20", codec="onebit(block=256)")
     two = replace(momentum, codec="blocks(bits=2,block=256)", warmup=0.07)
     return [
         base,
         replace(base, name="dense decay0.01 torch's weights", decay=0.01, begins="torch"),
         replace(base, name="dense no rise", rises=0),
         replace(base, name="dense no rise torch's weights", rises=0, begins="torch", decay=0.01),
-        replace(base, name="dense", seed=1),
-        replace(base, name="dense", seed=2),
-        replace(ours, name="blocks4", codec="blocks(bits=4)"),
-        replace(onebit, name="m onebit w20"),
+        *(replace(base, seed=seed) for seed in (1, 2)),
+        *(replace(blocks, seed=seed) for seed in (0, 1, 2)),
+        *(replace(onebit, seed=seed) for seed in (0, 1, 2)),
+        *(replace(blocks, workers=8, seed=seed) for seed in (0, 1, 2)),
+        *(replace(onebit, workers=8, seed=seed) for seed in (0, 1, 2)),
         replace(ours, name="stock", carrier=STOCK),
-        replace(two, name="m blocks2 w7"),
         replace(ours, name="powersgd rank4", carrier=POWERSGD),
-        replace(onebit, name="m onebit w20 norm1", max_norm=1.0),
-        replace(onebit, name="m onebit w20 plain units", unit="momentum"),
-        replace(ours, name="blocks8", codec="blocks(bits=8)"),
-        replace(onebit, name="m onebit w20 norm2", max_norm=2.0),
-        replace(onebit, name="m onebit w10 g8", warmup=0.1, warmup_codec="blocks(bits=8)"),
-        replace(onebit, name="m onebit w20 small dense", dense_below=2048),
-        replace(onebit, name="m onebit w20 ring", strategy="ring"),
-        replace(onebit, name="m onebit w20", seed=1),
-        replace(ours, name="blocks4", codec="blocks(bits=4)", seed=1),
-        replace(two, name="m blocks2 w7", seed=1),
-        replace(ours, name="blocks2", codec="blocks(bits=2)"),
-        replace(onebit, name="m onebit w20", workers=8),
-        replace(ours, name="blocks4", codec="blocks(bits=4)", workers=8),
         replace(ours, name="powersgd rank16", carrier=POWERSGD, rank=16),
+        replace(ours, name="powersgd rank32", carrier=POWERSGD, rank=32),
         replace(ours, name="terngrad", codec="terngrad(bitwidth=2)"),
         replace(ours, name="onebit", codec="onebit"),
-        replace(onebit, name="m onebit w30", warmup=0.3),
-        replace(onebit, name="m onebit w20", seed=2),
-        replace(ours, name="blocks4", codec="blocks(bits=4)", seed=2),
-        replace(two, name="m blocks2 w7", seed=2),
         replace(ours, name="onebit blocks", codec="onebit(block=256)"),
-        replace(two, name="m blocks2 w7", workers=8),
+        replace(ours, name="blocks2", codec="blocks(bits=2)"),
+        replace(ours, name="blocks8", codec="blocks(bits=8)"),
+        replace(ours, name="bf16", codec="bf16"),
+        sparse(replace(ours, name="gtopk 0.01"), 0.01),
+        replace(two, name="m blocks2 w7"),
+        replace(onebit, name="m onebit w20 norm1", max_norm=1.0),
+        replace(onebit, name="m onebit w20 norm2", max_norm=2.0),
+        replace(onebit, name="m onebit w20 ring", strategy="ring"),
+    ]
+
+
+def large_suite() -> list[Job]:
+    """Return runs of the GPT of 40M."""
+    base = Job("", task="gpt40m", rate=6e-4, steps=600)
+    return [
+        replace(base, name="blocks4", codec="blocks(bits=4)"),
+        replace(base, name="m onebit w20", codec="onebit(block=256)", optimizer="compressed"),
+        replace(base, name="dense", carrier=ALONE, workers=1),
+    ]
+
+
+def sparse(job: Job, density: float) -> Job:
+    """Return the job with gTop-k's exchange."""
+    return replace(job, codec=f"sparse(density={density})", strategy="gtopk_doubling", density=density)
+
+
+# Steps, batch of all workers, and by optimizer: rate, weights' decay, clipping; rates are dense's best of `tune`.
+WIDE = {
+    "resnet20": (1000, 128, {"adamw": (3e-3, 0.01, 1.0), "sgd": (0.1, 5e-4, 1.0)}),
+    "vgg16": (1000, 128, {"adamw": (5e-4, 0.01, 1.0), "sgd": (0.05, 5e-4, 1.0)}),
+    "lstm": (1000, 64, {"adamw": (5e-3, 0.01, 1.0), "sgd": (25.0, 0.0, 0.25)}),
+}
+
+
+def wide_job(task: str, optimizer: str) -> Job:
+    """Return a job of another task than the GPT."""
+    steps, batch, settings = WIDE[task]
+    rate, decay, clip = settings[optimizer]
+    return Job("", task=task, optimizer=optimizer, steps=steps, batch=batch, rate=rate, decay=decay, clip=clip)
+
+
+def tune_suite() -> list[Job]:
+    """Return dense runs of other tasks at several learning rates, on one process."""
+    return [
+        replace(job, name=f"tune {optimizer} x{factor}", carrier=ALONE, workers=1, rate=job.rate * factor)
+        for factor in (1.0, 0.4, 2.5)
+        for task in WIDE
+        for optimizer in ("adamw", "sgd")
+        for job in [wide_job(task, optimizer)]
     ]
 
 
 def wide_suite() -> list[Job]:
-    """Return the other tasks: what `auto` may choose with each optimizer, beside dense."""
-    jobs = []
-    for task, steps, batch, rate in (
-        ("resnet20", 2000, 128, 2e-3),
-        ("vgg16", 2000, 128, 1e-3),
-        ("lstm", 2000, 64, 2e-3),
-    ):
-        adam = Job("", task=task, steps=steps, batch=batch, rate=rate, decay=0.01, dense_below=1024)
-        sgd = replace(adam, optimizer="sgd", rate={"resnet20": 0.1, "vgg16": 0.05, "lstm": 1.0}[task], decay=5e-4)
-        momentum = replace(adam, optimizer="compressed", codec="onebit(block=256)", max_norm=1.0)
-        jobs += [
-            replace(adam, name="dense", carrier=ALONE, workers=1),
-            replace(adam, name="blocks4", codec="blocks(bits=4)"),
-            replace(momentum, name="m onebit w20"),
-            replace(sgd, name="sgd dense", carrier=ALONE, workers=1),
-            replace(sgd, name="sgd onebit", codec="onebit"),
-            replace(sgd, name="sgd terngrad", codec="terngrad(bitwidth=2)"),
-            replace(sgd, name="sgd blocks4", codec="blocks(bits=4)"),
-        ]
-    return jobs
+    """Return the other tasks: dense, what `auto` may choose with each optimizer, and what others use.
+
+    Dense is stock DDP where layers normalise by batch: one process would normalise over all workers' examples.
+    """
+    return [job for seed in (0, 1, 2) for task in WIDE for job in wide_jobs(task, seed)]
+
+
+def wide_jobs(task: str, seed: int) -> list[Job]:
+    """Return runs of one task and seed; what is not recommended from one seed only."""
+    adam, sgd = (replace(wide_job(task, each), seed=seed) for each in ("adamw", "sgd"))
+    alone = {"carrier": ALONE, "workers": 1} if task == "lstm" else {"carrier": STOCK}
+    found = [
+        replace(adam, name="dense", **alone),
+        replace(adam, name="blocks4", codec="blocks(bits=4)"),
+        replace(adam, name="m onebit w20", codec="onebit(block=256)", optimizer="compressed"),
+        replace(sgd, name="sgd dense", **alone),
+        replace(sgd, name="sgd onebit", codec="onebit"),
+        replace(sgd, name="sgd terngrad", codec="terngrad(bitwidth=2)"),
+        replace(sgd, name="sgd blocks4", codec="blocks(bits=4)"),
+        sparse(replace(sgd, name="sgd gtopk 0.01"), 0.01),
+    ]
+    once = [
+        replace(adam, name="powersgd rank4", carrier=POWERSGD),
+        replace(sgd, name="sgd powersgd rank4", carrier=POWERSGD),
+        replace(adam, name="terngrad", codec="terngrad(bitwidth=2)"),
+        replace(adam, name="onebit", codec="onebit"),
+    ]
+    return found + once * (seed == 0)
 
 
 def smoke_suite() -> list[Job]:
@@ -152,7 +199,13 @@ def smoke_suite() -> list[Job]:
     ]
 
 
-SUITES: dict[str, Callable[[], list[Job]]] = {"gpt": gpt_suite, "wide": wide_suite, "smoke": smoke_suite}
+SUITES: dict[str, Callable[[], list[Job]]] = {
+    "gpt": gpt_suite,
+    "large": large_suite,
+    "tune": tune_suite,
+    "wide": wide_suite,
+    "smoke": smoke_suite,
+}
 
 
 # ---------------------------------------------------------------------------------------------------- tasks
@@ -160,6 +213,8 @@ SUITES: dict[str, Callable[[], list[Job]]] = {"gpt": gpt_suite, "wide": wide_sui
 
 class Text:
     """Bytes of WikiText-2; judged by bits per byte of the held-out text."""
+
+    low = True  # bf16 autocast; the others TF32
 
     def __init__(self, data: Path, device: torch.device, width: int, depth: int, heads: int, context: int) -> None:
         self._shape, self._context, self._device = (width, depth, heads), context, device
@@ -186,10 +241,10 @@ class Text:
             len(self._text["train"]) - self._context - 1, (job.steps, job.batch), generator=generator
         ).to(self._device)
 
-    def loss(self, model: nn.Module, picked: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss over examples."""
+    def batch(self, picked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return examples and what is wanted for them."""
         words = self._text["train"][picked[:, None] + torch.arange(self._context + 1, device=self._device)].long()
-        return functional.cross_entropy(model(words[:, :-1]).flatten(0, 1).float(), words[:, 1:].flatten())
+        return words[:, :-1].contiguous(), words[:, 1:]
 
     def judge(self, model: nn.Module, low: Callable[[], Any]) -> float:
         """Return how good the network is, on one process."""
@@ -210,15 +265,17 @@ class Text:
 class Images:
     """A fifth of CIFAR-10, shifted and mirrored; judged by errors on test images, in percent."""
 
+    low = False
+
     def __init__(self, data: Path, device: torch.device, make: Callable[[], nn.Module]) -> None:
         self._make, self._device = make, device
         self._train, self._test = (self._read(data / "cifar10", name) for name in ("data_batch_1", "test_batch"))
 
     def _read(self, folder: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         with lzma.open(folder / f"{name}.images.npy.xz") as file:
-            images = torch.from_numpy(np.load(file)).reshape(-1, 3, 32, 32).float().div_(255)
+            images = torch.from_numpy(np.load(file)).permute(0, 3, 1, 2).float().div_(255)
         mean, spread = torch.tensor([0.491, 0.482, 0.447]), torch.tensor([0.247, 0.243, 0.262])
-        normal = (images - mean.view(3, 1, 1)) / spread.view(3, 1, 1)
+        normal = ((images - mean.view(3, 1, 1)) / spread.view(3, 1, 1)).contiguous()
         labels = torch.from_numpy(np.load(folder / f"{name}.labels.npy")).long()
         return normal.to(self._device), labels.to(self._device)
 
@@ -233,8 +290,8 @@ class Images:
         drawn = [torch.randint(size, (job.steps, job.batch), generator=generator) for size in sizes]
         return torch.stack(drawn, -1).to(self._device)
 
-    def loss(self, model: nn.Module, picked: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss over examples."""
+    def batch(self, picked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return examples and what is wanted for them."""
         which, down, right, mirrored = picked.unbind(-1)
         padded = functional.pad(self._train[0][which], (4, 4, 4, 4))
         reach = torch.arange(32, device=self._device)
@@ -242,8 +299,7 @@ class Images:
         rows = reach + down[:, None]
         at = torch.arange(len(which), device=self._device)[:, None, None, None]
         channels = torch.arange(3, device=self._device)[:, None, None]
-        images = padded[at, channels, rows[:, None, :, None], columns[:, None, None, :]]
-        return functional.cross_entropy(model(images).float(), self._train[1][which])
+        return padded[at, channels, rows[:, None, :, None], columns[:, None, None, :]], self._train[1][which]
 
     def judge(self, model: nn.Module, low: Callable[[], Any]) -> float:
         """Return how good the network is, on one process."""
@@ -257,6 +313,7 @@ class Images:
 class Words:
     """Penn Treebank by an LSTM that begins anew with every window; judged by the perplexity of held-out words."""
 
+    low = False
     WINDOW = 35
 
     def __init__(self, data: Path, device: torch.device) -> None:
@@ -277,10 +334,10 @@ class Words:
         last = len(self._text["train"]) - self.WINDOW - 1
         return torch.randint(last, (job.steps, job.batch), generator=generator).to(self._device)
 
-    def loss(self, model: nn.Module, picked: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss over examples."""
+    def batch(self, picked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return examples and what is wanted for them."""
         words = self._text["train"][picked[:, None] + torch.arange(self.WINDOW + 1, device=self._device)]
-        return functional.cross_entropy(model(words[:, :-1]).flatten(0, 1).float(), words[:, 1:].flatten())
+        return words[:, :-1].contiguous(), words[:, 1:]
 
     def judge(self, model: nn.Module, low: Callable[[], Any]) -> float:
         """Return how good the network is, on one process."""
@@ -328,9 +385,12 @@ def wrapped(job: Job, network: nn.Module, nccl: Any) -> nn.Module:
     if job.carrier == ALONE:
         return network
     if job.carrier == OURS:
-        return OurDDP(
-            network, codec=job.codec, dense_below=job.dense_below, strategy=job.strategy, plan=hand_plan(job, network)
-        )
+        plan = hand_plan(job, network)
+        if job.density is not None:
+            stages = {"warmup": [0.25, 0.0625, 0.03, 0.015], "warmup_every": max(1, job.steps // 20)}
+            return OurDDP(network, codec="gtopk", density=job.density, dense_below=job.dense_below, plan=plan, **stages)
+        options = {"dense_below": job.dense_below, "strategy": job.strategy, "clip": job.local_clip}
+        return OurDDP(network, codec=job.codec, plan=plan, **options)
     found = TorchDDP(network, process_group=nccl, gradient_as_bucket_view=True)
     if job.carrier == POWERSGD:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
@@ -364,34 +424,37 @@ def optimizer_of(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     if job.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=job.rate, betas=(0.9, 0.95))
     assert isinstance(model, OurDDP)
-    found = CompressedAdamW(
+    return CompressedAdamW(
         groups, lr=job.rate, betas=(0.9, 0.95), ddp=model, warmup_steps=round(job.warmup * job.steps),
         warmup_codec=job.warmup_codec, max_norm=job.max_norm,
     )  # fmt: skip
-    found._moments.preconditions = job.unit == "step"
-    return found
 
 
 def run(job: Job, task: Any, device: torch.device, nccl: Any) -> dict[str, Any]:
     """Train once; return what came of it."""
     begun = time.perf_counter()
     rank = dist.get_rank() if job.carrier != ALONE else 0
-    low = (lambda: torch.autocast("cuda", torch.bfloat16)) if device.type == "cuda" else nullcontext
+    cuda = device.type == "cuda"
+    low = partial(torch.autocast, "cuda", torch.bfloat16, cache_enabled=False) if cuda and task.low else nullcontext
     torch.manual_seed(job.seed)
     network = task.network(job).to(device)
     numel = sum(p.numel() for p in network.parameters())
-    model = wrapped(job, network, nccl)
-    optimizer = optimizer_of(job, model)
     share = job.batch // job.workers
     picks = task.picks(job)[:, rank * share : (rank + 1) * share]
+    if cuda:
+        capture(network, task.batch(picks[0])[0], low)
+    model = wrapped(job, network, nccl)
+    optimizer = optimizer_of(job, model)
     torch.manual_seed(1000 * job.seed + rank)  # of dropout
     losses, norms = torch.zeros(job.steps, device=device), torch.zeros(job.steps, device=device)
     for step in range(job.steps):
         for group in optimizer.param_groups:
             rises = min(1.0, (step + 1) / job.rises) if job.rises else 1.0
             group["lr"] = job.rate * rises * 0.5 * (1 + math.cos(math.pi * step / job.steps))
+        examples, wanted = task.batch(picks[step])
         with low():
-            loss = task.loss(model, picks[step])
+            logits = model(examples)
+        loss = functional.cross_entropy(logits.flatten(0, -2).float(), wanted.flatten())
         loss.backward()
         losses[step] = loss.detach()
         if job.clip:
@@ -414,6 +477,18 @@ def run(job: Job, task: Any, device: torch.device, nccl: Any) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
     }
+
+
+def capture(network: nn.Module, examples: torch.Tensor, low: Callable[[], Any]) -> None:
+    """Make the network's passes CUDA graphs: many processes that launch small kernels hold each other up.
+
+    All gradients are ready at once then, which changes when they travel and not what arrives.
+    """
+    before = [each.clone() for each in network.buffers()]  # of normalisation: trial passes count into them
+    with low():
+        torch.cuda.make_graphed_callables(network, (examples,))
+    for buffer, value in zip(network.buffers(), before, strict=True):
+        buffer.copy_(value)
 
 
 def bytes_of(job: Job, network: nn.Module) -> float:
@@ -442,19 +517,19 @@ def work(options: argparse.Namespace) -> int:
     dist.init_process_group("gloo")
     nccl = dist.new_group(backend="nccl") if cuda and workers > 1 and not options.gloo else None
     tasks: dict[str, Any] = {}
-    longest = 0.0
-    for text in json.loads(options.jobs):
+    longest: dict[tuple[str, int], float] = {}
+    for index, text in enumerate(json.loads(options.jobs)):
         job = Job(**text)
-        stop = [time.time() + 1.15 * longest > options.ends]
-        dist.broadcast_object_list(stop, 0)
-        if stop[0]:
-            break
+        kind = (job.task, job.steps)
+        late = time.time() + 1.1 * longest.get(kind, GUESS.get(job.task, 0.0) * job.steps) > options.ends
+        mine = [rank == 0 and not late and claim(options.out, workers, index)]
+        dist.broadcast_object_list(mine, 0)
+        if not mine[0]:
+            continue
         begun = time.time()
-        if job.host:
-            Watched.on_device = lambda self, device: None  # type: ignore[method-assign]
-        if job.task not in tasks:
-            tasks[job.task] = TASKS[job.task](Path(options.data), device)
         try:
+            if job.task not in tasks:
+                tasks[job.task] = TASKS[job.task](Path(options.data), device)
             found = run(job, tasks[job.task], device, nccl)
         except Exception as error:
             if rank == 0:
@@ -464,12 +539,26 @@ def work(options: argparse.Namespace) -> int:
             os._exit(1)
         if rank == 0:
             keep(options.out, found)
-        longest = max(longest, time.time() - begun)
+        longest[kind] = max(longest.get(kind, 0.0), time.time() - begun)
         if cuda:
             torch.cuda.empty_cache()
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # threads of senders and of NCCL need no farewell
+
+
+def claim(path: str, workers: int, index: int) -> bool:
+    """Take a job, unless another pool has it."""
+    try:
+        with open(f"{claims_of(path)}/{workers}-{index}", "x"):
+            return True
+    except FileExistsError:
+        return False
+
+
+def claims_of(path: str) -> str:
+    """Return the folder in which pools mark jobs that they took."""
+    return f"{path}.claims"
 
 
 def keep(path: str, found: dict[str, Any]) -> None:
@@ -487,7 +576,8 @@ def lines(path: str) -> list[dict[str, Any]]:
 
 def key(document: dict[str, Any]) -> str:
     """Return what tells runs apart."""
-    return json.dumps({each.name: document.get(each.name) for each in dataclasses.fields(Job)}, sort_keys=True)
+    values = {each.name: document.get(each.name, each.default) for each in dataclasses.fields(Job)}
+    return json.dumps(values, sort_keys=True)
 
 
 def start(options: argparse.Namespace, workers: int, jobs: list[Job]) -> list["subprocess.Popen[bytes]"]:
@@ -507,13 +597,13 @@ def start(options: argparse.Namespace, workers: int, jobs: list[Job]) -> list["s
 
 
 def pools(jobs: list[Job], ranks: int) -> list[list[Job]]:
-    """Deal jobs out to pools that fit side by side: those of one number of workers, in turn."""
+    """Return the jobs of each pool: all of one number of workers, of which a pool takes what others left."""
     dealt: list[list[Job]] = []
     sizes = sorted({job.workers for job in jobs})
     for workers in sizes:
         mine = [job for job in jobs if job.workers == workers]
-        count = min(len(mine), max(1, 3 if workers == 1 else ranks // workers - (1 in sizes)))
-        dealt += [mine[index::count] for index in range(count)]
+        room = ranks if sizes == [workers] else 3 if workers == 1 else ranks - 3 * (1 in sizes)
+        dealt += [mine] * min(len(mine), max(1, room // workers))
     return dealt
 
 
@@ -521,11 +611,18 @@ def lead(options: argparse.Namespace) -> int:
     """Keep pools going until all jobs are done or time is over."""
     options.ends = time.time() + options.budget
     done = {key(line) for line in lines(options.out) if "error" not in line}
-    todo = [job for job in SUITES[options.suite]() if key(asdict(job)) not in done]
-    todo = [job for job in todo if not options.only or job.name in options.only]
+    shutil.rmtree(claims_of(options.out), ignore_errors=True)
+    os.makedirs(claims_of(options.out))
+    changed = {name: getattr(options, name) for name in ("steps", "batch") if getattr(options, name)}
+    suite = [replace(job, **changed) for job in SUITES[options.suite]()]
+    suite = [replace(job, workers=options.workers) if options.workers and job.workers > 1 else job for job in suite]
+    wanted = [job for job in suite if not options.only or job.name in options.only]
+    wanted = [job for job in wanted if job.task in (options.tasks or [job.task])]
+    todo = [job for job in wanted if key(asdict(job)) not in done and job.seed in (options.seeds or [job.seed])]
     waiting = pools(todo, options.ranks)
     print(f"{len(todo)} runs in {len(waiting)} pools; {len(done)} are done", flush=True)
     running: list[tuple[list[Job], list[subprocess.Popen[bytes]]]] = []
+    broken = 0
     for _ in range(int(options.budget) * 2 + 120):
         in_flight = sum(len(processes) for _, processes in running)
         while waiting and in_flight + waiting[0][0].workers <= options.ranks + 4:
@@ -537,26 +634,15 @@ def lead(options: argparse.Namespace) -> int:
             if all(code == 0 for code in codes) or any(codes):
                 running.remove((mine, processes))
                 end(processes)
-                if any(codes) and (left := unfinished(options.out, mine)) and time.time() < options.ends:
-                    waiting.append(left)
-        if not running and not waiting:
-            break
-        if time.time() > options.ends + 25:
+                broken += any(codes)
+                if any(codes) and broken < MAX_BROKEN and time.time() < options.ends:
+                    waiting.append(mine)
+        if (not running and not waiting) or time.time() > options.ends + 25:
             break
         time.sleep(0.5)
     for _, processes in running:
         end(processes)
     return 0
-
-
-def unfinished(path: str, jobs: list[Job]) -> list[Job]:
-    """Return jobs of a pool that broke: those not tried, and, once more in host memory, the one that broke it."""
-    kept = {key(line): "error" in line for line in lines(path)}
-    failed = [job for job in jobs if kept.get(key(asdict(job)))]
-    left = [job for job in jobs if key(asdict(job)) not in kept]
-    if not failed and left:  # it died without a word
-        failed, left = left[:1], left[1:]
-    return left + [replace(job, host=True) for job in failed[-1:] if job.carrier == OURS and not job.host]
 
 
 def end(processes: list["subprocess.Popen[bytes]"]) -> None:
@@ -575,7 +661,11 @@ def main() -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--budget", type=float, default=400.0)
     parser.add_argument("--ranks", type=int, default=16, help="processes side by side")
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], help="names of jobs")
+    parser.add_argument("--tasks", nargs="*", default=[], choices=sorted(TASKS))
+    parser.add_argument("--seeds", nargs="*", default=[], type=int)
+    for name in ("--steps", "--batch", "--workers"):
+        parser.add_argument(name, type=int, default=0)
     parser.add_argument("--gloo", action="store_true", help="torch's wrapper over gloo too: no NCCL")
     for name in ("--worker",):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_adam as training
-from penstock.torch.optim import CompressedAdamW, _flat, _with_floor
+from penstock.torch.optim import LIMIT, CompressedAdamW, _bound, _flat, _with_floor
 from spawn import spawn
 
 STEPS = 40
@@ -49,20 +49,43 @@ def test_momentum_in_one_bit_sends_less_than_momentum_in_eight(two_ranks):
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_a_momentum_step_is_adamws_with_the_second_moment_of_the_warm_up(passes):
-    """Computed anew with numpy from both ranks' gradients; the codec's eight bits lose next to nothing.
+    """Computed anew with numpy from both ranks' bounded gradients; the codec's eight bits lose next to nothing.
 
     In two passes, the first inside of `no_sync`, gradients are those of one.
     """
     found = spawn(2, training.one_momentum_step, passes)
     for name, step in found[0].items():
-        gradient = np.mean([rank[name]["gradient"] for rank in found], axis=0)
+        root = np.sqrt(step["second moment"]) + 1e-8
+        bound = LIMIT * 2**0.5 * root
+        gradient = np.mean([np.clip(rank[name]["gradient"], -bound, bound) for rank in found], axis=0)
         beta1 = step["beta1"]
         momentum = beta1 * step["momentum"] + (1 - beta1) * gradient
-        root = np.sqrt(step["second moment"]) + 1e-8
         rate, number = 0.01, training.WARMUP + 1
         wanted = step["before"] * (1 - rate * step["decay"]) - rate / (1 - beta1**number) * momentum / root
         scale = np.abs(momentum / root).max() * rate
         np.testing.assert_allclose(step["after"], wanted, atol=0.02 * scale)
+
+
+def test_a_gradient_a_million_times_as_large_moves_no_weight_further_than_its_bound():
+    for step in spawn(2, training.one_momentum_step, 1, 1e6)[0].values():
+        beta1, rate, number = step["beta1"], 0.01, training.WARMUP + 1
+        root = np.sqrt(step["second moment"]) + 1e-8
+        largest = beta1 * np.abs(step["momentum"] / root) + (1 - beta1) * LIMIT * 2**0.5
+        moved = np.abs(step["after"] - step["before"] * (1 - rate * step["decay"])) * (1 - beta1**number) / rate
+        assert (moved <= largest + 0.02 * largest.max()).all()
+
+
+def test_gradients_that_are_clipped_while_warming_up_count_as_they_came():
+    plain, clipped = spawn(2, training.mean_squares, [0.0, 1e-3])[0]
+    for one, other in zip(plain, clipped, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-3)
+
+
+def test_a_bound_leaves_small_values_alone_and_does_not_hide_what_is_not_finite():
+    values = torch.tensor([0.5, -2.0, 3.0, -50.0, torch.inf, torch.nan])
+    _bound([values], 3.0)
+    assert torch.equal(values[:4], torch.tensor([0.5, -2.0, 3.0, -3.0]))
+    assert values[4:].isnan().all()
 
 
 @pytest.mark.parametrize("at", [3, training.WARMUP, 9])

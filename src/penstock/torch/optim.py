@@ -12,14 +12,21 @@ follow. Then v stays what it was, and ranks exchange their momentum with error f
     m   = average of what the codec makes of m_i + residual_i
     w   = w - lr (m / (1 - beta1^t) / (sqrt(v) + eps) + weight_decay w)
 
+Exact Adam bounds a step after a gradient far above those before, because v follows it; a frozen v does not. A word that
+was rare while warming up would throw its row, and the scales of the blocks that it is encoded in. So a rank's gradient
+counts up to LIMIT sqrt(ranks) of the frozen root, element by element. And v must be in the units of what is exchanged
+afterwards: gradients that the user clips while warming up count into it as they came, before clipping.
+
 The exchange calls `Moments` around each compressed bucket, so plans, overlap and error feedback are the wrapper's.
 Tensors that always travel dense, by plan or by `dense_below`, keep both moments and the exact step.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import ParamsT
 
 from penstock.codecs.spec import parse_spec
@@ -34,6 +41,7 @@ SQUARES = "mean_square"  # of a parameter: its squared gradient, averaged over t
 FROZEN = "is_frozen"  # of a parameter: its second moment stays as it is
 FLOOR = 0.01  # a frozen second moment is at least this part of the mean of its block
 FLOOR_BLOCK = 256
+LIMIT = 5.0  # of a gradient over the frozen root, times the root of the ranks: about what one spike moves exact Adam by
 Parts = Sequence[tuple[str, torch.Tensor]]  # gradients of a bucket by name, flat
 
 
@@ -135,12 +143,13 @@ class Moments:
     ) -> None:
         self.warmup_steps, self._warmup_codec, self._max_norm = warmup_steps, warmup_codec, max_norm
         self.arrived: set[torch.Tensor] = set()  # parameters whose `grad` is momentum since the last step
-        self.preconditions = True  # momentum is encoded in units of its step
         self._optimizer, self._memory = optimizer, ddp.exchange_memory
         self._parameters = {name: each for name, each in ddp.module.named_parameters() if each.requires_grad}
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}  # the optimizer's, by parameter
         self._roots: dict[torch.Tensor, torch.Tensor] = {}  # sqrt(v) + eps of parameters whose v is frozen
         self._limits: dict[torch.Tensor, torch.Tensor] = {}  # norms that their gradients are clipped to
+        self._largest = LIMIT * math.sqrt(dist.get_world_size(ddp.process_group))
+        self._came: dict[torch.Tensor, torch.Tensor] = {}  # norms of gradients as they came, before the user clips
         self.forget()
         if left := [name for name, each in self._parameters.items() if each not in self._groups]:
             raise CodecError(
@@ -181,22 +190,30 @@ class Moments:
             roots = [self.root(each) for each in parameters]
             self._clip(parameters, parts, loss_scale)
             beta1 = group["betas"][0]
+            torch._foreach_div_(parts, roots)
+            _bound(parts, self._largest * loss_scale)
             torch._foreach_mul_(parts, 1 - beta1)
-            torch._foreach_add_(parts, [_flat(self.state(p)["exp_avg"]) for p in parameters], alpha=beta1 * loss_scale)
-            if self.preconditions:
-                torch._foreach_div_(parts, roots)
+            moments = [_flat(self.state(each)["exp_avg"]) for each in parameters]
+            torch._foreach_addcdiv_(parts, moments, roots, value=beta1 * loss_scale)
 
     def after(self, averages: Parts) -> None:
-        """Turn what came of the exchange into momentum again."""
-        if self.is_warming_up or not self.preconditions:
+        """Turn what came of the exchange into momentum again; of gradients note how long they were."""
+        if self.is_warming_up:
+            if self._is_noting and averages:
+                norms = torch._foreach_norm([part for _, part in averages])
+                self._came.update(zip((self._parameters[name] for name, _ in averages), norms, strict=True))
             return
         for _, parameters, parts in self._by_group(averages):
             torch._foreach_mul_(parts, [self.root(each) for each in parameters])
 
+    @property
+    def _is_noting(self) -> bool:
+        """Whether this step's gradients count into the second moment that will be frozen."""
+        return self.warmup_steps // 2 <= self.steps < self.warmup_steps
+
     def note_gradients(self) -> None:
         """Add this step's gradients to the mean squares, in the second half of the warm-up."""
-        first = self.warmup_steps // 2
-        if not first <= self.steps < self.warmup_steps:
+        if not self._is_noting:
             return
         found = [each for each in self._groups if each.grad is not None]
         for each in found:
@@ -204,8 +221,19 @@ class Moments:
                 self.state(each)[SQUARES] = torch.zeros_like(each, memory_format=torch.preserve_format)
         if found:
             gradients = [each.grad for each in found if each.grad is not None]
+            if self._came:
+                gradients = list(torch._foreach_mul(gradients, self._clipped_by()))
             squares = [self.state(each)[SQUARES] for each in found]
-            torch._foreach_addcmul_(squares, gradients, gradients, value=1 / (self.warmup_steps - first))
+            count = self.warmup_steps - self.warmup_steps // 2
+            torch._foreach_addcmul_(squares, gradients, gradients, value=1 / count)
+
+    def _clipped_by(self) -> torch.Tensor:
+        """Return how much longer gradients were when they came than they are now, at least 1."""
+        now = [each.grad for each in self._came if each.grad is not None]
+        came = [norm for each, norm in self._came.items() if each.grad is not None]
+        lengths = [torch.linalg.vector_norm(torch.stack(each)) for each in (came, torch._foreach_norm(now))]
+        self._came = {}
+        return (lengths[0] / self._memory.loss_scale / lengths[1].clamp_min(1e-30)).clamp_min(1.0)
 
     def begin(self) -> None:
         """Forget what gradients owe: from now on momentum is exchanged, in other units."""
@@ -214,7 +242,7 @@ class Moments:
     def forget(self) -> None:
         """Forget what was computed from the optimizer's state, which is another one now."""
         self._groups = {p: group for group in self._optimizer.param_groups for p in group["params"]}
-        self._roots, self._limits = {}, {}
+        self._roots, self._limits, self._came = {}, {}, {}
 
     def frozen(self) -> list[torch.Tensor]:
         """Return parameters whose second moment stays as it is."""
@@ -287,6 +315,14 @@ def _step_frozen(
     torch._foreach_addcdiv_(
         parameters, averages, roots, scalars=[-rate / (1 - beta1 ** float(state["step"])) for state in states]
     )
+
+
+def _bound(parts: list[torch.Tensor], largest: float) -> None:
+    """Bound all elements; one that is not finite becomes NaN, which every rank is told of."""
+    over = torch._foreach_abs(parts)
+    torch._foreach_div_(over, largest)
+    torch._foreach_clamp_min_(over, 1.0)
+    torch._foreach_div_(parts, over)
 
 
 def _with_floor(squares: torch.Tensor) -> torch.Tensor:
