@@ -14,7 +14,7 @@ import torch.distributed as dist
 from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, TransportError
-from penstock.runtime import Communicator, whereabouts
+from penstock.runtime import Communicator, failure_diagnosis
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import SPARSE
@@ -61,7 +61,9 @@ def make_different_known_calls(rank: int) -> str:
     communicator = Communicator(C10dTransport(), timeout_seconds=120)
     for numel in (1000, 2000):
         communicator.all_reduce(torch.ones(numel))
-    whereabouts.SHARE = 0.5  # of the timeout for notes: ranks on a busy machine do not run into it at the same moment
+    failure_diagnosis.SHARE = (
+        0.5  # of the timeout for notes: ranks on a busy machine do not run into it at the same moment
+    )
     communicator.timeout_seconds = 4
     dist.barrier()
     tensor = torch.ones(1000 if rank == 1 else 2000)
@@ -99,7 +101,11 @@ def survive_the_absence_of(rank: int, absent: int, timeout_seconds: float, stops
     communicator = Communicator(C10dTransport(), timeout_seconds=120)
     tensor = torch.ones(1000)
     communicator.all_reduce(tensor)
-    communicator.timeout_seconds, whereabouts.SHARE, whereabouts.LONGEST_SECONDS = timeout_seconds, 0.5, 60.0
+    communicator.timeout_seconds, failure_diagnosis.SHARE, failure_diagnosis.LONGEST_SECONDS = (
+        timeout_seconds,
+        0.5,
+        60.0,
+    )
     others = [other for other in range(dist.get_world_size()) if other != absent]
     store, mine = C10dTransport().store, os.getpid()
     store.set(f"pid {rank}", str(mine))
@@ -131,7 +137,7 @@ def survive_the_error_of(rank: int, victim: int, strategy: str, timeout_seconds:
 
 def read_notes_for_half_a_second(timeout_seconds: float) -> None:
     """Whoever hangs up has left its note before, so it need not be waited for."""
-    whereabouts.SHARE = 0.5 / timeout_seconds
+    failure_diagnosis.SHARE = 0.5 / timeout_seconds
 
 
 def failure_of(call: Callable[[], object]) -> str:
