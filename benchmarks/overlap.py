@@ -33,8 +33,8 @@ from penstock.runtime.device.messages import nccl_takes
 from penstock.torch import DistributedDataParallel
 from penstock.train.start_workers import loopback_settings
 from penstock.zoo import Task, find_task
+from penstock.zoo.run_task import build
 from penstock.zoo.task import first_batch
-from penstock.zoo.training import build
 from study import RANK, Claim, claim_documents, start
 
 TRACED = 3  # steps

@@ -32,7 +32,7 @@ class Shown:
 def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
     """Run the job to its end and return its record; None on workers that have none."""
     from penstock.cli.joining import torchrun_variables
-    from penstock.cli.workers import is_worker
+    from penstock.cli.worker_processes import is_worker
 
     os.environ.update(torchrun_variables(os.environ))
     if is_worker():

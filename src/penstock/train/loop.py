@@ -27,7 +27,7 @@ class Meter:
     """Bytes per iteration since the meter was made."""
 
     def __init__(self, wrapped: Wrapped, nic: str) -> None:
-        """With `nic`, the kernel's counter of that interface is read: headers included, and on an emulated host no other traffic."""
+        """Start counting; with `nic`, the kernel's counter of that interface is read, headers included."""
         self._wrapped, self._nic = wrapped, nic
         self._before = wrapped.traffic()
         self._nic_before = sent_nbytes(nic) if nic else 0

@@ -22,7 +22,7 @@ from penstock.runtime.device.messages import nccl_takes
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
 from penstock.train.agree import same_weights
-from penstock.train.events import Event, Tell, tell_launcher, drop_event
+from penstock.train.events import Event, Tell, drop_event, tell_launcher
 from penstock.train.job import MPI, Job, job_from_fields
 from penstock.train.loop import Loop
 from penstock.train.method import Wrapped
