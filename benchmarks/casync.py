@@ -15,8 +15,7 @@ from configurations import Configuration, hand_made, joint, steps
 from penstock.bench.jobs import Done, Place, run_job, serve
 from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts, split_list
-from penstock.cli.output import format_seconds, print_json, print_table
-from penstock.cli.progress import progress
+from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cli.routes import check_routes
 from penstock.cluster.replay_study import replay_plans
 from penstock.cost.ways import comparable

@@ -16,8 +16,7 @@ from bulk_schedule import Bulk, Message, Sending, plan_rounds
 from penstock.bench.jobs import Place, run_job, serve
 from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
-from penstock.cli.output import format_seconds, print_json, print_table
-from penstock.cli.progress import progress
+from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.runtime.agree_max import largest
 from penstock.runtime.measure_network import measure_network
 from penstock.runtime.transport import Transport

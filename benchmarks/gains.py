@@ -13,10 +13,9 @@ import typer
 
 from penstock.bench.jobs import Done, Place
 from penstock.bench.record import make_record, save_record
-from penstock.bench.replay import ReplayJob, replay_rows
+from penstock.bench.replayed import ReplayJob, replay_rows
 from penstock.cli.options import JsonOption, RecordOption
-from penstock.cli.output import format_seconds, print_json, print_table
-from penstock.cli.progress import progress
+from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cluster.rates import parse_delay
 from penstock.errors import PenstockError
 from penstock.traces import find_trace

@@ -406,6 +406,7 @@ def send_nothing(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[to
 
 
 def power_hook() -> tuple[Any, Hook]:
+    """Return torch's PowerSGD of rank 4, which compresses from the third iteration on."""
     return powersgd.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powersgd.powerSGD_hook
 
 

@@ -30,7 +30,7 @@ from penstock.torch.profile_summary import spread
 from penstock.trace import Trace, save_trace, trace_document, trace_from_fields
 from penstock.traces import shipped
 from penstock.zoo import find_task
-from penstock.zoo.training import build, find_device, profile_task, synchronise, training_step
+from penstock.zoo.run_task import build, find_device, profile_task, synchronise, training_step
 
 SOURCE = "benchmarks/measure_traces.py"
 FOLDER = Path(penstock.traces.__file__).parent

@@ -14,10 +14,9 @@ import typer
 from memory_worker import MemoryJob, find_wrapper
 from penstock.bench.jobs import Done, Place, run_job
 from penstock.bench.record import make_record, save_record
-from penstock.bench.train import parse_models
+from penstock.bench.training import parse_models
 from penstock.cli.options import JsonOption, RecordOption
-from penstock.cli.output import print_json, print_table
-from penstock.cli.progress import progress
+from penstock.cli.output import print_json, print_table, progress
 from study import Claim, claim_documents, print_claims, start
 
 WORKER = (str(Path(__file__).with_name("memory_worker.py")),)

@@ -23,19 +23,18 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from device_trace import summarise, watch
 from penstock.bench.jobs import Done, Output, report
 from penstock.bench.record import make_record, save_record
-from penstock.bench.train import parse_models
+from penstock.bench.training import parse_models
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
-from penstock.cli.output import format_seconds, print_json, print_table
-from penstock.cli.progress import progress
+from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cluster.launch import run_workers
 from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError, PenstockError
 from penstock.runtime.device.messages import nccl_takes
 from penstock.torch import DistributedDataParallel
-from penstock.train.launch import loopback_settings
+from penstock.train.start_workers import loopback_settings
 from penstock.zoo import Task, find_task
+from penstock.zoo.run_task import build
 from penstock.zoo.task import first_batch
-from penstock.zoo.training import build
 from study import RANK, Claim, claim_documents, start
 
 TRACED = 3  # steps

@@ -67,6 +67,7 @@ def command_of(name: str) -> list[str]:
 
 
 def main(wanted: Sequence[str]) -> int:
+    """Run the benchmarks of these names, or all of a list, then make the page; return the exit code."""
     names = set(wanted) - {ALL}
     chosen = RUNS + LONGER if names or ALL in wanted else RUNS
     runs = [run for run in chosen if not names or run[0] in names]

@@ -3,9 +3,9 @@
 import torch.distributed as dist
 
 from memory_worker import MemoryJob, measure_memory
-from penstock.bench import replay
-from penstock.bench.replay import ReplayJob, measure_job
-from penstock.bench.train_worker import TrainJob, start_up, train
+from penstock.bench import replayed
+from penstock.bench.replayed import ReplayJob, measure_job
+from penstock.bench.training_worker import TrainJob, start_up, train
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure_network import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
@@ -43,7 +43,7 @@ def _measured(transport, strategies=("native",), seconds=4.0):
 
 def replay_on_loopback(_rank, traces):
     job = ReplayJob(traces, ("single", "exact"), 1, ("native", "ring"), 4000, 2)
-    replay.measure_network = _measured
+    replayed.measure_network = _measured
     finished = []
     rows = list(measure_job(C10dTransport(), job, finished.append))
     dist.barrier()
@@ -52,7 +52,7 @@ def replay_on_loopback(_rank, traces):
 
 def delayed_replay_on_loopback(_rank, trace, latency_seconds):
     job = ReplayJob((trace,), ("single", "wfbp"), 1, latency_seconds=latency_seconds)
-    replay.measure_network = _measured
+    replayed.measure_network = _measured
     rows = list(measure_job(C10dTransport(), job, lambda _: None))
     dist.barrier()
     return rows

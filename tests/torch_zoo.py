@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from penstock.zoo import ZOO, RandomTask
-from penstock.zoo.batches import random_images, random_text
 from penstock.zoo.bert import Bert
 from penstock.zoo.densenet import DenseNet
 from penstock.zoo.gpt import GPT
 from penstock.zoo.lstm import WordLSTM
+from penstock.zoo.parts import random_images, random_text
 from penstock.zoo.resnet import ResNet
 from penstock.zoo.task import MakeBatch
 from penstock.zoo.vgg import VGG

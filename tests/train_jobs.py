@@ -11,7 +11,7 @@ import torch.distributed as dist
 from penstock.errors import TransportError
 from penstock.train.agree import same_weights
 from penstock.train.job import Job
-from penstock.train.stopping import Wish
+from penstock.train.stop_request import Wish
 from penstock.train.worker import work
 
 

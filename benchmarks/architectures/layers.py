@@ -1,7 +1,7 @@
 """The vocabulary of the architectures: what a layer learns, and what its two passes compute and move.
 
 A `Layer` is a fact about an architecture, not about a device: parameter shapes, multiply-accumulates, elements
-read and written. `penstock.traces.estimate` turns it into seconds. Nothing here imports torch.
+read and written. `estimate_traces.py` turns it into seconds. Nothing here imports torch.
 """
 
 import math

@@ -7,6 +7,7 @@ finds. Parts that a run cannot know are None: torch's own wrapper has no plan, a
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock.fields import Fields, read_json, write_json
@@ -217,3 +218,17 @@ def _codec_cost_document(cost: CodecCost) -> dict[str, Any]:
 def save_run(run: RunRecord, path: str | os.PathLike[str]) -> None:
     """Write the run to `path` as JSON."""
     write_json(path, run_document(run))
+
+
+def folder_name(name: str) -> str:
+    """Return a run's name as a folder's.
+
+    >>> folder_name("onebit, exact plan")
+    'onebit-exact-plan'
+    """
+    return "-".join("".join(letter if letter.isalnum() or letter in ".=" else " " for letter in name).split())
+
+
+def run_file(out: str, name: str) -> Path:
+    """Return where a run's record belongs."""
+    return Path(out) / folder_name(name) / FILE_NAME

@@ -84,7 +84,7 @@ def test_bad_options_are_refused_before_any_worker_starts(options, message, monk
     def fail(*_):
         raise AssertionError("a worker was started")
 
-    monkeypatch.setattr("penstock.train.launch.run_job", fail)
+    monkeypatch.setattr("penstock.train.start_workers.run_job", fail)
     result = CliRunner().invoke(app, ["train", *options])
     assert isinstance(result.exception, PenstockError)
     assert message in str(result.exception)

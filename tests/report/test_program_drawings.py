@@ -5,9 +5,8 @@ import pytest
 from penstock.errors import FormatError, StrategyError
 from penstock.program import Collective
 from penstock.program.builder import ProgramBuilder
-from penstock.report.block_labels import BlockLabels
 from penstock.report.program_picture import draw_program
-from penstock.report.program_text import draw_text
+from penstock.report.program_text import BlockLabels, draw_text
 from penstock.strategies import Options, build
 from penstock.verify import verify
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.report.found_runs import FoundRun
-from penstock.report.run_page import SCRIPTS, embedded_json, make_page
 from penstock.report.run_report import report_document
+from penstock.report.write_report import SCRIPTS, embedded_json, make_page
 from report_samples import sample_runs
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from penstock.report.found_runs import FoundRun
 from penstock.report.perfetto import perfetto_document
-from penstock.report.run_perfetto import MOST_SPANS, run_timelines, step_window
+from penstock.report.write_report import MOST_SPANS, run_timelines, step_window
 from penstock.timeline import Span, Timeline
 from report_samples import sample_runs
 

@@ -10,8 +10,8 @@ import torch
 from penstock.zoo import ZOO, Shard, chars, digits, find_task
 from penstock.zoo.chars import Chars
 from penstock.zoo.digits import Digits
+from penstock.zoo.run_task import profile_task
 from penstock.zoo.task import MEMBERS, to_device
-from penstock.zoo.training import profile_task
 
 PAGE = Path(__file__).parents[2] / "docs" / "train.md"
 SHARDS = [Shard(rank, 3, 4, seed=1) for rank in range(3)]

@@ -78,7 +78,7 @@ def run_job(
 ) -> list[Any]:
     """Run `python WORKER JOB` on every host and return rank 0's results; raise `ClusterError` where a rank fails.
 
-    `worker` is a module (`-m penstock.bench.replay`) or a script with its arguments. Results that say only `done` are
+    `worker` is a module (`-m penstock.bench.replayed`) or a script with its arguments. Results that say only `done` are
     progress and go to `done`. `environment` is added to what a worker has.
     """
     output = Output(done)

@@ -20,7 +20,7 @@ def bench_codecs(
     """Time encode, decode and decode-and-add; peers take turns with us in the same run."""
     from rich.progress import track
 
-    from penstock.bench.codecs import NBYTES, Settings, codec_rows, every_case
+    from penstock.bench.codec_times import NBYTES, Settings, codec_rows, every_case
     from penstock.bench.record import make_record, save_record
     from penstock.cli.output import print_json, stderr_console
 

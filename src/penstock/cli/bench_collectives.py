@@ -25,7 +25,7 @@ def bench_collectives(
     json: JsonOption = False,
 ) -> None:
     """Time all-reduce, broadcast and reduce on emulated hosts, peers interleaved in the same run. Needs root."""
-    from penstock.bench.collectives import CASES, CollectivesJob, collective_rows
+    from penstock.bench.collective_times import CASES, CollectivesJob, collective_rows
     from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
     from penstock.cli.output import print_json
@@ -46,7 +46,7 @@ def bench_collectives(
 
 def parse_engines(text: str) -> list[str]:
     """Return the engines of a comma-separated list."""
-    from penstock.bench.collectives import IMPLEMENTATION
+    from penstock.bench.collective_times import IMPLEMENTATION
     from penstock.errors import PenstockError
 
     engines = [part.strip() for part in text.split(",")]

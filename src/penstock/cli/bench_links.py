@@ -10,7 +10,7 @@ def bench_links(
     """Measure what emulated links deliver, 100 Mb/s to 2 Gb/s on 4 hosts; needs root, about a minute."""
     from rich.progress import track
 
-    from penstock.bench.links import MESSAGE_NBYTES, MESSAGE_RATES, RATES, link_rows, message_rows
+    from penstock.bench.link_rates import MESSAGE_NBYTES, MESSAGE_RATES, RATES, link_rows, message_rows
     from penstock.bench.record import make_record, save_record
     from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
 

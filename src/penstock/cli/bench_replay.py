@@ -26,9 +26,8 @@ def bench_replay(
     """Replay traces by several planners' plans and compare with their simulation. Emulated hosts need root."""
     from penstock.bench.jobs import Place
     from penstock.bench.record import make_record, save_record
-    from penstock.bench.replay import ReplayJob, count_steps, replay_rows
-    from penstock.cli.output import print_json
-    from penstock.cli.progress import progress
+    from penstock.bench.replayed import ReplayJob, count_steps, replay_rows
+    from penstock.cli.output import print_json, progress
     from penstock.planners import find_planner
     from penstock.traces import find_trace
 

@@ -36,7 +36,7 @@ def bench_train(
 ) -> None:
     """Time iterations of training by every method, taking turns on the same emulated hosts. Needs root."""
     from penstock.bench.jobs import LOOPBACK, Place
-    from penstock.bench.train import (
+    from penstock.bench.training import (
         Effort,
         count_steps,
         parse_methods,
@@ -46,8 +46,7 @@ def bench_train(
         train_rows,
     )
     from penstock.cli.bench_codecs import check_device
-    from penstock.cli.output import print_json
-    from penstock.cli.progress import progress
+    from penstock.cli.output import print_json, progress
     from penstock.errors import PenstockError
 
     if rate == LOOPBACK:

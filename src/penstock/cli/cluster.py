@@ -129,7 +129,7 @@ def delay_environment(latency: str) -> dict[str, str]:
     """Return what tells penstock's transports to delay messages, and say so: other programs will not notice."""
     if not latency:
         return {}
-    from penstock.cli.workers import DELAY
+    from penstock.cli.worker_processes import DELAY
     from penstock.cluster.rates import parse_delay
 
     seconds = parse_delay(latency)

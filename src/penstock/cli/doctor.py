@@ -13,8 +13,7 @@ def doctor(
     json: JsonOption = False,
 ) -> None:
     """Check versions, engines, GPUs, cores, emulated hosts and caches; exit with 1 where something is broken."""
-    from penstock.cli.output import print_json, print_table
-    from penstock.cli.progress import progress
+    from penstock.cli.output import print_json, print_table, progress
     from penstock.doctor.examine import CHECKS, examine
     from penstock.doctor.finding import State
 

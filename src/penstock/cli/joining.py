@@ -21,7 +21,7 @@ SLURM = {
 
 
 def torchrun_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what torchrun would have set in addition; nothing where it has, or where nobody started several workers.
+    """Return what torchrun would have set in addition; nothing where it has, or where there is one worker only.
 
     `srun` says where its first host is; mpirun does not, so unless all ranks are on one host MASTER_ADDR must be given.
     """

@@ -21,7 +21,7 @@ def measure(
 ) -> None:
     """Measure alpha, beta, gamma, all-reduces and codecs, under torchrun, mpirun or `penstock cluster run`."""
     from penstock.cli.output import print_json, print_table
-    from penstock.cli.workers import joined_transport
+    from penstock.cli.worker_processes import joined_transport
     from penstock.network import network_document, save_network
     from penstock.runtime.measure_network import measure_network
 

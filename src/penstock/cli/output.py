@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,3 +53,17 @@ def format_seconds(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.4g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar for the length of a `with` block; call what it yields once per step, with the step's name."""
+    from rich.progress import Progress
+
+    with Progress(console=stderr_console(), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+
+        def done(name: str) -> None:
+            bar.update(task, advance=1, description=f"{title}: {name}")
+
+        yield done

@@ -53,7 +53,7 @@ def _measure(
 
     try:
         from penstock.zoo import find_task
-        from penstock.zoo.training import profile_task
+        from penstock.zoo.run_task import profile_task
     except ModuleNotFoundError as error:
         raise ProfileError(f"no module {error.name!r}; profiling needs torch: pip install 'penstock[torch]'") from None
 

@@ -34,7 +34,7 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Replay plans on the real network and print measured beside simulated iteration."""
-    from penstock.cli.workers import is_worker, joined_transport
+    from penstock.cli.worker_processes import is_worker, joined_transport
     from penstock.traces import find_trace
 
     subject = find_trace(trace)

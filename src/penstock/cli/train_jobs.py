@@ -88,7 +88,7 @@ def _check_codec(job: Job) -> None:
 
 def _check_mpi() -> None:
     from penstock.cli.joining import torchrun_variables
-    from penstock.cli.workers import is_worker
+    from penstock.cli.worker_processes import is_worker
     from penstock.cluster.mpi import find_mpirun
     from penstock.cluster.tools import run_command
 

@@ -32,7 +32,7 @@ class Shown:
 def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
     """Run the job to its end and return its record; None on workers that have none."""
     from penstock.cli.joining import torchrun_variables
-    from penstock.cli.workers import is_worker
+    from penstock.cli.worker_processes import is_worker
 
     os.environ.update(torchrun_variables(os.environ))
     if is_worker():
@@ -41,7 +41,7 @@ def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
 
 
 def _start(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
-    from penstock.train.launch import run_job
+    from penstock.train.start_workers import run_job
 
     here = "shared memory" if job.engine == "mpi" else "loopback"
     where = f"{job.workers} emulated hosts at {rate}" if rate else f"{job.workers} workers on {here}"
@@ -59,8 +59,8 @@ def _start(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | Non
 
 def _join(job: "Job", shown: Shown) -> RunRecord | None:
     """Be one of the workers that a launcher started; only rank 0 shows anything."""
-    from penstock.train.events import tell_nobody
-    from penstock.train.stopping import STOPPED, Wish
+    from penstock.train.events import drop_event
+    from penstock.train.stop_request import STOPPED, Wish
     from penstock.train.worker import process_group, work
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -69,7 +69,7 @@ def _join(job: "Job", shown: Shown) -> RunRecord | None:
     teller = Teller(f"{job.task}, {job.name or job.method}, {size} workers", shown) if rank == 0 else None
     wish = Wish().listen()
     with process_group(job.device, local_size or size, PATIENCE_SECONDS):
-        finished = work(job, teller or tell_nobody, wish, local_rank)
+        finished = work(job, teller or drop_event, wish, local_rank)
     if teller is not None:
         teller.close()
         return teller.end(job, finished)
@@ -104,8 +104,7 @@ class Teller:
 
     def _keep(self, event: "Event") -> None:
         from penstock.fields import Fields
-        from penstock.run_record import run_from_fields, save_run
-        from penstock.train.files import run_file
+        from penstock.run_record import run_file, run_from_fields, save_run
 
         record = self._record = run_from_fields(Fields(event.values["record"], "the run"))
         if self._shown.out:
@@ -120,7 +119,7 @@ class Teller:
 
     def end(self, job: "Job", finished: bool) -> RunRecord | None:
         """Return the record of a job that ran to its end; otherwise say where it can go on, and exit."""
-        from penstock.train.stopping import STOPPED
+        from penstock.train.stop_request import STOPPED
 
         if finished:
             return self._record

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from penstock.errors import StrategyError
 from penstock.program import Program
-from penstock.report.block_labels import BlockLabels
 from penstock.report.pictures import save_figure
+from penstock.report.program_text import BlockLabels
 from penstock.verify import Carried, Proof
 
 matplotlib.use("Agg")  # files only: no window, no display needed

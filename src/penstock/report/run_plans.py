@@ -3,12 +3,29 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.curves import CodecCurves
+from penstock.curves import CodecCurves, Curve
 from penstock.plan import Bucket, Plan
 from penstock.report.found_runs import FoundRun
-from penstock.report.run_codecs import run_codecs
-from penstock.run_record import RouteUse
+from penstock.run_record import CodecCost, RouteUse, RunRecord
 from penstock.trace import Trace
+
+
+def run_codecs(record: RunRecord) -> dict[str, CodecCurves]:
+    """Return the curves that the run's network holds, and those of its own codec cost where there are no others."""
+    known = {} if record.network is None else dict(record.network.codecs)
+    if record.codec is not None and record.codec_cost is not None:
+        known.setdefault(record.codec, _curves(record.codec_cost))
+    return known
+
+
+def _curves(cost: CodecCost) -> CodecCurves:
+    """Return a run's codec cost as curves: it counts decoding by compressed bytes, curves by dense ones."""
+    encode, decode = cost.encode, cost.decode
+    return CodecCurves(
+        ratio=cost.ratio,
+        encode=Curve(encode.seconds_per_byte, encode.startup_seconds),
+        decode=Curve(decode.seconds_per_byte * cost.ratio, decode.startup_seconds),
+    )
 
 
 def plan_view(run: FoundRun) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from penstock.cost.collectives import ALL_REDUCE
 from penstock.curves import CodecCurves
 from penstock.network import Network, network_document
 from penstock.report.found_runs import FoundRun
-from penstock.report.run_codecs import run_codecs
+from penstock.report.run_plans import run_codecs
 from penstock.trace import trace_document
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from penstock.errors import MismatchError
 from penstock.torch.collective_errors import together
 
-LOOK_SECONDS = 0.5  # between looks at whether somebody wants to stop
+LOOK_SECONDS = 0.5  # between looks at whether a stop was requested
 MOST_STEPS = 100  # between looks
 
 

@@ -35,8 +35,8 @@ def tell_launcher(event: Event) -> None:
     sys.stdout.flush()
 
 
-def tell_nobody(event: Event) -> None:
-    """Say nothing: what ranks other than 0 do."""
+def drop_event(event: Event) -> None:
+    """Drop an event: ranks other than 0 report none."""
 
 
 def event_from_line(line: str) -> Event | None:

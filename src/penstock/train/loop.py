@@ -8,19 +8,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.cluster.nics import sent_nbytes
 from penstock.planning.measured import communication_seconds
 from penstock.train.agree import mean_metric, same_buffers, share, steps_until_look
-from penstock.train.checkpoint import checkpoint_path, save_checkpoint
 from penstock.train.events import Event, Tell
 from penstock.train.history import History
 from penstock.train.job import Job
-from penstock.train.meter import Meter
 from penstock.train.method import Wrapped
 from penstock.train.randomness import random_state, undisturbed
+from penstock.train.save_state import checkpoint_path, save_checkpoint
 from penstock.train.saved import Saved
 from penstock.train.settle import synchronise
-from penstock.train.stopping import Wish
+from penstock.train.stop_request import Wish
 from penstock.zoo.task import Shard, Task, to_device
+
+
+class Meter:
+    """Bytes per iteration since the meter was made."""
+
+    def __init__(self, wrapped: Wrapped, nic: str) -> None:
+        """Start counting; with `nic`, the kernel's counter of that interface is read, headers included."""
+        self._wrapped, self._nic = wrapped, nic
+        self._before = wrapped.traffic()
+        self._nic_before = sent_nbytes(nic) if nic else 0
+
+    def per_iteration(self, iterations: int) -> tuple[float | None, float | None]:
+        """Return the bytes sent, and those that a dense all-reduce would have sent."""
+        if not iterations:
+            return None, None
+        now, before = self._wrapped.traffic(), self._before
+        sent = sent_nbytes(self._nic) - self._nic_before if self._nic else now.sent_nbytes - before.sent_nbytes
+        return sent / iterations, (now.dense_nbytes - before.dense_nbytes) / iterations
 
 
 class Loop:
@@ -38,7 +56,7 @@ class Loop:
         self.computing_seconds = 0.0
 
     def run(self, wish: Wish) -> bool:
-        """Train to the last step; return False where somebody stopped it before."""
+        """Train to the last step; return False where it was stopped before."""
         self.first, self.meter = self.step, Meter(self.wrapped, self.job.nic)
         batches = self.task.batches(self.shard, self.step)
         if self.step == 0:
@@ -57,7 +75,7 @@ class Loop:
         return True
 
     def _steps(self, batches: Iterator[Any], count: int, wish: Wish) -> tuple[bool, float]:
-        """Take `count` steps; return whether somebody wants to stop, and the mean seconds of a step."""
+        """Take `count` steps; return whether a stop was requested, and the mean seconds of a step."""
         losses, seconds = [], []
         for number in range(self.step + 1, self.step + count + 1):
             if number == self.job.steps:

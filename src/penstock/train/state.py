@@ -8,7 +8,7 @@ from penstock.train.events import Event
 
 @dataclass(slots=True)
 class Seen:
-    """The newest values, whoever told them."""
+    """The newest values of all events."""
 
     metric_name: str = "metric"
     step: int = 0

@@ -22,16 +22,16 @@ from penstock.runtime.device.messages import nccl_takes
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
 from penstock.train.agree import same_weights
-from penstock.train.checkpoint import load_common, load_own
-from penstock.train.events import Event, Tell, tell_launcher, tell_nobody
+from penstock.train.events import Event, Tell, drop_event, tell_launcher
 from penstock.train.job import MPI, Job, job_from_fields
 from penstock.train.loop import Loop
 from penstock.train.method import Wrapped
 from penstock.train.randomness import seed_everything, set_random_state
-from penstock.train.record import make_record
+from penstock.train.run_writer import make_record
+from penstock.train.save_state import load_common, load_own
 from penstock.train.saved import Saved, find_checkpoint
 from penstock.train.settle import settle
-from penstock.train.stopping import Wish
+from penstock.train.stop_request import Wish
 from penstock.zoo.load import find_task
 from penstock.zoo.task import Shard, to_device
 
@@ -39,7 +39,7 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 
 def work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
-    """Train in a process group that exists; return False where somebody stopped it before the end.
+    """Train in a process group that exists; return False where it was stopped before the end.
 
     Where a rank is gone, `TransportError` names it, whatever the others were doing.
     """
@@ -49,7 +49,7 @@ def work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
 
 def _work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    loop = _begin(job, tell if rank == 0 else tell_nobody, device_for(job.device, local_rank), rank, world_size)
+    loop = _begin(job, tell if rank == 0 else drop_event, device_for(job.device, local_rank), rank, world_size)
     told = {"steps": job.steps, "explain": loop.wrapped.explain(), "metric_name": loop.task.metric_name}
     loop.tell(Event("ready", loop.step, told))
     finished = loop.run(wish)

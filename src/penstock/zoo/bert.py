@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.zoo.blocks import attend, begin_transformer
+from penstock.zoo.parts import attend, begin_transformer
 from penstock.zoo.task import MakeBatch, RandomTask
 
 _WORDS, _POSITIONS, _STEPS, _DROPOUT = 30522, 512, 128, 0.1

@@ -5,8 +5,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from penstock.zoo.batches import class_loss, random_images
-from penstock.zoo.blocks import begin_convolutions
+from penstock.zoo.parts import begin_convolutions, class_loss, random_images
 from penstock.zoo.task import RandomTask
 
 _GROWTH = 32  # channels that each layer adds

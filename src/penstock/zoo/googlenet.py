@@ -1,6 +1,6 @@
 """GoogLeNet as Caffe trained it: biases, no batch normalisation, two auxiliary classifiers.
 
-Its two local response normalisations are left out: they learn nothing, and nobody trains with them any more.
+Its two local response normalisations are left out: they learn nothing, and are no longer used.
 """
 
 from typing import Any
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.zoo.batches import random_images
-from penstock.zoo.blocks import begin_convolutions
+from penstock.zoo.parts import begin_convolutions, random_images
 from penstock.zoo.task import RandomTask
 
 AUXILIARY_WEIGHT = 0.3  # of each auxiliary classifier in the loss (Szegedy et al., section 5)

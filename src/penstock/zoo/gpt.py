@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from penstock.zoo.batches import next_word_loss, random_text
-from penstock.zoo.blocks import attend, begin_transformer
+from penstock.zoo.parts import attend, begin_transformer, next_word_loss, random_text
 from penstock.zoo.task import RandomTask
 
 

@@ -5,7 +5,7 @@ Names are those of PyTorch's word-language-model example. Each sequence starts f
 
 from torch import Tensor, nn
 
-from penstock.zoo.batches import next_word_loss, random_text
+from penstock.zoo.parts import next_word_loss, random_text
 from penstock.zoo.task import RandomTask
 
 _WORDS, _HIDDEN, _STEPS, _DROPOUT = 10000, 1500, 35, 0.65

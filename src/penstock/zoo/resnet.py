@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.zoo.batches import class_loss, random_images
-from penstock.zoo.blocks import begin_convolutions
+from penstock.zoo.parts import begin_convolutions, class_loss, random_images
 from penstock.zoo.task import RandomTask
 
 

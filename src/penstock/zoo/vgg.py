@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from penstock.zoo.batches import class_loss, random_images
-from penstock.zoo.blocks import begin_convolutions
+from penstock.zoo.parts import begin_convolutions, class_loss, random_images
 from penstock.zoo.task import RandomTask
 
 _SIXTEEN, _NINETEEN = (2, 2, 3, 3, 3), (2, 2, 4, 4, 4)  # convolutions between two poolings

@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from penstock.bench.jobs import Done, Place, run_job
-from penstock.bench.train_worker import ALONE, DEFAULT, METHODS, STOCK, TrainJob, find_method
+from penstock.bench.training_worker import ALONE, DEFAULT, METHODS, STOCK, TrainJob, find_method
 from penstock.errors import ClusterError, PenstockError
 from penstock.zoo import ZOO
 
-WORKER = ("-m", "penstock.bench.train_worker")
+WORKER = ("-m", "penstock.bench.training_worker")
 _TIMEOUT_SECONDS = 900.0
 _RISKY_TIMEOUT_SECONDS = 60.0  # a method that may crash may also hang
 

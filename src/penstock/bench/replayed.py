@@ -26,7 +26,7 @@ from penstock.runtime.transport.delayed import delayed
 from penstock.simulator.iteration import predict
 from penstock.traces import find_trace
 
-WORKER = ("-m", "penstock.bench.replay")
+WORKER = ("-m", "penstock.bench.replayed")
 _TIMEOUT_SECONDS = 900.0
 WAIT_SECONDS = 120.0
 _LEAST_SECONDS = 4.0  # of measuring the network; more hosts on the same cores take longer

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from bench_workers import replay_on_loopback
-from penstock.bench import replay
+from penstock.bench import replayed
 from penstock.bench.jobs import Place
-from penstock.bench.replay import ReplayJob, count_steps, replay_rows
+from penstock.bench.replayed import ReplayJob, count_steps, replay_rows
 from penstock.trace import Tensor, Trace, save_trace
 from spawn import spawn
 
@@ -33,7 +33,7 @@ def test_messages_and_plans_are_measured_beside_simulated(tmp_path):
 
 def test_rows_say_where_and_how_fast_the_wire_would_be(monkeypatch):
     found = [{"what": "all-reduce of 1 MB", "how": "native"}, {"what": "googlenet", "how": "exact"}]
-    monkeypatch.setattr(replay, "run_job", lambda *_: [dict(row) for row in found])
+    monkeypatch.setattr(replayed, "run_job", lambda *_: [dict(row) for row in found])
     rows = list(replay_rows([Place(4, "1gbit"), Place(4, "none"), Place(2, "loopback")], JOB, print))
     assert [(row["hosts"], row["rate"]) for row in rows] == [
         (4, "1gbit"), (4, "1gbit"), (4, "none"), (4, "none"), (2, "loopback"), (2, "loopback"),

@@ -25,7 +25,7 @@ from penstock.cluster.workers import Worker
 from penstock.errors import WorkerError
 from penstock.train.events import Event, Tell, event_from_line
 from penstock.train.job import MPI, Job
-from penstock.train.stopping import STOP, WISHES, Wish
+from penstock.train.stop_request import STOP, WISHES, Wish
 
 MODULE = "penstock.train.worker"
 KEPT_LINES = 40  # of each rank's talk
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 10.0  # for other ranks to notice that one failed
 
 
 def run_job(job: Job, rate: str, threads: int, tell: Tell) -> bool:
-    """Run the job to its end and return True, or False where somebody stopped it; raise `WorkerError` on failure.
+    """Run the job to its end and return True, or False where it was stopped; raise `WorkerError` on failure.
 
     With `rate`, each worker is on an emulated host of its own; without, they are processes that talk over loopback.
     A first Ctrl-C lets the workers finish their step and save; a second ends them.

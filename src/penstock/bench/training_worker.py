@@ -27,8 +27,8 @@ from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
 from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
 from penstock.zoo import Shard, Task, find_task
+from penstock.zoo.run_task import synchronise
 from penstock.zoo.task import to_device
-from penstock.zoo.training import synchronise
 
 ALONE = "no-communication"
 DEFAULT = "ddp"

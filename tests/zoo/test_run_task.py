@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the zoo is made of torch modules")
 from penstock.errors import ProfileError  # noqa: E402
 from penstock.torch.profile import Profile  # noqa: E402
 from penstock.zoo import ZOO  # noqa: E402
-from penstock.zoo.training import find_device, profile_task, training_step  # noqa: E402
+from penstock.zoo.run_task import find_device, profile_task, training_step  # noqa: E402
 
 
 def quick(name="gpt_small", **settings) -> Profile:

@@ -35,7 +35,7 @@ from penstock.simulator.program import simulate_program
 from penstock.strategies import build
 from penstock.verify.summary import least_nic_elements
 
-WORKER = ("-m", "penstock.bench.collectives")
+WORKER = ("-m", "penstock.bench.collective_times")
 CASES = (
     ("all_reduce", "native"),
     ("all_reduce", "ring"),

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from bench_workers import start_on_loopback, train_on_loopback
-from penstock.bench import train, train_worker
+from penstock.bench import training, training_worker
 from penstock.bench.jobs import Place
-from penstock.bench.train import (
+from penstock.bench.training import (
     Effort,
     compared,
     count_steps,
@@ -15,7 +15,7 @@ from penstock.bench.train import (
     startup_rows,
     train_rows,
 )
-from penstock.bench.train_worker import Trained, TrainJob
+from penstock.bench.training_worker import Trained, TrainJob
 from penstock.errors import ClusterError, PenstockError
 from spawn import spawn
 
@@ -43,8 +43,8 @@ def test_ranks_that_do_not_end_together_are_timed_from_last_start_to_last_end(mo
     import torch
 
     other_rank = torch.tensor([[2.0], [9.0]], dtype=torch.float64)  # this rank: from 0 to 10
-    monkeypatch.setattr(train_worker.dist, "all_reduce", lambda mine, _: mine.copy_(torch.maximum(mine, other_rank)))
-    assert train_worker.iteration_seconds([0.0], [10.0], iterations=4) == [2.0]
+    monkeypatch.setattr(training_worker.dist, "all_reduce", lambda mine, _: mine.copy_(torch.maximum(mine, other_rank)))
+    assert training_worker.iteration_seconds([0.0], [10.0], iterations=4) == [2.0]
 
 
 def test_a_method_that_cannot_be_built_leaves_the_others_alone(trained):
@@ -64,11 +64,11 @@ def test_bytes_are_at_least_those_of_the_gradients(trained):
 @pytest.mark.parametrize("finish", [None, lambda: None])
 def test_bytes_are_shared_out_among_the_iterations_that_sent_them(monkeypatch, finish):
     counter = iter([100, 1300])
-    monkeypatch.setattr(train_worker, "sent_nbytes", lambda nic: next(counter))
-    monkeypatch.setattr(train_worker.dist, "barrier", lambda: None)
+    monkeypatch.setattr(training_worker, "sent_nbytes", lambda nic: next(counter))
+    monkeypatch.setattr(training_worker.dist, "barrier", lambda: None)
     steps = []
-    subject = train_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1), 0.0)
-    train_worker._measure(subject, TrainJob("any", 1, ("any",), 1, 3, 0, 0, 1, nic="lo"))
+    subject = training_worker.Subject("any", Trained(None, lambda: None, finish), lambda: steps.append(1), 0.0)
+    training_worker._measure(subject, TrainJob("any", 1, ("any",), 1, 3, 0, 0, 1, nic="lo"))
     assert len(steps) == (4 if finish else 3)  # one goes ahead where updates go on during the next
     assert subject.nbytes == [1200 // len(steps)]
 
@@ -97,7 +97,7 @@ def test_a_cold_start_has_empty_caches_and_the_warm_one_those_it_left(monkeypatc
         folder.mkdir(parents=True, exist_ok=True)
         return [{"ready_seconds": 9.0, "held_seconds": 3.0}]
 
-    monkeypatch.setattr(train, "run_job", run_job)
+    monkeypatch.setattr(training, "run_job", run_job)
     rows = startup_rows(PLACE, "resnet20", 8, ["penstock-exact", "penstock-auto"], 5, lambda _: None)
     assert [(row["method"], row["start"]) for row in rows] == [
         (name, start) for name in ("penstock-exact", "penstock-auto") for start in ("cold", "warm")
@@ -114,7 +114,7 @@ def test_a_start_that_fails_is_a_row_with_its_error(monkeypatch):
     def run_job(*_):
         raise ClusterError("rank 1 ended")
 
-    monkeypatch.setattr(train, "run_job", run_job)
+    monkeypatch.setattr(training, "run_job", run_job)
     rows = startup_rows(PLACE, "resnet20", 8, ["penstock-auto"], 5, lambda _: None)
     assert [row["error"] for row in rows] == ["rank 1 ended"] * 2
 
@@ -136,7 +136,7 @@ def fake_run(monkeypatch, crashing=()):
         base = {"no-communication": 1.0, "ddp": 2.0, "ddp-5": 1.6, "penstock-exact": 1.5}
         return [result(name, base.get(name, 3.0), base.get(name, 3.0) + 0.2) for name in job["methods"]]
 
-    monkeypatch.setattr(train, "run_job", run_job)
+    monkeypatch.setattr(training, "run_job", run_job)
     return groups
 
 
@@ -159,8 +159,8 @@ def test_gpu_ranks_share_cores_by_rank_and_rows_say_where_they_were(monkeypatch)
         jobs.append((place.ranks, job["device"], job["threads"]))
         return [result("ddp", 1.0)]
 
-    monkeypatch.setattr(train, "run_job", run_job)
-    monkeypatch.setattr(train.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(training, "run_job", run_job)
+    monkeypatch.setattr(training.os, "sched_getaffinity", lambda _: set(range(8)))
     place = Place(2, "10gbit", gpus="shared", ranks_per_host=2)
     (row,) = train_rows(place, "resnet20", 8, ["ddp"], EFFORT, print)
     assert jobs == [(4, "cuda", 2)]

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.bench.links import link_rows, message_rows
+from penstock.bench.link_rates import link_rows, message_rows
 from penstock.cluster.check import Measured
 from penstock.errors import ClusterError
 

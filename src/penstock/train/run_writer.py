@@ -18,7 +18,7 @@ _PACKAGES = ("penstock", "numpy", "numba", "torch", "mpi4py", "openmpi")
 
 
 def make_record(loop: Loop) -> RunRecord:
-    """Return the record; all ranks call this, since the measured timeline is everybody's."""
+    """Return the record; all ranks call this, since the measured timeline is that of all ranks."""
     job, plan = loop.job, loop.wrapped.plan
     trace, network = loop.wrapped.found
     sent, dense = loop.meter.per_iteration(loop.step - loop.first)

@@ -9,7 +9,7 @@ STOPPED = 130  # exit code after Ctrl-C, as shells have it
 
 
 class Wish:
-    """Whether somebody wants this process to end."""
+    """Counts requests to end this process."""
 
     def __init__(self) -> None:
         self.made = 0  # how often

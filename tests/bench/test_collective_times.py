@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.bench.collectives import CASES, floor_seconds, predicted_seconds
+from penstock.bench.collective_times import CASES, floor_seconds, predicted_seconds
 from penstock.bench.jobs import Place, plain_bucket
 from penstock.cluster.layout import plan_layout
 from penstock.cluster.links import LimitRate, setup_steps
