@@ -42,7 +42,8 @@ ALLOWED = {
     "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "planning"},
     "doctor": VALUES | {"cluster", "compll", "runtime"},
     "zoo": VALUES | {"traces", "torch"},
-    "train": VALUES | {"zoo", "planners", "strategies", "codecs", "cluster", "exchange", "planning", "torch"},
+    "train": VALUES
+    | {"zoo", "planners", "strategies", "codecs", "cluster", "runtime", "exchange", "planning", "torch"},
 }
 FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it

@@ -233,7 +233,8 @@ class Moments:
         came = [norm for each, norm in self._came.items() if each.grad is not None]
         lengths = [torch.linalg.vector_norm(torch.stack(each)) for each in (came, torch._foreach_norm(now))]
         self._came = {}
-        return (lengths[0] / self._memory.loss_scale / lengths[1].clamp_min(1e-30)).clamp_min(1.0)
+        longer: torch.Tensor = lengths[0] / self._memory.loss_scale / lengths[1].clamp_min(1e-30)
+        return longer.clamp_min(1.0)
 
     def begin(self) -> None:
         """Forget what gradients owe: from now on momentum is exchanged, in other units."""
