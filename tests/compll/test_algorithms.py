@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock.compll
-from penstock.compll.backends.reference.backend import ReferenceKernels
+from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.frontend.parser import parse
 from penstock.compll.frontend.source import compile_file

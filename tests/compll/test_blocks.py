@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="install penstock[gpu] to test the Triton b
 import penstock.compll  # noqa: E402
 from penstock.codecs.registry import make_codec  # noqa: E402
 from penstock.compll.backends.numba.backend import NumbaKernels  # noqa: E402
-from penstock.compll.backends.reference.backend import ReferenceKernels  # noqa: E402
+from penstock.compll.backends.reference import ReferenceKernels  # noqa: E402
 from penstock.compll.backends.triton.backend import TritonKernels  # noqa: E402
 from penstock.compll.cache import load_program  # noqa: E402
 from penstock.compll.frontend.source import compile_source  # noqa: E402

@@ -1,5 +1,6 @@
 """Compiled programs on disk: found again, made anew when anything changed; a known one needs no parser."""
 
+import ast
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 
 import penstock.compll
-from penstock.compll.backends.numba.backend import NumbaKernels
-from penstock.compll.cache import load_program
+from penstock.compll.backends.numba.backend import NumbaKernels, kernel_files, support_files
+from penstock.compll.cache import load_program, program_files
 from penstock.compll.frontend.source import compile_file, compile_source
 from penstock.compll.functions import FUNCTIONS
-from penstock.compll.lower.show import dump
+from penstock.compll.lower.passes import dump
 from penstock.compll.operators import OPERATORS, Operator
 
 TERNGRAD = Path(penstock.compll.__file__).parent / "algorithms" / "terngrad.cll"
@@ -109,3 +110,23 @@ def test_a_fingerprint_changes_with_a_function_it_calls_and_with_no_other():
         return compile_source(TERNGRAD.read_text(), functions=FUNCTIONS | {name: other}).fingerprint
 
     assert fingerprint("floor") != fingerprint("sqrt") == compile_source(TERNGRAD.read_text()).fingerprint
+
+
+COMPLL = Path(penstock.compll.__file__).parent
+
+
+def test_every_file_of_the_compiler_is_part_of_a_key_on_disk():
+    """Triton keeps its machine code under a key of its own: the text of the kernel."""
+    covered = {*program_files(), *kernel_files()}
+    triton = set((COMPLL / "backends" / "triton").glob("*.py"))
+    assert covered == {*COMPLL.rglob("*.py"), COMPLL / "grammar.lark"} - triton
+    assert not triton & covered
+
+
+def test_kernels_call_no_file_that_their_key_leaves_out():
+    def imported(path):
+        found = [node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        return {f"{name.replace('.', '/')}.py" for name in found if name and name.startswith("penstock.compll.")}
+
+    files = {str(path.relative_to(COMPLL.parents[1])) for path in support_files()}
+    assert {name for path in support_files() for name in imported(path)} < files

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from penstock.compll.backends.numba.backend import NumbaKernels
-from penstock.compll.backends.reference.backend import ReferenceKernels
+from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.frontend.source import compile_source
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.operators import OPERATORS, Operator

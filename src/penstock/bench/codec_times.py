@@ -215,7 +215,7 @@ def _select(inputs: Inputs) -> Call:
 
         values = inputs.gradient.numpy()
         return lambda: largest_magnitudes(values, k)
-    from penstock.compll.backends.triton.select import select_on_current_stream
+    from penstock.compll.backends.triton.select_kernels import select_on_current_stream
 
     call: Call = select_on_current_stream(inputs.gradient, k)
     return call

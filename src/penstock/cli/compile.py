@@ -88,8 +88,7 @@ def parse_params(texts: list[str]) -> dict[str, int | float]:
 
 def _reference(program: "Program") -> str:
     from penstock.compll.lower.fuse import schedule_decode, schedule_encode
-    from penstock.compll.lower.passes import show_schedule
-    from penstock.compll.lower.show import dump
+    from penstock.compll.lower.passes import dump, show_schedule
 
     plans = {
         "encode": schedule_encode(program),
@@ -103,7 +102,7 @@ def _reference(program: "Program") -> str:
 
 
 def _numba(program: "Program") -> str:
-    from penstock.compll.backends.numba.source import generate
+    from penstock.compll.backends.numba.write_numba import generate
     from penstock.compll.functions import FUNCTIONS
     from penstock.compll.operators import OPERATORS
 
@@ -111,7 +110,7 @@ def _numba(program: "Program") -> str:
 
 
 def _triton(program: "Program") -> str:
-    from penstock.compll.backends.triton.kernels import Kernels
+    from penstock.compll.backends.triton.write_triton import Kernels
 
     return Kernels(program).text
 

@@ -1,7 +1,7 @@
 """Compiled programs kept on disk, so that a new process neither parses nor imports the parser.
 
 The name of a file hashes everything it depends on: the program's text, its parameters, all functions and operators, and
-the front end itself. A file that cannot be read is made anew.
+the compiler's own files. A file that cannot be read is written again.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def default_cache() -> Path:
 
 
 def load_program(path: Path, params: Mapping[str, int | float], folder: Path | None = None) -> Program:
-    """Return the IR of the compressor in a file, from the cache where it is there; see `frontend.compile_file`."""
+    """Return the IR of the compressor in a file, from the cache if it is there; see `compile_file`."""
     folder = folder or default_cache()
     text = path.read_text()
     registered = [each.text for each in FUNCTIONS.values()] + [each.text for each in OPERATORS.values()]
@@ -40,7 +40,7 @@ def load_program(path: Path, params: Mapping[str, int | float], folder: Path | N
         program = pickle.loads(kept.read_bytes())
         if isinstance(program, Program):
             return program
-    except Exception:  # not there, cut short, or of another Python: whatever it is, compiling mends it
+    except Exception:  # not there, cut short, or of another Python: compile it
         pass
     return _compile_and_keep(path, params, kept, digest)
 
@@ -63,9 +63,16 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _front_end() -> str:
-    """Return something that changes when the front end does."""
+    """Return a text that changes with any file a program's IR depends on."""
+    return file_states(program_files())
+
+
+def program_files() -> list[Path]:
+    """Return the files of the compiler that decide a program's IR: all but those that write and run kernels."""
     here = Path(__file__).parent
-    return file_states(sorted([*here.glob("*.py"), *here.glob("[fl]*/*.py"), here / "grammar.lark"]))
+    kernels = (here / "backends" / "numba", here / "backends" / "triton")
+    modules = [file for file in here.rglob("*.py") if file.parent not in kernels]
+    return sorted([*modules, here / "grammar.lark"])
 
 
 def file_states(files: list[Path]) -> str:

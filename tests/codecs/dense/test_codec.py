@@ -13,7 +13,7 @@ from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, parse_header
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import WireCodec
-from penstock.compll.backends.reference.backend import ReferenceKernels
+from penstock.compll.backends.reference import ReferenceKernels
 from penstock.errors import CodecError, NonFiniteError
 
 FLOATS = st.floats(-65_000, 65_000, width=32)  # which a half holds too

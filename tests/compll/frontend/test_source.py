@@ -6,7 +6,7 @@ import pytest
 
 from penstock.compll.frontend.source import compile_source
 from penstock.compll.ir import NUMEL
-from penstock.compll.lower.show import dump
+from penstock.compll.lower.passes import dump
 from penstock.compll.types import FLOAT, SCALARS, UINT8, Vector
 
 # The paper's Figure 5 to the letter, except `tail` (erratum 8: the values that only fill the last byte), and the

@@ -197,7 +197,7 @@ class SparseCodec:
         from penstock.codecs.graphs import Replays
         from penstock.codecs.sparse.device import SparseForm
         from penstock.compll.backends.triton.fill_nan import Spoiler
-        from penstock.compll.backends.triton.select import Selector
+        from penstock.compll.backends.triton.select_kernels import Selector
 
         return SparseForm(self, device, Selector(device), note, Replays(device), Spoiler)
 

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from penstock.compll.frontend import arithmetic, syntax
-from penstock.compll.frontend.apply import apply
-from penstock.compll.frontend.extract import extract
-from penstock.compll.frontend.inline import choose, inline
-from penstock.compll.frontend.scope import ParamsRef, Scope, Value, VectorRef, Writer, blocks_read, size_of
-from penstock.compll.frontend.vectors import OPERATIONS
+from penstock.compll.frontend import scalar_ops, syntax
+from penstock.compll.frontend.scope import Compressed, ParamsRef, Scope, Value, VectorRef, Writer, blocks_read, size_of
+from penstock.compll.frontend.statements import choose, inline
+from penstock.compll.frontend.vector_operators import OPERATIONS, apply
 from penstock.compll.functions import Function
-from penstock.compll.ir import Expr, Field, Layout, Length
+from penstock.compll.ir import GRADIENT, Expr, Field, Layout, Length, Read
 from penstock.compll.operators import Operator
 from penstock.compll.types import FLOAT, INT32, SCALARS, ByBlock, Scalar, Type, Vector
 from penstock.errors import CompileError
@@ -122,7 +120,7 @@ class Evaluator:
         """Return what an expression stands for; `want` is the type it will be stored in, `hint` its name."""
         try:
             return self._value(node, scope, want, hint)
-        except arithmetic.OperandError as error:
+        except scalar_ops.OperandError as error:
             raise self.error(node, *error.args) from None
 
     def _value(self, node: syntax.Expression, scope: Scope, want: Type | None, hint: str) -> Value:
@@ -137,11 +135,11 @@ class Evaluator:
                 return self._at(node, scope, hint)
             case syntax.Prefix():
                 operand = self.scalar(node.operand, scope)
-                return arithmetic.negate(operand) if node.operator == "-" else _not(arithmetic.truth(operand))
+                return scalar_ops.negate(operand) if node.operator == "-" else _not(scalar_ops.truth(operand))
             case syntax.Infix():
-                return arithmetic.binary(node.operator, self.scalar(node.left, scope), self.scalar(node.right, scope))
+                return scalar_ops.binary(node.operator, self.scalar(node.left, scope), self.scalar(node.right, scope))
             case syntax.Choose():
-                condition = arithmetic.truth(self.scalar(node.condition, scope))
+                condition = scalar_ops.truth(self.scalar(node.condition, scope))
                 return choose(condition, self.scalar(node.yes, scope), self.scalar(node.no, scope))
             case syntax.Cast():
                 return self._cast(node, scope)
@@ -150,10 +148,10 @@ class Evaluator:
 
     def _number(self, node: syntax.Number) -> Expr:
         if isinstance(node.value, float):
-            return arithmetic.real(node.value)
+            return scalar_ops.real(node.value)
         if node.value > INT32.high:
             raise self.error(node, f"{node.value} does not fit int32", f"use at most {INT32.high}")
-        return arithmetic.integer(node.value)
+        return scalar_ops.integer(node.value)
 
     def _name(self, node: syntax.Name, scope: Scope) -> Value:
         slot = scope.find(node.name) or self.globals.find(node.name)
@@ -183,18 +181,18 @@ class Evaluator:
         if isinstance(index, VectorRef):
             if index.element.is_float:
                 raise self.error(node.index, "an index is an integer, and this is float*", "index with int32*")
-            at = Expr("at", vector.element, (arithmetic.widen(index.at_i()),), vector.name, vector.low, vector.high)
+            at = Expr("at", vector.element, (scalar_ops.widen(index.at_i()),), vector.name, vector.low, vector.high)
             return self.writer.map(hint or "gather", index.length, at)
         assert isinstance(index, Expr)
         if index.type.is_float:
             raise self.error(node.index, "an index is an integer, and this is a float", "cast it: (int32) x")
-        return Expr("at", vector.element, (arithmetic.widen(index),), vector.name, vector.low, vector.high)
+        return Expr("at", vector.element, (scalar_ops.widen(index),), vector.name, vector.low, vector.high)
 
     def _cast(self, node: syntax.Cast, scope: Scope) -> Expr:
         target = self.type(node.type)
         if not isinstance(target, Scalar):
             raise self.error(node, "a vector cannot be cast", "map a function over it that casts its elements")
-        return arithmetic.convert(self.scalar(node.operand, scope), target, explicit=True)
+        return scalar_ops.convert(self.scalar(node.operand, scope), target, explicit=True)
 
     # Calls
 
@@ -239,7 +237,7 @@ class Evaluator:
         target = function.argument
         if target is None:
             target = FLOAT if any(argument.type.is_float for argument in arguments) else INT32
-        brought = tuple(arithmetic.convert(argument, target) for argument in arguments)
+        brought = tuple(scalar_ops.convert(argument, target) for argument in arguments)
         result = function.result or target
         low, high = result.low, result.high
         if function.bounds and not result.is_float:
@@ -249,3 +247,39 @@ class Evaluator:
 
 def _not(condition: Expr) -> Expr:
     return Expr("not", condition.type, (condition,))
+
+
+def extract(e: "Evaluator", node: syntax.Call, scope: Scope, want: Type | None, hint: str) -> Value:
+    """Return the next field of the compressed bytes; its type must be what concat put there."""
+    if node.template:
+        want = SCALARS[node.template]
+    if e.layout is None:
+        raise e.error(node, "extract reads compressed bytes, which only decode has", "move it to decode")
+    if len(node.arguments) != 1 or not isinstance(e.value(node.arguments[0], scope), Compressed):
+        raise e.error(node, "extract takes the compressed bytes", "write extract(compressed)")
+    if want is None:
+        raise e.error(node, "extract needs to know the type", "assign it to a variable, or extract<uint8>(...)")
+    fields = e.layout.fields
+    while e.read < len(fields) and fields[e.read].counts:
+        e.read += 1
+    if e.read == len(fields):
+        raise e.error(node, "everything that concat wrote is read already", "remove this extract, or concat more")
+    number, e.read = e.read, e.read + 1
+    return _field(e, node, number, fields[number], want, hint)
+
+
+def _field(e: "Evaluator", node: syntax.Call, number: int, written: Field, want: Type, hint: str) -> Value:
+    held = Vector(want.element) if isinstance(want, ByBlock) else want
+    fits = not isinstance(want, ByBlock) or written.length == Length(GRADIENT, want.block)
+    if written.type != held or not fits:
+        problem = f"extract reads {want.name} where concat wrote {written.name!r}, a {written.type.name}"
+        raise e.error(node, problem, "read what concat wrote, in its order")
+    if not isinstance(want, Scalar):
+        assert written.length is not None
+        name = e.writer.fresh(hint or written.name)
+        e.writer.statements.append(Read(name, number, want.element, written.length))
+        low, high = want.element.low, want.element.high
+        return VectorRef(name, want.element, written.length, low, high, isinstance(want, ByBlock))
+    if number in e.expected:
+        return e.expected[number]
+    return Expr("field", want, value=number, low=want.low, high=want.high)

@@ -4,11 +4,36 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NoReturn
 
-from lark import Lark, Token
+from lark import Lark, Token, Transformer, v_args
+from lark import Tree as LarkTree
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark.tree import Meta
 
-from penstock.compll.frontend.syntax import Function, ParamBlock, Position, Source, Tree
-from penstock.compll.frontend.tree_builder import build_items, token_position
+from penstock.compll.frontend.syntax import (
+    Argument,
+    Assign,
+    At,
+    Branch,
+    Call,
+    Cast,
+    Choose,
+    Declare,
+    Expression,
+    Field,
+    Function,
+    Infix,
+    Member,
+    Name,
+    Number,
+    ParamBlock,
+    Position,
+    Prefix,
+    Return,
+    Source,
+    Statement,
+    Tree,
+    TypeName,
+)
 
 
 def parse(text: str, path: str = "<string>") -> Tree:
@@ -77,3 +102,147 @@ def _advice(error: Any) -> str:
     expected = sorted(getattr(error, "accepts", None) or error.expected)
     words = [_WORDS[name] for name in expected if name in _WORDS]
     return f"write {' or '.join(words[:4])} here" if words else "write an expression here"
+
+
+def build_items(tree: LarkTree[Token]) -> list[Any]:
+    """Return the items of a program: parameter blocks, functions, and lists of globals."""
+    items: list[Any] = _Builder().transform(tree)
+    return items
+
+
+@v_args(meta=True)
+class _Builder(Transformer[Token, Any]):
+    """Turns lark's trees into ours, bottom up."""
+
+    def start(self, meta: Meta, items: list[Any]) -> list[Any]:
+        return items
+
+    def param_block(self, meta: Meta, items: list[Any]) -> ParamBlock:
+        name, *fields = [item for item in items if item is not None]
+        return ParamBlock(str(name), tuple(fields), at=token_position(name))
+
+    def field(self, meta: Meta, items: list[Any]) -> Field:
+        type_, name, default, allowed = items
+        choices = tuple(allowed[1]) if allowed and allowed[0] == "choices" else ()
+        interval = (allowed[1][0], allowed[1][1]) if allowed and allowed[0] == "interval" else None
+        return Field(type_, str(name), default, choices, interval, at=token_position(name))
+
+    def choices(self, meta: Meta, items: list[Any]) -> tuple[str, list[Any]]:
+        return "choices", items
+
+    def interval(self, meta: Meta, items: list[Any]) -> tuple[str, list[Any]]:
+        return "interval", items
+
+    def number(self, meta: Meta, items: list[Any]) -> int | float:
+        sign, token = items
+        return -_literal(token) if sign else _literal(token)
+
+    def globals(self, meta: Meta, items: list[Any]) -> list[Declare]:
+        type_, *names = items
+        return [Declare(type_, str(name), None, at=token_position(name)) for name in names]
+
+    def function(self, meta: Meta, items: list[Any]) -> Function:
+        result, name, *arguments, body = [item for item in items if item is not None]
+        void = isinstance(result, Token)
+        end = Position(meta.end_line, meta.end_column - 1, meta.end_column)
+        at = token_position(name)
+        return Function(None if void else result, str(name), tuple(arguments), tuple(body), end, at=at)
+
+    def argument(self, meta: Meta, items: list[Any]) -> Argument:
+        type_, name = items
+        return Argument(str(type_) if isinstance(type_, Token) else type_, str(name), at=_position(meta))
+
+    def block(self, meta: Meta, items: list[Any]) -> list[Statement]:
+        return [statement for item in items for statement in (item if isinstance(item, list) else [item])]
+
+    def declare(self, meta: Meta, items: list[Any]) -> list[Statement]:
+        type_, *declarators = items
+        return [Declare(type_, str(name), value, at=token_position(name)) for name, value in declarators]
+
+    def declarator(self, meta: Meta, items: list[Any]) -> tuple[Token, Expression | None]:
+        return items[0], items[1]
+
+    def assign(self, meta: Meta, items: list[Any]) -> Assign:
+        return Assign(str(items[0]), items[1], at=token_position(items[0]))
+
+    def branch(self, meta: Meta, items: list[Any]) -> Branch:
+        condition, yes, no = items
+        return Branch(condition, _as_block(yes), _as_block(no), at=_position(meta))
+
+    def give(self, meta: Meta, items: list[Any]) -> Return:
+        return Return(items[0], at=_position(meta))
+
+    def type(self, meta: Meta, items: list[Any]) -> TypeName:
+        (name, width), star = items
+        return TypeName(name, width, star is not None, at=_position(meta))
+
+    def type_by_block(self, meta: Meta, items: list[Any]) -> TypeName:
+        (name, width), block = items
+        return TypeName(name, width, False, block, at=_position(meta))
+
+    def scalar(self, meta: Meta, items: list[Any]) -> tuple[str, Expression | None]:
+        item = items[0]
+        return (str(item), None) if isinstance(item, Token) else ("uint", item)
+
+    def choose(self, meta: Meta, items: list[Any]) -> Choose:
+        return Choose(items[0], items[1], items[2], at=_position(meta))
+
+    def chain(self, meta: Meta, items: list[Any]) -> Expression:
+        left: Expression = items[0]
+        for operator, right in zip(items[1::2], items[2::2], strict=True):
+            whole = Position(left.at.line, left.at.column, right.at.end_column)
+            at = whole if left.at.line == right.at.line else token_position(operator)
+            left = Infix(str(operator), left, right, at=at)
+        return left
+
+    def prefix(self, meta: Meta, items: list[Any]) -> Prefix:
+        return Prefix(str(items[0]), items[1], at=_position(meta))
+
+    def cast(self, meta: Meta, items: list[Any]) -> Cast:
+        return Cast(items[0], items[1], at=_position(meta))
+
+    def member(self, meta: Meta, items: list[Any]) -> Member:
+        return Member(items[0], str(items[1]), at=_position(meta))
+
+    def at(self, meta: Meta, items: list[Any]) -> At:
+        return At(items[0], items[1], at=_position(meta))
+
+    def integer(self, meta: Meta, items: list[Any]) -> Number:
+        return Number(_literal(items[0]), at=_position(meta))
+
+    def real(self, meta: Meta, items: list[Any]) -> Number:
+        return Number(_literal(items[0]), at=_position(meta))
+
+    def name(self, meta: Meta, items: list[Any]) -> Name:
+        return Name(str(items[0]), at=_position(meta))
+
+    def call(self, meta: Meta, items: list[Any]) -> Call:
+        token, *arguments = items
+        function, _, template = str(token).partition("<")
+        values = tuple(argument for argument in arguments if argument is not None)
+        return Call(function.strip(), template.rstrip("> ").strip(), values, at=_position(meta))
+
+
+def token_position(token: Token) -> Position:
+    """Return where a token stands."""
+    assert token.line is not None
+    assert token.column is not None
+    return Position(token.line, token.column, token.column + len(token))
+
+
+def _position(meta: Meta) -> Position:
+    if meta.empty:
+        return Position(1, 1, 2)
+    end = meta.end_column if meta.end_line == meta.line else meta.column + 1
+    return Position(meta.line, meta.column, end)
+
+
+def _as_block(item: Any) -> tuple[Statement, ...]:
+    if item is None:
+        return ()
+    return tuple(item) if isinstance(item, list) else (item,)
+
+
+def _literal(token: Token) -> int | float:
+    text = str(token)
+    return int(text, 0) if token.type == "INTEGER" else float(text.rstrip("f"))

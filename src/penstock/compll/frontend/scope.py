@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.compll.frontend.arithmetic import binary, convert, integer
+from penstock.compll.frontend.scalar_ops import binary, convert, integer
 from penstock.compll.ir import Expr, Length, Let, Map, Statement, walk
 from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Scalar, Type, Vector
 

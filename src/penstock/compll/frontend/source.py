@@ -1,20 +1,36 @@
 """From the text of a compressor to its IR: parameters chosen, every function checked, encode held against decode."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.compll.frontend import syntax
 from penstock.compll.frontend.evaluate import Evaluator, Unit
-from penstock.compll.frontend.inline import inline
 from penstock.compll.frontend.parameters import parameter_expr, specialise
 from penstock.compll.frontend.parser import parse
-from penstock.compll.frontend.rank import select_ranks
+from penstock.compll.frontend.scalar_ops import integer
 from penstock.compll.frontend.scope import Compressed, ParamsRef, Scope, Slot, VectorRef
-from penstock.compll.frontend.statements import elaborate
+from penstock.compll.frontend.statements import elaborate, inline
 from penstock.compll.functions import FUNCTIONS, Function
-from penstock.compll.ir import GRADIENT, LATEST, NUMEL, Decode, Encode, Expr, Layout, Length, Program, is_static
+from penstock.compll.ir import (
+    GRADIENT,
+    LATEST,
+    NUMEL,
+    Apply,
+    Decode,
+    Encode,
+    Expr,
+    Layout,
+    Length,
+    Let,
+    Program,
+    Statement,
+    expressions,
+    is_static,
+    walk,
+)
+from penstock.compll.lower.host_known import is_host_known
 from penstock.compll.operators import OPERATORS, Operator, lowerings
 from penstock.compll.types import FLOAT, UINT8, ByBlock, Scalar, Vector
 
@@ -170,3 +186,55 @@ def _decode(unit: Unit, tree: syntax.Tree, encode: Encode, layout: Layout) -> De
         problem = f"decode does not read {unread[0]!r}, which concat wrote"
         raise tree.source.error(function.end, problem, "extract every field, in order")
     return Decode(tuple(ev.writer.statements), result.name, tuple(ev.expected.items()))
+
+
+SORT, NTH = "sort", "nth"
+
+
+def select_ranks(statements: Sequence[Statement], fields: Sequence[Expr | str]) -> tuple[Statement, ...]:
+    """Return statements in which sorts that only answer one question are selections."""
+    made = list(statements)
+    for place, statement in enumerate(made):
+        if isinstance(statement, Apply) and statement.operator == SORT and statement.element.is_float:
+            question = _only_question(statement.name, made, fields)
+            if question is not None:
+                made[place] = _selection(statement, question)
+                made[place + 1 :] = [_answered(item, question) for item in made[place + 1 :]]
+    return tuple(made)
+
+
+def _only_question(name: str, statements: Sequence[Statement], fields: Sequence[Expr | str]) -> Expr | None:
+    """Return the one `name[k]` that a program reads, in a scalar and with k foreseen; None where it reads more."""
+    if name in fields or any(isinstance(item, Apply) and name in item.vectors for item in statements):
+        return None
+    inside: dict[int, tuple[Expr, Statement | None]] = {
+        id(node): (node, item) for item in statements for expr in expressions(item) for node in walk(expr)
+    }
+    inside |= {id(node): (node, None) for expr in fields if isinstance(expr, Expr) for node in walk(expr)}
+    reads = [(node, item) for node, item in inside.values() if node.op in ("element", "at") and node.value == name]
+    if len(reads) != 1 or not isinstance(reads[0][1], Let) or reads[0][0].op != "at":
+        return None
+    question = reads[0][0]
+    return question if is_host_known(question.args[0], {item.name: item for item in statements}) else None
+
+
+def _selection(sort: Apply, question: Expr) -> Apply:
+    descending = sort.scalars[-1]
+    length = Length(sort.name)
+    return replace(sort, operator=NTH, length=length, scalars=(question.args[0], descending), bound=integer(1))
+
+
+def _answered(statement: Statement, question: Expr) -> Statement:
+    """Return a statement that reads the element found where it asked for one of many."""
+    if not isinstance(statement, Let):
+        return statement
+    memo = {id(question): replace(question, args=(integer(0),))}
+    return replace(statement, expr=_put(statement.expr, memo))
+
+
+def _put(expr: Expr, memo: dict[int, Expr]) -> Expr:
+    if id(expr) not in memo:
+        args = tuple(_put(argument, memo) for argument in expr.args)
+        same = all(a is b for a, b in zip(args, expr.args, strict=True))
+        memo[id(expr)] = expr if same else replace(expr, args=args)
+    return memo[id(expr)]

@@ -127,6 +127,6 @@ def max_nbytes(program: Program, numel: int, arguments: Mapping[str, Any]) -> in
 def _most(statement: Apply, numel: int, arguments: Mapping[str, Any]) -> int:
     if statement.bound is None:
         return numel
-    from penstock.compll.backends.reference.machine import evaluate_static
+    from penstock.compll.backends.reference import evaluate_static
 
     return int(evaluate_static(statement.bound, numel, arguments))

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from compll.backends.programs import PROGRAMS
-from penstock.compll.backends.numba.backend import NumbaKernels
-from penstock.compll.backends.numba.compile import _take_from_cache
-from penstock.compll.backends.numba.source import generate
-from penstock.compll.backends.reference.backend import ReferenceKernels
+from penstock.compll.backends.numba.backend import NumbaKernels, _take_from_cache
+from penstock.compll.backends.numba.write_numba import generate
+from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.cache import load_program
 from penstock.compll.frontend import source as frontend
 from penstock.compll.frontend.parameters import bind_arguments

@@ -12,10 +12,10 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="install penstock[gpu] to test the Triton back end")
 
 from compll.backends.programs import PROGRAMS  # noqa: E402
-from penstock.compll.backends.reference.backend import ReferenceKernels  # noqa: E402
+from penstock.compll.backends.reference import ReferenceKernels  # noqa: E402
 from penstock.compll.backends.triton.backend import TritonKernels  # noqa: E402
-from penstock.compll.backends.triton.kernels import Kernels  # noqa: E402
-from penstock.compll.frontend import source as frontend  # noqa: E402
+from penstock.compll.backends.triton.write_triton import Kernels  # noqa: E402
+from penstock.compll.frontend import source as frontend
 from penstock.compll.frontend.parameters import bind_arguments  # noqa: E402
 from penstock.compll.ir import Reduce  # noqa: E402
 from penstock.compll.lower.payload_layout import place_fields  # noqa: E402

@@ -3,22 +3,27 @@
 Kernels are single-threaded and keep no state, so any number of threads may call them.
 """
 
+import hashlib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from threading import Lock
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compll.backends import Arguments
-from penstock.compll.backends.numba.compile import compile_kernel
-from penstock.compll.cache import default_cache
+from penstock.compll.backends.numba.many import ARGUMENTS as MANY
+from penstock.compll.cache import default_cache, file_states, write_whole
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import Program
 from penstock.compll.lower.payload_layout import Bytes, max_nbytes
-from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.operators import OPERATORS, Operator, lowerings
 from penstock.compll.philox import split
 from penstock.errors import CodecError, NonFiniteError
 
@@ -159,7 +164,7 @@ class NumbaKernels:
     def defers(self) -> bool:
         """Whether feedback can be put off: `encode_later` is there."""
         if self._defers is None:
-            from penstock.compll.lower.feedback import last_decode
+            from penstock.compll.lower.fuse import last_decode
 
             self._defers = last_decode(self.program) is not None
         return self._defers
@@ -183,6 +188,154 @@ class NumbaKernels:
 
     def _explain(self, payload: Bytes, numel: int, arguments: Arguments) -> None:
         """Raise the error that the reference raises for a payload, where it raises one."""
-        from penstock.compll.backends.reference.backend import ReferenceKernels
+        from penstock.compll.backends.reference import ReferenceKernels
 
         ReferenceKernels(self.program, self.functions, self.operators).decode(payload, numel, arguments)
+
+
+def compile_kernel(
+    program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator], folder: Path
+) -> Callable[..., int]:
+    """Return one kernel of a program; `folder` holds sources and machine code."""
+    path, wanted = _source(program, kind, functions, operators, folder), signature(program, kind)
+    kernel = _dispatcher(_load_bare(path), kind)
+    if not _take_from_cache(kernel, wanted):
+        kernel = _dispatcher(_load(path), kind)
+        kernel.compile(wanted)
+    kernel.disable_compile()
+    compiled: Callable[..., int] = kernel
+    return compiled
+
+
+def _dispatcher(module: ModuleType, kind: str) -> Any:
+    from numba import njit
+
+    return njit(nogil=True, cache=True, error_model="numpy")(getattr(module, kind))
+
+
+def _take_from_cache(kernel: Any, signature: str) -> bool:
+    """Load machine code kept by numba, without the tables that only its compiler needs; return whether it was there.
+
+    numba's own way first imports some seventy modules, a tenth of a second that a new process need not spend. This
+    looks inside numba; where it finds something else than expected, the caller goes numba's own way.
+    """
+    try:
+        from numba.core.compiler_lock import global_compiler_lock
+        from numba.core.runtime.nrt import rtsys
+
+        with global_compiler_lock:
+            rtsys.initialize(kernel.targetctx)
+            found = kernel._cache._load_overload(signature, kernel.targetctx)
+            if found is None:
+                return False
+            kernel.add_overload(found)
+            kernel._cache_hits[signature] += 1
+            return True
+    except Exception:
+        return False
+
+
+def _source(
+    program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator], folder: Path
+) -> Path:
+    """Return the file with a kernel's source, written to the cache the first time.
+
+    A program that came from the cache of programs has a key, and its source need not even be generated again.
+    """
+    name = f"{program.name}_{kind}"
+    if program.key:
+        made_from = lowerings(program, functions, operators)
+        path = folder / f"{name}_{_digest(program.key, made_from, _writers())}.py"
+        source = "" if path.exists() else _generate(program, kind, functions, operators)
+    else:
+        source = _generate(program, kind, functions, operators)
+        path = folder / f"{name}_{_digest(source, _support_text())}.py"
+    if not path.exists():
+        write_whole(path, source.encode())
+    return path
+
+
+def _generate(program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> str:
+    from penstock.compll.backends.numba.write_numba import generate
+
+    return generate(program, functions, operators, (kind,))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+
+
+def _load_bare(path: Path) -> ModuleType:
+    """Return the module of a kernel without what its source calls: enough to load machine code that is on disk."""
+    module = ModuleType(f"penstock_generated_{path.stem}")
+    module.__dict__["helper"] = lambda function: function
+    # numba finds what it has kept by the line and the byte code of a function: lines keep their numbers, and
+    # `import numpy as np` stays, since Python compiles a call of a module's function otherwise than another.
+    lines = ["" if line.startswith("from ") else line for line in path.read_text().splitlines()]
+    exec(compile("\n".join(lines), str(path), "exec"), module.__dict__)  # our own text, from our own IR
+    sys.modules[module.__name__] = module  # numba looks it up by name
+    return module
+
+
+def _load(path: Path) -> ModuleType:
+    """Return the module of a kernel, ready to be compiled."""
+    spec = importlib.util.spec_from_file_location(f"penstock_generated_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _writers() -> str:
+    """Return a text that changes with any file that writes kernels; a program's key covers the rest of the compiler."""
+    return file_states(kernel_files())
+
+
+def kernel_files() -> list[Path]:
+    """Return the files that write numba kernels and those that kernels call."""
+    return sorted(Path(__file__).parent.glob("*.py"))
+
+
+@cache
+def _support_text() -> str:
+    """Return the source of all that kernels call: machine code kept on disk holds copies of it."""
+    return "".join(path.read_text() for path in support_files())
+
+
+def support_files() -> list[Path]:
+    """Return the files of the functions that kernels call."""
+    compll = Path(__file__).parents[2]
+    return [Path(__file__).parent / "support.py", compll / "philox.py", compll / "select.py"]
+
+
+ARGUMENTS = {
+    "encode": ["gradient", "out", "seed_low", "seed_high"],
+    "encode_feedback": ["gradient", "residual", "out", "seed_low", "seed_high"],
+    "encode_later": ["gradient", "factor", "residual", "last", "out", "seed_low", "seed_high"],
+    "decode": ["payload", "out"],
+    "decode_add": ["payload", "out", "factor"],
+    **MANY,
+}
+TYPES = {
+    "gradient": "Array(float32, 1, 'C', readonly=True)",
+    "residual": "float32[::1]",
+    "payload": "Array(uint8, 1, 'C', readonly=True)",
+    "last": "Array(uint8, 1, 'C', readonly=True)",
+    "seed_low": "uint32",
+    "seed_high": "uint32",
+    "factor": "float32",
+    "boundaries": "int64[::1]",
+    "sizes": "int64[::1]",
+    "calls": "uint32[::1]",
+}
+
+
+def signature(program: Program, kind: str) -> str:
+    """Return the type of a kernel as numba writes it; the program's own parameters come last."""
+    out = "uint8[::1]" if kind.startswith("encode") else "float32[::1]"
+    types = [out if name == "out" else TYPES[name] for name in ARGUMENTS[kind]]
+    types += ["float32" if parameter.type.is_float else "int32" for parameter in program.arguments]
+    return f"int64({', '.join(types)})"

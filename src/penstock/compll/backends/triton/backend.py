@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from penstock.compll.backends.triton import prelude, select
-from penstock.compll.backends.triton.kernels import Kernels
-from penstock.compll.backends.triton.launch import Starter
+from penstock.compll.backends.triton import prelude, select_kernels
 from penstock.compll.backends.triton.run import MAX_PROGRAMS, Run, Workspace, load_source
-from penstock.compll.backends.triton.sizes import Sizes
+from penstock.compll.backends.triton.starter import Starter
+from penstock.compll.backends.triton.write_triton import Kernels
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import Apply, Program
+from penstock.compll.lower.host_known import Sizes
 from penstock.compll.operators import OPERATORS, Operator
 from penstock.errors import CodecError, NonFiniteError
 
@@ -163,7 +163,7 @@ class TritonKernels:
         return self._workspaces[stream], stream
 
     def _new_workspace(self) -> Workspace:
-        ints = select.GUESS_BINS + select.STATE_INTS
+        ints = select_kernels.GUESS_BINS + select_kernels.STATE_INTS
         zeros = torch.zeros(ints + 4, dtype=torch.int32, device=self.device)
         most = max(launch.parts for launch in (*self.kernels.encode, *self.kernels.decode))
         slots = max(len(slots) for slots in self.kernels.slots.values())

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.compll.backends.triton.launch import Starter
 from penstock.compll.backends.triton.prelude import copy_bytes, is_finite
+from penstock.compll.backends.triton.starter import Starter
 
 BLOCK = 1024
 FLAGS_OFFSET = tl.constexpr(6)  # `codecs/header.py`: the byte that says whether a gradient was finite

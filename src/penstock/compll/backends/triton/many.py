@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from penstock.compll.backends.triton.fill_nan import look_at_firsts, mark
-from penstock.compll.backends.triton.kernels import Kernels, Launch
+from penstock.compll.backends.triton.kernel_text import argument_kind, wrapped
 from penstock.compll.backends.triton.run import BY_BLOCK, DECODE, ENCODE, FEEDBACK, REDUCE, Shape, load_source
-from penstock.compll.backends.triton.text import argument_kind, wrapped
+from penstock.compll.backends.triton.write_triton import Kernels, Launch
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.lower.passes import Pack, Pass
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 
-from penstock.compll.backends.triton import operators
-from penstock.compll.backends.triton.kernels import UNIT, Launch
-from penstock.compll.backends.triton.operators import Call, Operand
-from penstock.compll.backends.triton.sizes import Sizes
+from penstock.compll.backends.triton import operator_calls
+from penstock.compll.backends.triton.operator_calls import Call, Operand
+from penstock.compll.backends.triton.write_triton import UNIT, Launch
 from penstock.compll.ir import GRADIENT, LATEST, Apply, Filter, GroupReduce, Length
+from penstock.compll.lower.host_known import Sizes
 from penstock.compll.lower.passes import Keep, Pass, Scatter
 from penstock.compll.types import Scalar
 from penstock.errors import CodecError
@@ -190,7 +190,7 @@ class Run:
 
     def apply(self, step: Apply) -> None:
         """Run a whole-vector operator."""
-        run = operators.OPERATORS.get(step.operator) or self.registered(step.operator)
+        run = operator_calls.OPERATORS.get(step.operator) or self.registered(step.operator)
         size = self.size(step.length) if step.length == Length(step.name) else None
         made = run(self.call(step, size))
         if size is None and step.length.group == 1:

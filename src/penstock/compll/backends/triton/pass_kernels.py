@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.compll.backends.triton.expr import Kernel
-from penstock.compll.backends.triton.feedback import load_with_feedback, settle
-from penstock.compll.backends.triton.fold import fold_end, fold_part, fold_step
-from penstock.compll.backends.triton.procedure import Procedure
-from penstock.compll.backends.triton.text import limit, register
+from penstock.compll.backends.triton.kernel_text import limit, register
+from penstock.compll.backends.triton.triton_expr import Kernel, Procedure
 from penstock.compll.functions import Function
-from penstock.compll.ir import Expr, Reduce, Statement
-from penstock.compll.lower.passes import Keep, Pack, Pass
-from penstock.compll.lower.show import show
+from penstock.compll.ir import GRADIENT, Expr, Filter, GroupReduce, Reduce, Statement, walk
+from penstock.compll.lower.passes import TOTAL, Keep, Pack, Pass, show
 from penstock.compll.types import Scalar
+from penstock.errors import CodecError
 
 WORST = "worst = tl.maximum(worst, tl.abs({}), propagate_nan=tl.PropagateNan.ALL)"
 WORST_START = "worst = tl.zeros([BLOCK // ROW, ROW], tl.float32)"
@@ -199,3 +196,200 @@ def describe(p: Procedure, step: Pass) -> str:
     parts += [f"{item.vector} kept" for item in step.outputs if isinstance(item, Keep)]
     names = [p.program.layout.fields[item.field].name for item in step.outputs if isinstance(item, Pack)]
     return "; ".join([*parts, *(f"field {name}" for name in names)])[:90]
+
+
+COMBINE = """@triton.jit
+def {name}(left, left_on, right, right_on):
+    \"\"\"{summary}\"\"\"
+{lines}    return tl.where(left_on != 0, tl.where(right_on != 0, {both}, left), right), left_on | right_on
+"""
+
+
+def fold_step(k: Kernel, p: Procedure, item: Reduce, value: str, size: str) -> None:
+    """Write what takes the elements of a tile into the lanes."""
+    part, function = f"{item.name}_part", f"{k.name}_{item.name}"
+    k.helpers.insert(0, _combine(k, p, item, function))
+    k.use("partials_ptr")
+    k.head.append(f"{part} = tl.full([BLOCK // ROW, ROW], 0, {register(item.expr.type)})")
+    k.head.append(f"{part}_on = tl.full([BLOCK // ROW, ROW], 0, tl.int32)")
+    k.loop.append(f"{part}, {part}_on = {function}({part}, {part}_on, {value}, (i < {size}).to(tl.int32))")
+
+
+def fold_part(k: Kernel, item: Reduce, slot: int) -> list[str]:
+    """Return the lines in which a program leaves its part: the value in one slot, whether there is one in the next."""
+    part, function = f"{item.name}_part", f"{k.name}_{item.name}"
+    rows = f"{item.name}_rows"  # one axis after the other: of a reshaped tile Triton 3.6 reduces only a part
+    stores = [
+        f"tl.store(partials_ptr + {slot + number} * PROGRAMS + tl.program_id(0), {name})"
+        for number, name in enumerate((f"{item.name}_one", f"{item.name}_on"))
+    ]
+    return [
+        f"{rows}, {rows}_on = tl.reduce(({part}, {part}_on), 1, {function})",
+        f"{item.name}_one, {item.name}_on = tl.reduce(({rows}, {rows}_on), 0, {function})",
+        *stores,
+    ]
+
+
+def fold_end(k: Kernel, item: Reduce, slot: int, name: str) -> list[str]:
+    """Return the lines in which the last program combines the parts; 0 where there was no element."""
+    kind, function = register(item.expr.type), f"{k.name}_{item.name}"
+    parts = ", ".join(
+        f"partial(partials_ptr, {slot + number}, 0.0, PROGRAMS).to({what})"
+        for number, what in ((0, kind), (1, "tl.int32"))
+    )
+    return [
+        f"{name}, {name}_on = tl.reduce(({parts}), 0, {function})",
+        f"{name} = tl.where({name}_on != 0, {name}, 0)",
+    ]
+
+
+def _combine(k: Kernel, p: Procedure, item: Reduce, function: str) -> str:
+    assert item.combine is not None
+    for node in walk(item.combine):
+        if node.op not in ("const", "operand", "call", "cast", "select") and not node.args:
+            raise CodecError(f"{p.program.name}: {item.name} reduces by a function of {_what(node)}; not on a GPU")
+    writer = Kernel("", "", functions=k.functions)
+    both = writer.text(p, item.combine, "tile")
+    k.calls |= writer.calls
+    lines = "".join(f"    {line}\n" for line in writer.loop)
+    return COMBINE.format(name=function, summary=f"{item.name} of two lanes.", lines=lines, both=both)
+
+
+def _what(node: Expr) -> str:
+    return f"the parameter {node.value}" if node.op == "param" else f"{node.op} {node.value}"
+
+
+def load_with_feedback(k: Kernel, last: Procedure | None, settles: bool) -> None:
+    """Write the load of the gradient; `last` is the decode of the payload before, where it can be inlined."""
+    gradient, residual = k.use("gradient_ptr"), k.use("residual_ptr")
+    k.use_constants("FEEDBACK")
+    k.loop.append(f"latest = load({gradient}, i, numel, full).to(tl.float32)")
+    k.loop += ["gradient = latest", "if FEEDBACK:", f"    kept = load({residual}, i, numel, full)"]
+    if last is not None:
+        _take_off(k, last)
+    stored = f"store({residual}, i, gradient, numel, full)"
+    k.loop += [
+        "    gradient = latest + kept",
+        *(["    if not SETTLE:", f"        {stored}"] if settles else [f"    {stored}"]),
+    ]
+    k.used |= {"gradient", "latest", "kept"}
+    k.known["tile", GRADIENT] = "gradient"
+
+
+def settle(k: Kernel, p: Procedure, statements: Sequence[Statement]) -> None:
+    """Write what leaves in the residual what is not sent; `statements` decode what encode has computed, `left` last."""
+    k.use_constants("SETTLE")
+    p.add(statements)
+    k.known["tile", TOTAL] = "gradient"
+    outer, k.loop = k.loop, []
+    left = k.element(p, statements[-1].name, "tile")
+    lines, k.loop = k.loop, outer
+    lines.append(f"store({k.use('residual_ptr')}, i, {left}, numel, full)")
+    k.loop += ["if FEEDBACK:", "    if SETTLE:", *(f"        {line}" for line in lines)]
+
+
+def _take_off(k: Kernel, last: Procedure) -> None:
+    """Write what the last payload carried off the residual, inside `if FEEDBACK: if LAST:`."""
+    k.use_constants("LAST")
+    outer_head, outer_loop = k.head, k.loop
+    k.head, k.loop = [], []
+    sent = k.element(last, last.program.decode.result, "tile")
+    head, loop = k.head, k.loop
+    k.head, k.loop = outer_head, outer_loop
+    # Scalars of the last payload exist where there is one; elsewhere nothing reads them.
+    if head:
+        names = [line.partition(" = ")[0] for line in head]
+        k.head += ["if LAST:", *(f"    {line}" for line in head)]
+        k.head += ["else:", *(f"    {name} = 0" for name in names)]
+    k.loop += ["    if LAST:", *(f"        {line}" for line in loop), f"        kept = kept - {sent}"]
+
+
+Functions = Mapping[str, Function]
+
+
+def write_mask(p: Procedure, name: str, step: Filter, functions: Functions) -> Kernel:
+    """Return the kernel that marks what a filter keeps, and counts it."""
+    summary = f"Where {step.name} keeps elements, one bit each, and how many."
+    k = Kernel(f"{name}_mask", summary, functions=functions, over=step.over)
+    size = k.size(p, step.over)
+    keep = k.text(p, step.keep, "tile")
+    k.loop += [
+        f"keep = ({keep} & (i < {size})).to(tl.int32)",
+        "store_packed(mask_ptr, keep, block, (block + 1) * BLOCK, True, 1, BLOCK)",
+        "count = count + tl.sum(keep, axis=1)",
+    ]
+    k.head.append("count = tl.zeros([BLOCK // ROW], tl.int32)")
+    for argument in ("mask_ptr", "counts_ptr", "units"):
+        k.use(argument)
+    k.use_constants("UNIT")
+    carried = ["count"]
+    if p.is_encode and k.knows("tile", GRADIENT):
+        k.use("status_ptr")
+        k.head.append(WORST_START)
+        k.loop.append(WORST.format(GRADIENT))
+        k.end += REPORT
+        carried.append("worst")
+    k.loop_over_units(size, carried, k.summary)
+    k.end.append("tl.store(counts_ptr + tl.program_id(0), tl.sum(count))")
+    return k
+
+
+def write_compact(p: Procedure, name: str, step: Filter, functions: Functions) -> Kernel:
+    """Return the kernel that writes what a filter keeps."""
+    k = Kernel(f"{name}_compact", f"The elements that {step.name} keeps, in order.", functions=functions)
+    for argument in ("mask_ptr", "counts_ptr", "scalars_ptr", f"{step.name}_ptr", "units"):
+        k.use(argument)
+    value = k.text(p, step.value, "gather")
+    k.use_constants("PROGRAMS", "UNIT")
+    k.head += [
+        "program = tl.arange(0, PROGRAMS)",
+        "counts = tl.load(counts_ptr + program, mask=program < tl.num_programs(0), other=0)",
+        "start = tl.sum(tl.where(program < tl.program_id(0), counts, 0), axis=0)",
+        "if tl.program_id(0) == 0:",
+        f"    tl.store(scalars_ptr + {p.slots[f'{step.name}.size']}, tl.sum(counts, axis=0))",
+    ]
+    k.loop = [
+        "for unit in tl.range(tl.program_id(0) * units, (tl.program_id(0) + 1) * units):",
+        "    first = unit * (UNIT // 32) + tl.arange(0, UNIT // 32)",
+        "    word = tl.load(mask_ptr.to(tl.pointer_type(tl.uint32)) + first)",
+        "    count = bit_count(word)",
+        "    place = start + tl.cumsum(count, axis=0) - count",
+        "    start += tl.sum(count, axis=0)",
+        "    left = tl.max(count, axis=0)",
+        "    while left > 0:  # takes the lowest bit of every word at a time",
+        "        on = word != 0",
+        "        i = first * 32 + lowest_bit(word)",
+        *(f"        {line}" for line in k.loop),
+        f"        tl.store({step.name}_ptr + place, {value}, mask=on)",
+        "        place += on.to(tl.int32)",
+        "        word = word & (word - 1)",
+        "        left -= 1",
+    ]
+    return k
+
+
+def write_group(p: Procedure, name: str, step: GroupReduce, functions: Functions) -> Kernel:
+    """Return the kernel that reduces groups of neighbours, a row of lanes for each."""
+    k = Kernel(name, f"{step.name}: {step.reducer} of every {step.group} neighbours.", functions=functions)
+    size, groups = k.size(p, step.over), k.size(p, step.length)
+    value, is_float = k.text(p, step.expr, "gather"), step.expr.type.is_float
+    k.use_constants("ROWS", "LANES")
+    if step.reducer == "sum":
+        wide = ".to(tl.float64)" if is_float else ""
+        reduced = f"tl.sum(tl.where(on, {value}, 0){wide}, axis=1).to({register(step.expr.type)})"
+    else:
+        function = "tl.min" if step.reducer == "smaller" else "tl.max"
+        start = limit(step.reducer, is_float)
+        reduced = f"{function}(tl.where(on, {value}, {start}), axis=1)" + (" + 0.0" if is_float else "")
+    k.loop = [
+        "group = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
+        "lane = tl.arange(0, LANES)",
+        f"i = group[:, None] * {step.group} + lane[None, :]",
+        f"on = (lane[None, :] < {step.group}) & (i < {size})",
+        *k.loop,
+        f"tl.store({k.use(f'{step.name}_ptr')} + group, {reduced}, mask=group < {groups})",
+    ]
+    if p.is_encode and k.knows("gather", GRADIENT):
+        k.use("status_ptr")
+        k.end += [f"worst = tl.abs({GRADIENT})", *REPORT]
+    return k

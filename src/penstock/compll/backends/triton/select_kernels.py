@@ -17,8 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.compll.backends.triton.launch import Starter
 from penstock.compll.backends.triton.prelude import ROW, bit_count, is_last, load, lowest_bit, positions, store_packed
+from penstock.compll.backends.triton.starter import Starter
 
 THRESHOLD = tl.constexpr(0)  # the guess
 REMAINING = tl.constexpr(1)  # rank among those that share the digits found so far; at the end: ties to take

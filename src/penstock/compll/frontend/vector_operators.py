@@ -1,15 +1,14 @@
 """Elaboration of the operators on vectors: how `map`, `reduce`, `filter`, ... become statements of the IR."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.compll.frontend import arithmetic, syntax
-from penstock.compll.frontend.apply import same_length, write_apply
-from penstock.compll.frontend.concat import concat
-from penstock.compll.frontend.scope import Scope, Value, VectorRef, length_of, size_of
-from penstock.compll.ir import Expr, Filter, GroupReduce, Length, Reduce
-from penstock.compll.types import INT32, MAX_NUMEL
+from penstock.compll.frontend import scalar_ops, syntax
+from penstock.compll.frontend.scope import Compressed, Scope, Value, VectorRef, length_of, size_of
+from penstock.compll.ir import GRADIENT, LATEST, Apply, Expr, Field, Filter, GroupReduce, Length, Reduce, is_static
+from penstock.compll.operators import Operator
+from penstock.compll.types import BOOL, INT32, MAX_NUMEL, SCALARS, Vector
 
 if TYPE_CHECKING:
     from penstock.compll.frontend.evaluate import Evaluator
@@ -54,7 +53,7 @@ def lower_filter(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
     keep = ev.call_over(operands[0].length, function, operands)
     first = operands[0]
     name = ev.writer.fresh(hint or "filter")
-    ev.writer.statements.append(Filter(name, first.length, arithmetic.truth(keep), first.at_i()))
+    ev.writer.statements.append(Filter(name, first.length, scalar_ops.truth(keep), first.at_i()))
     return VectorRef(name, first.element, Length(name), first.low, first.high)
 
 
@@ -63,7 +62,7 @@ def lower_reduce(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
     operands, function, rest = _operands(ev, node, scope, extra=1)
     if len(operands) != 1:
         raise ev.error(node, "reduce takes one vector", "map several into one first")
-    expr, length = arithmetic.widen(operands[0].at_i()), operands[0].length
+    expr, length = scalar_ops.widen(operands[0].at_i()), operands[0].length
     block = ev.block(rest[0], scope) if rest else 0
     if function.name == "size" and "size" not in ev.unit.functions:
         return _sizes(ev, hint, length, block)
@@ -94,8 +93,8 @@ def _sizes(ev: "Evaluator", hint: str, length: Length, block: int) -> Value:
     if not block:
         return whole
     index = Expr("index", INT32, low=0, high=MAX_NUMEL // block)
-    left = arithmetic.binary("-", whole, arithmetic.binary("*", index, arithmetic.integer(block)))
-    size = arithmetic.select(arithmetic.compare("lt", left, arithmetic.integer(block)), left, arithmetic.integer(block))
+    left = scalar_ops.binary("-", whole, scalar_ops.binary("*", index, scalar_ops.integer(block)))
+    size = scalar_ops.select(scalar_ops.compare("lt", left, scalar_ops.integer(block)), left, scalar_ops.integer(block))
     made = ev.writer.map(hint or "size", Length(length.of, length.group * block), replace(size, low=1, high=block))
     return replace(made, by_block=True)
 
@@ -103,7 +102,7 @@ def _sizes(ev: "Evaluator", hint: str, length: Length, block: int) -> Value:
 def _group_reduce(ev: "Evaluator", node: syntax.Call, hint: str, vector: VectorRef, reducer: str, block: int) -> Value:
     if reducer == "fold":
         raise ev.error(node, "groups are reduced by smaller, greater or sum", "use one of those")
-    name, expr = ev.writer.fresh(hint or reducer), arithmetic.widen(vector.at_i())
+    name, expr = ev.writer.fresh(hint or reducer), scalar_ops.widen(vector.at_i())
     made = GroupReduce(name, reducer, vector.length, block, expr)
     ev.writer.statements.append(made)
     low, high = _reduced_range(reducer, vector, block)
@@ -125,9 +124,9 @@ def lower_sort(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> V
     operands, function, _ = _operands(ev, node, scope)
     vector, descending = operands[0], int(function.name == "greater")
     if function.name in ("smaller", "greater"):
-        return write_apply(ev, "sort", hint, (vector,), (arithmetic.integer(descending),), vector)
+        return write_apply(ev, "sort", hint, (vector,), (scalar_ops.integer(descending),), vector)
     keys = ev.writer.map("keys", vector.length, ev.call_over(vector.length, function, [vector]))
-    return write_apply(ev, "sort_by", hint, (keys, vector), (arithmetic.integer(0),), vector)
+    return write_apply(ev, "sort_by", hint, (keys, vector), (scalar_ops.integer(0),), vector)
 
 
 def lower_scan(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
@@ -140,7 +139,7 @@ def lower_scan(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> V
         )
     wide = vector
     if vector.element is not INT32:
-        wide = ev.writer.map("wide", vector.length, arithmetic.widen(vector.at_i()))
+        wide = ev.writer.map("wide", vector.length, scalar_ops.widen(vector.at_i()))
     low, high = _reduced_range(function.name, wide)
     operator = "running" if function.name == "greater" else "scan"
     return write_apply(ev, operator, hint, (wide,), (), VectorRef("", INT32, wide.length, low, high))
@@ -165,14 +164,140 @@ def lower_random(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) ->
         raise ev.error(
             node, f"random takes 2 arguments and is given {len(node.arguments)}", "write random<float>(0, 1)"
         )
-    low, high = arithmetic.common(*(ev.scalar(argument, scope) for argument in node.arguments))
+    low, high = scalar_ops.common(*(ev.scalar(argument, scope) for argument in node.arguments))
     if node.template == "float":
-        low, high = arithmetic.to_float(low), arithmetic.to_float(high)
+        low, high = scalar_ops.to_float(low), scalar_ops.to_float(high)
     elif node.template and low.type.is_float:
         raise ev.error(node, "the bounds are floats", "write random<float>(...)")
     stream = ev.writer.stream()
     last = max(low.low, high.high - 1)
     return Expr("random", low.type, (low, high), stream, low.low, last)
+
+
+def apply(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str, operator: Operator) -> Value:
+    """Write a whole-vector operator of the table."""
+    wanted = operator.vectors + operator.scalars
+    if len(node.arguments) != wanted:
+        text = f"{operator.name} takes {wanted} argument{'s' * (wanted != 1)} and is given {len(node.arguments)}"
+        raise ev.error(node, text, f"hand over {operator.vectors} vectors, then {operator.scalars} scalars")
+    nodes = node.arguments[: operator.vectors]
+    operands = [ev.vector(item, scope) for item in nodes]
+    same_length(ev, nodes, operands)
+    if operator.takes and operands[0].element != operator.takes:
+        problem = f"{operator.name} takes {operator.takes.name}* and is given {operands[0].type.name}"
+        raise ev.error(nodes[0], problem, f"map a function over it that returns {operator.takes.name}")
+    scalars = [ev.scalar(item, scope) for item in node.arguments[operator.vectors :]]
+    for item, scalar in zip(node.arguments[operator.vectors :], scalars, strict=True):
+        ev.refuse_by_block(item, scalar)
+    try:
+        brought = tuple(scalar_ops.convert(scalar, operator.scalar) for scalar in scalars)
+    except scalar_ops.OperandError as error:
+        raise ev.error(node, *error.args) from None
+    return _apply(ev, node, hint, operator, operands, brought)
+
+
+def _apply(
+    ev: "Evaluator",
+    node: syntax.Call,
+    hint: str,
+    operator: Operator,
+    operands: Sequence[VectorRef],
+    scalars: tuple[Expr, ...],
+) -> Value:
+    last = operands[-1]
+    element = operator.result or last.element
+    low, high = (element.low, element.high) if operator.result else (last.low, last.high)
+    if operator.result is INT32 and operator.length == "upto":
+        low, high = 0, MAX_NUMEL - 1  # indices
+    if operator.length == "scalar":
+        length = length_of(scalars[-1])
+        if length is None:
+            raise ev.error(node.arguments[-1], f"{operator.name} needs a vector's size", "write gradient.size")
+        shape = VectorRef("", element, length, min(0, low), max(0, high))
+        return write_apply(ev, operator.name, hint, operands, scalars, shape)
+    stream = ev.writer.stream() if operator.draws else 0
+    is_counted = operator.length in ("upto", "one")
+    shape = VectorRef("", element, Length() if is_counted else operands[0].length, low, high)
+    most = scalar_ops.integer(1) if operator.length == "one" else scalars[-1] if is_counted else None
+    bound = most if most is not None and is_static(most) else None
+    return write_apply(ev, operator.name, hint, operands, scalars, shape, stream, bound, is_counted)
+
+
+def write_apply(
+    ev: "Evaluator",
+    operator: str,
+    hint: str,
+    operands: Sequence[VectorRef],
+    scalars: tuple[Expr, ...],
+    shape: VectorRef,
+    stream: int = 0,
+    bound: Expr | None = None,
+    is_counted: bool = False,
+) -> VectorRef:
+    """Write the statement and return its vector, `shape` but for its name; `is_counted`: its size is its own."""
+    name = ev.writer.fresh(hint or operator)
+    length = Length(name) if is_counted else shape.length
+    names = tuple(operand.name for operand in operands)
+    ev.writer.statements.append(Apply(name, operator, shape.element, length, names, scalars, bound, stream))
+    return VectorRef(name, shape.element, length, shape.low, shape.high)
+
+
+def same_length(ev: "Evaluator", nodes: Sequence[syntax.Expression], operands: Sequence[VectorRef]) -> None:
+    """Refuse vectors that may differ in size."""
+    for node, operand in zip(nodes, operands, strict=True):
+        if operand.length != operands[0].length:
+            lengths = f"{operands[0].length} and {operand.length}"
+            raise ev.error(
+                node, f"the vectors have different sizes: {lengths}", "use vectors made from one another by map"
+            )
+
+
+def concat(ev: "Evaluator", node: syntax.Call, scope: Scope, hint: str) -> Value:
+    """`concat(a, ...)`: the compressed bytes: scalars and vectors one after another."""
+    if ev.layout is not None:
+        raise ev.error(node, "concat writes compressed bytes, which only encode does", "move it to encode")
+    if ev.packed is not None:
+        raise ev.error(node, "encode calls concat twice", "write all fields in one concat")
+    fields: list[Field] = []
+    sources: list[Expr | str] = []
+    for argument in node.arguments:
+        value = ev.value(argument, scope)
+        name = _field_name(argument, value)
+        if isinstance(value, VectorRef) and value.name in (GRADIENT, LATEST):  # sent as it is: a vector of its own
+            value = ev.writer.map("values", value.length, value.at_i())
+        if isinstance(value, VectorRef):
+            _count_first(fields, sources, value.length)
+            fields.append(Field(name, Vector(value.element), value.length))
+            sources.append(value.name)
+        elif isinstance(value, Expr):
+            ev.refuse_by_block(argument, value)
+            value = scalar_ops.convert(value, SCALARS["uint1"]) if value.type is BOOL else value
+            fields.append(Field(name, value.type))
+            sources.append(value)
+        else:
+            raise ev.error(argument, "concat takes scalars and vectors", "hand over their members")
+    ev.packed = tuple(fields), tuple(sources)
+    return Compressed()
+
+
+def _count_first(fields: list[Field], sources: list[Expr | str], length: Length) -> None:
+    if length.of == GRADIENT or any(field.counts == length.of for field in fields):
+        return
+    fields.append(Field(f"{length.of}.size", INT32, counts=length.of))
+    sources.append(Expr("size", INT32, value=length.of, low=0, high=MAX_NUMEL))
+
+
+def _field_name(node: syntax.Expression, value: Value) -> str:
+    match node:
+        case syntax.Name():
+            return node.name
+        case syntax.Member():
+            return node.member
+        case syntax.At():
+            return "values"
+    if isinstance(value, VectorRef):
+        return value.name
+    return str(value.value) if isinstance(value, Expr) and value.op == "name" else "value"
 
 
 OPERATIONS: dict[str, Callable[["Evaluator", syntax.Call, Scope, str], Value]] = {

@@ -12,9 +12,17 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.compll.backends.triton import select
-from penstock.compll.backends.triton.prelude import WRONG_INDEX, words_at
-from penstock.compll.backends.triton.rank import nth_element
+from penstock.compll.backends.triton import select_kernels
+from penstock.compll.backends.triton.prelude import WRONG_INDEX, as_bits, as_float, is_last, words_at
+from penstock.compll.backends.triton.select_kernels import (
+    GUESS_BINS,
+    KNOWN,
+    PREFIX,
+    REMAINING,
+    TICKET,
+    actual,
+    resolve,
+)
 from penstock.compll.ir import Apply
 
 TILE = 1024
@@ -60,7 +68,7 @@ def select_topk(call: Call) -> Operand:
     """`topk(v, k)`: indices of the k largest magnitudes."""
     vector, k = call.operands[0], max(0, min(call.scalars[0], call.operands[0].values.numel()))
     count = call.counted(vector.size)
-    chosen = select.largest_magnitudes(vector.values, k, vector.size, call.scratch, call.start, count)
+    chosen = select_kernels.largest_magnitudes(vector.values, k, vector.size, call.scratch, call.start, count)
     return Operand(chosen, count)
 
 
@@ -70,7 +78,7 @@ def sample_kernel(
     COUNTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One element from each of `wanted` equal stretches."""
-    size = select.actual(size_ptr, numel, COUNTED)
+    size = select_kernels.actual(size_ptr, numel, COUNTED)
     count = tl.maximum(tl.minimum(wanted, size), 0)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     whole = tl.maximum(count, 1).to(tl.int64)
@@ -100,7 +108,7 @@ def scatter_kernel(
     COUNTED: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Put or add values at indices; an index outside is reported and skipped."""
-    size = select.actual(size_ptr, length, COUNTED)
+    size = select_kernels.actual(size_ptr, length, COUNTED)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     index = tl.load(index_ptr + at, mask=at < size, other=0)
     inside = (index >= 0) & (index < numel)
@@ -212,3 +220,70 @@ OPERATORS: dict[str, Callable[[Call], Operand]] = {
     "scan": scan,
     "running": running,
 }
+
+
+DIGIT_TILE = 2048  # elements that one program counts digits of
+DIGITS = ((21, 2048), (10, 2048), (0, 1024))  # (shift, values) of each digit, the highest first
+
+
+@triton.jit
+def order_key(value):
+    """Return an int32 that sorts as the float does."""
+    bits = as_bits(value)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit(do_not_specialize=["numel", "index"])
+def rank_digit(
+    x_ptr, size_ptr, out_ptr, count_ptr, histogram_ptr, state_ptr, numel: "i32", index: "i32",
+    COUNTED: tl.constexpr, DESCENDING: tl.constexpr, BINS: tl.constexpr, SHIFT: tl.constexpr, SIGN: tl.constexpr,
+    MASK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The next digit of the element wanted; SIGN is the digit's bit that is the sign, in the first one.
+
+    MASK is the digit's bits as an int32.
+    """
+    size = actual(size_ptr, numel, COUNTED)
+    place = tl.maximum(tl.minimum(index, size - 1), 0)
+    known = tl.full([], 0, tl.int32)
+    prefix = tl.full([], 0, tl.int32)
+    remaining = place + 1 if DESCENDING else size - place
+    if SIGN == 0:
+        known, prefix = tl.load(state_ptr + KNOWN), tl.load(state_ptr + PREFIX)
+        remaining = tl.load(state_ptr + REMAINING)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    key = order_key(tl.load(x_ptr + at, mask=at < size, other=0.0))
+    shared = (at < size) & ((key & known) == prefix)
+    histogram = tl.histogram(((key >> SHIFT) & (BINS - 1)) ^ SIGN, BINS, mask=shared)
+    tl.atomic_add(histogram_ptr + tl.arange(0, BINS), histogram, mask=histogram != 0, sem="relaxed")
+    if is_last(state_ptr + TICKET):
+        found, rank = resolve(histogram_ptr, remaining, BINS)
+        prefix = prefix | ((found ^ SIGN) << SHIFT)
+        tl.store(state_ptr + REMAINING, rank)
+        tl.store(state_ptr + KNOWN, known | MASK)
+        tl.store(state_ptr + PREFIX, prefix)
+        if SHIFT == 0:
+            tl.store(out_ptr, as_float(prefix ^ ((prefix >> 31) & 0x7FFFFFFF)) + 0.0)
+            tl.store(count_ptr, tl.minimum(size, 1))
+
+
+def nth_element(values: Any, size: Any, index: int, descending: bool, count: Any, scratch: Any, start: Any) -> Any:
+    """Return one element in device memory; `count` is made 1, or 0 where the vector is empty.
+
+    `size` is a one-element int32 tensor with how many of `values` count, or None for all of them; `scratch` is as in
+    `select`.
+    """
+    numel, device = values.numel(), values.device
+    found = torch.empty(1, dtype=torch.float32, device=device)
+    if numel == 0:
+        count.zero_()
+        return found
+    histogram, state = scratch[:GUESS_BINS], scratch[GUESS_BINS:]
+    counted, sized = size is not None, count if size is None else size
+    arguments = (values, sized, found, count, histogram, state, numel, index)
+    for shift, bins in DIGITS:
+        is_first = shift == DIGITS[0][0]
+        sign, mask = (bins // 2, -(1 << shift)) if is_first else (0, (bins - 1) << shift)
+        constants = (counted, descending, bins, shift, sign, mask, DIGIT_TILE)
+        start(rank_digit, triton.cdiv(numel, DIGIT_TILE), arguments, constants, 8)
+    return found

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="install penstock[gpu] to test kernels")
 
 from penstock.compll.backends.triton.fill_nan import Spoiler  # noqa: E402
-from penstock.compll.backends.triton.select import SMALL_COUNT, SMALL_NUMEL, Selector  # noqa: E402
+from penstock.compll.backends.triton.select_kernels import SMALL_COUNT, SMALL_NUMEL, Selector  # noqa: E402
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 
