@@ -1,4 +1,4 @@
-"""What makes kernels of a program: `reference` is the meaning, `numba` and `triton` must agree with it to the bit."""
+"""Back ends run encode and decode of a program: `reference` is the meaning, `numba` and `triton` give the same bits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -28,11 +28,11 @@ class ManyKernels(Kernels, Protocol):
     """Kernels of the CPU: they also put feedback off, and take several tensors at once, segments of one flat array."""
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
-        """Return a bare kernel, `encode_later`, `decode` or another: it says by a number how it went."""
+        """Return a kernel (`encode_later`, `decode`, ...) with parameters bound; it returns below 0 for an error."""
 
     @property
     def subtracts(self) -> bool:
-        """Whether the kernel `encode_feedback` leaves the payload to be taken off the residual."""
+        """Whether the caller of kernel `encode_feedback` must subtract the payload from the residual."""
 
     @property
     def defers(self) -> bool:

@@ -1,4 +1,8 @@
-"""Operations of the IR on numpy arrays: each rounds to single precision, wraps or cuts as `ir.py` says."""
+"""The meaning of a compressor: its IR run statement by statement on numpy arrays. Slow, plain, and right by definition.
+
+Single precision throughout, each operation rounded; only float sums are carried in double precision and rounded once.
+Integers wrap, and casts cut and clamp, as `ir.py` says.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -104,7 +108,7 @@ def group_reduce(values: Array, reducer: str, group: int) -> Array:
 
 @dataclass(slots=True)
 class Machine:
-    """Everything a running procedure knows."""
+    """Runs the statements of one procedure: its scalars, vectors and sizes so far."""
 
     arguments: Mapping[str, Any]  # the parameters that are not constants
     seed: int
@@ -198,7 +202,7 @@ class Machine:
         return ELEMENTWISE[expr.op](*arguments)
 
     def random(self, expr: Expr, bounds: list[Any], index: Array) -> Any:
-        """Return the random numbers of the elements in sight."""
+        """Return the random numbers of the elements that are being evaluated."""
         low, high = bounds
         if expr.type.is_float:
             return low + philox.uniform(self.seed, index.size, expr.value) * (high - low)
@@ -241,7 +245,7 @@ def _operands(expr: Expr) -> list[Expr]:
 
 
 def evaluate_static(expr: Expr, numel: int, arguments: Mapping[str, Any]) -> Any:
-    """Return an expression of parameters and the gradient's size alone."""
+    """Return the value of an expression of parameters and the gradient's size alone (`is_static`)."""
     machine = Machine(arguments, 0, FUNCTIONS, OPERATORS)
     machine.counts[GRADIENT] = numel
     return machine.value(expr)

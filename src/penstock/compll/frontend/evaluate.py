@@ -1,4 +1,7 @@
-"""Elaboration: expressions of the source become IR; functions are inlined. `statements.py` does the same for bodies."""
+"""Expressions of the source become expressions and vectors of the IR; `statements.py` does the same for bodies.
+
+`extract` reads the compressed bytes in the order and with the types that `concat` wrote them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +50,7 @@ class Evaluator:
         return self.unit.source.error(node.at, problem, advice)
 
     def unknown(self, node: syntax.Node, name: str, known: Sequence[str], what: str) -> CompileError:
-        """Return the error for a name nobody declared."""
+        """Return the error for an undeclared name."""
         close = get_close_matches(name, list(known), 1)
         advice = (
             f"did you mean {close[0]!r}?" if close else f"declare it, or use one of {', '.join(sorted(known)[:12])}"
@@ -203,7 +206,7 @@ class Evaluator:
             return OPERATIONS[node.function](self, node, scope, hint)
         if node.function in self.unit.operators:
             return apply(self, node, scope, hint, self.unit.operators[node.function])
-        self.arity(node.function, node)  # raises for a function nobody knows, before its arguments are looked at
+        self.arity(node.function, node)  # raises for an unknown function, before its arguments are evaluated
         arguments = [self.scalar(argument, scope) for argument in node.arguments]
         return self.call(node, node.function, arguments)
 

@@ -52,7 +52,7 @@ def _parameter(source: "syntax.Source", field: "syntax.Field", chosen: Mapping[s
 
 
 def misfit(parameter: Parameter, value: int | float) -> str:
-    """Return what a parameter wants if `value` is not that, else nothing."""
+    """Return what the parameter accepts, for an error message, or "" if it accepts `value`."""
     if parameter.choices and value not in parameter.choices:
         return f"one of {', '.join(str(choice) for choice in parameter.choices)}"
     low, high = parameter.interval or (-np.inf, np.inf)
@@ -65,7 +65,7 @@ def misfit(parameter: Parameter, value: int | float) -> str:
 
 
 def parameter_expr(parameter: Parameter) -> Expr:
-    """Return what the program sees: a constant, or an argument with the range it is declared to have."""
+    """Return a parameter as an expression: a constant, or an argument with its declared range."""
     scalar = parameter.type
     if parameter.value is not None:
         value = int(parameter.value)

@@ -1,4 +1,4 @@
-"""The parser of the compressor language: lark's, with its complaints made into errors that help."""
+"""Parser of the compressor language: lark's trees become `syntax` trees, its errors a `CompileError` with a caret."""
 
 from functools import cache
 from importlib.resources import files

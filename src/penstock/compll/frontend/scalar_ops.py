@@ -1,4 +1,4 @@
-"""Building scalar expressions: operands brought to one type, constants folded, ranges of integers followed."""
+"""Scalar expressions: operands converted to one type, constants folded, ranges of integers computed."""
 
 import math
 import operator

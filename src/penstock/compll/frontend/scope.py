@@ -1,4 +1,4 @@
-"""What names mean while a program is elaborated: values, scopes, and the statements written so far."""
+"""Values, variables and scopes while a program is compiled, and the statements written so far."""
 
 from dataclasses import dataclass, field
 

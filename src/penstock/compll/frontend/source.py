@@ -1,4 +1,9 @@
-"""From the text of a compressor to its IR: parameters chosen, every function checked, encode held against decode."""
+"""From the text of a compressor to its IR: parameters chosen, functions checked, encode's fields compared to decode's.
+
+`sort(v, greater)[k]` is how a program asks for a threshold. Where nothing else reads the sorted vector, and k is known
+on the host, `select_ranks` replaces the sort by `nth`: a radix select over the bit patterns, three passes over `v`.
+Floats only; the element found is the same, a zero always +0.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -100,7 +105,7 @@ def _globals(ev: Evaluator, tree: syntax.Tree, assigned: bool = False) -> Scope:
 
 
 def _check_alone(unit: Unit, tree: syntax.Tree, function: syntax.Function) -> None:
-    """Elaborate a function on any arguments, so that one nobody calls is checked too."""
+    """Elaborate a function on any arguments, so that one that is never called is checked too."""
     ev = Evaluator(unit, Scope(), over=NUMEL)
     ev.globals = _globals(ev, tree, assigned=True)
     arguments = []
@@ -192,7 +197,7 @@ SORT, NTH = "sort", "nth"
 
 
 def select_ranks(statements: Sequence[Statement], fields: Sequence[Expr | str]) -> tuple[Statement, ...]:
-    """Return statements in which sorts that only answer one question are selections."""
+    """Return the statements with each float sort of which one element is read replaced by a selection (`nth`)."""
     made = list(statements)
     for place, statement in enumerate(made):
         if isinstance(statement, Apply) and statement.operator == SORT and statement.element.is_float:
@@ -204,7 +209,7 @@ def select_ranks(statements: Sequence[Statement], fields: Sequence[Expr | str]) 
 
 
 def _only_question(name: str, statements: Sequence[Statement], fields: Sequence[Expr | str]) -> Expr | None:
-    """Return the one `name[k]` that a program reads, in a scalar and with k foreseen; None where it reads more."""
+    """Return the only read of a vector, `name[k]` in a scalar with k known on the host; None if there are others."""
     if name in fields or any(isinstance(item, Apply) and name in item.vectors for item in statements):
         return None
     inside: dict[int, tuple[Expr, Statement | None]] = {
@@ -225,7 +230,7 @@ def _selection(sort: Apply, question: Expr) -> Apply:
 
 
 def _answered(statement: Statement, question: Expr) -> Statement:
-    """Return a statement that reads the element found where it asked for one of many."""
+    """Return the statement with its read of the sorted vector replaced by one of the selected element."""
     if not isinstance(statement, Let):
         return statement
     memo = {id(question): replace(question, args=(integer(0),))}

@@ -1,4 +1,7 @@
-"""The bodies of encode and decode: variables are given values, and `if` chooses between those of its branches."""
+"""Bodies: the statements of encode and decode, and the program's functions, inlined where they are called.
+
+There is no control flow in the IR: an `if` becomes a `select` between the values of its branches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -105,7 +108,7 @@ def _let(ev: "Evaluator", name: str, expr: Expr) -> Expr:
 
 
 def inline(e: "Evaluator", node: syntax.Node, function: syntax.Function, arguments: Sequence[Expr]) -> Expr:
-    """Return the body of one of the program's functions with its arguments put in."""
+    """Return the value of a call to one of the program's functions, its body inlined."""
     if function.name in e.inlining:
         raise e.error(node, f"{function.name} calls itself", "there is no recursion; write it with operators")
     if function.result is None:
@@ -202,7 +205,7 @@ def stored(e: "Evaluator", node: syntax.Expression, value: Expr, target: Scalar)
 
 
 def choose(condition: Expr, yes: Expr, no: Expr) -> Expr:
-    """Return one of two values, without a question where they are the same."""
+    """Return `select(condition, yes, no)`, or the value itself where both are the same."""
     return yes if yes is no else scalar_ops.select(condition, yes, no)
 
 

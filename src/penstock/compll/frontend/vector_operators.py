@@ -1,4 +1,8 @@
-"""Elaboration of the operators on vectors: how `map`, `reduce`, `filter`, ... become statements of the IR."""
+"""Operators on vectors: `map`, `reduce`, `filter`, ... become statements of the IR.
+
+Whole-vector operators of `operators.py` are checked against their table (`apply`); `concat` defines the layout of the
+compressed bytes, which `extract` in `evaluate.py` is checked against.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +29,7 @@ def _operands(
         problem = f"{node.function} takes vectors and then the name of a function"
         for item in arguments[1:]:
             if isinstance(item, syntax.Name) and scope.find(item.name) is None and ev.globals.find(item.name) is None:
-                ev.arity(item.name, item)  # raises for a name nobody knows
+                ev.arity(item.name, item)  # raises for an unknown name
         raise ev.error(node, problem, f"write {node.function}(vector, function{more})")
     function = arguments[split]
     assert isinstance(function, syntax.Name)

@@ -9,8 +9,8 @@ from its code and some scalars), `residual = total - decoded` is computed in the
 Where it is not (sparse and run-length formats), the first pass leaves `total` in the residual's memory, later ones read
 it there, and at the end the payload is decoded and subtracted (`Schedule.subtracts`).
 
-Feedback can also be put off (`schedule_later`): total = gradient + (residual - decode(last payload)) is left in the
-residual's memory, and what this payload carries is taken off by the next call. One pass then does for onebit, whose
+Feedback can also be deferred (`schedule_later`): total = gradient + (residual - decode(last payload)) is left in the
+residual's memory, and what this payload carries is subtracted by the next call. One pass then does for onebit, whose
 scales are known only at its end.
 
 Blocks: a pass that reduces by block, one over the blocks and one that reads `v[i / n]` are done a stretch of the
@@ -102,7 +102,7 @@ def schedule_encode(
 
 
 def schedule_later(program: Program) -> Schedule | None:
-    """Return encode with feedback put off; None where decode is not element-wise."""
+    """Return encode with deferred feedback; None where decode is not element-wise."""
     before = last_decode(program)
     if before is None:
         return None
@@ -129,7 +129,7 @@ def _tiled(schedule: Schedule, least: int = 2) -> Schedule:
 
 
 def _joins(step: Pass, run: Sequence[Pass], schedule: Schedule) -> bool:
-    """Whether a pass needs of those before only what they leave for the same stretch of the gradient."""
+    """Whether a pass uses, of the results of those before, only the ones for the same stretch of the gradient."""
     if step.length.of != GRADIENT or any(isinstance(item, Filter | Emit | Scatter) for item in step.outputs):
         return False
     outputs = [output for before in run for output in before.outputs]
@@ -174,7 +174,7 @@ def schedule_decode(program: Program, unpacks: bool = True) -> Schedule:
 
 
 def read_whole(statements: Sequence[Statement], unpacks: bool = True) -> set[str]:
-    """Return the vectors that somebody reads out of order, so that they must be in memory."""
+    """Return the vectors that some statement reads out of order, which must therefore be in memory."""
     applied: set[str] = set()
     indexed: set[str] = set()
     for statement in statements:
@@ -273,7 +273,7 @@ class Levels:
                 )
             counted = program.layout.fields[number].counts
             offset = max(offset, self.ready[counted]) if counted else offset
-        if kept is not None:  # in place: nobody may read the old residual after this pass
+        if kept is not None:  # in place: no later pass may read the old residual
             last = max([level for level, length in self.outputs if length == NUMEL] + [self._element(kept)])
             self._output(last, NUMEL, Keep(kept, RESIDUAL, FLOAT))
         return Schedule(self._steps(checked), self.vectors)
@@ -411,9 +411,9 @@ def inlined_decode(program: Program, fields: tuple[Expr | str, ...]) -> list[Sta
 
 
 def last_decode(program: Program) -> list[Statement] | None:
-    """Return decode's statements under names of their own, reading the payload before: what the residual still holds.
+    """Return decode's statements, renamed, for the previous payload: the part of the residual that was sent.
 
-    None where decode is not element-wise; taking off a sparse payload at once costs next to nothing.
+    None where decode is not element-wise: subtracting a sparse payload at once costs next to nothing.
     """
     decode = program.decode
     is_elementwise = all(isinstance(item, Let | Map | Read) for item in decode.statements)
@@ -425,7 +425,7 @@ def last_decode(program: Program) -> list[Statement] | None:
 
 
 def _put_fields(expr: Expr, fields: tuple[Expr | str, ...], memo: dict[int, Expr]) -> None:
-    """Make every `field` of an expression stand for the scalar that encode wrote there."""
+    """Map every `field` of an expression to the scalar that encode writes there, in `memo`."""
     for node in walk(expr):
         if node.op == "field":
             source = fields[node.value]

@@ -1,4 +1,7 @@
-"""A `Schedule`: what a kernel does, as passes over memory; `fuse.py` makes it, back ends write loops from it."""
+"""A `Schedule`: what a kernel does, as passes over memory; `fuse.py` makes it, back ends write loops from it.
+
+`dump` and `show_schedule` print a program and its schedule, as `penstock compile` shows them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +86,7 @@ class Pass:
 class Tiled:
     """Passes done together, a stretch of the gradient at a time: whole blocks, so that each finds there what it needs.
 
-    What one pass leaves for the next is still in the cache, or in registers: memory is gone over once.
+    What one pass leaves for the next is still in the cache, or in registers: memory is read once.
     """
 
     passes: tuple[Pass, ...]

@@ -1,6 +1,8 @@
-"""Kernels for the CPU: what numba made of generated source, run without the interpreter lock.
+"""Kernels for the CPU: generated source, compiled by numba once and kept on disk, run without the interpreter lock.
 
-Kernels are single-threaded and keep no state, so any number of threads may call them.
+Kernels are single-threaded and keep no state, so any number of threads may call them. The source of a kernel is written
+to a cache directory under a name that hashes everything it depends on, and numba keeps its machine code beside it. A
+process that finds both generates and compiles nothing.
 """
 
 import hashlib
@@ -162,7 +164,7 @@ class NumbaKernels:
 
     @property
     def defers(self) -> bool:
-        """Whether feedback can be put off: `encode_later` is there."""
+        """Whether feedback can be deferred: there is an `encode_later`."""
         if self._defers is None:
             from penstock.compll.lower.fuse import last_decode
 
@@ -170,7 +172,7 @@ class NumbaKernels:
         return self._defers
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
-        """Return a kernel that has the program's own arguments, for callers that check for themselves."""
+        """Return a kernel, the program's parameters bound; it returns a number, below 0 for an error."""
         kernel, own = self.kernel(kind), self._own(arguments)
         return (lambda *operands: kernel(*operands, *own)) if own else kernel
 
@@ -216,8 +218,8 @@ def _dispatcher(module: ModuleType, kind: str) -> Any:
 def _take_from_cache(kernel: Any, signature: str) -> bool:
     """Load machine code kept by numba, without the tables that only its compiler needs; return whether it was there.
 
-    numba's own way first imports some seventy modules, a tenth of a second that a new process need not spend. This
-    looks inside numba; where it finds something else than expected, the caller goes numba's own way.
+    numba's public way first imports some seventy modules, which takes a tenth of a second. This
+    uses numba's internals; if they are not as expected, the caller loads the kernel through numba's public way.
     """
     try:
         from numba.core.compiler_lock import global_compiler_lock
@@ -334,7 +336,7 @@ TYPES = {
 
 
 def signature(program: Program, kind: str) -> str:
-    """Return the type of a kernel as numba writes it; the program's own parameters come last."""
+    """Return the signature of a kernel in numba's notation; the program's parameters come last."""
     out = "uint8[::1]" if kind.startswith("encode") else "float32[::1]"
     types = [out if name == "out" else TYPES[name] for name in ARGUMENTS[kind]]
     types += ["float32" if parameter.type.is_float else "int32" for parameter in program.arguments]

@@ -37,7 +37,7 @@ LOOP = 16  # elements that a loop of their own pays for
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What one pass reads, stores, draws and checks."""
+    """Where the vectors of one pass are, what it draws and checks; decided before its loop is written."""
 
     step: Pass
     schedule: Schedule

@@ -1,4 +1,8 @@
-"""Expressions of the IR as Python text that numba compiles to the same bits as the reference."""
+"""Expressions and reductions of the IR as Python text that numba compiles to the same bits as the reference.
+
+For a smallest or greatest value, floats are compared as integers of the same order. Sums are in single precision within
+a block, in double precision over blocks.
+"""
 
 import keyword
 from collections import Counter
@@ -58,7 +62,7 @@ class Names:
         return self.given[key]
 
     def unique(self, hint: str) -> str:
-        """Return an identifier nobody else has."""
+        """Return an identifier that is not in use."""
         made = hint
         while made in self.used or made in self.reserved or made in OWN or keyword.iskeyword(made):
             made += "_"
@@ -202,7 +206,7 @@ def bare(text: str) -> str:
 
 
 def start_value(output: Reduce) -> str:
-    """Return where a reduction over all blocks starts."""
+    """Return the initial value of a reduction over all blocks, as text."""
     if output.reducer == "sum":
         return "0.0" if output.expr.type.is_float else "int32(0)"
     if output.reducer == "fold":
@@ -211,12 +215,12 @@ def start_value(output: Reduce) -> str:
 
 
 def block_start(output: Reduce) -> str:
-    """Return where a reduction over one block starts."""
+    """Return the initial value of a reduction over one block, as text."""
     return "float32(0)" if output.reducer == "sum" and output.expr.type.is_float else start_value(output)
 
 
 def step_lines(output: Reduce, name: str, text: str) -> list[str]:
-    """Return what takes in one element."""
+    """Return the lines that add one element to a reduction."""
     if output.reducer == "sum":
         return [f"{name} = add({name}, {text})" if output.expr.type.is_float else f"{name} = int32({name} + {text})"]
     sign = "<" if output.reducer == "smaller" else ">"
@@ -225,7 +229,7 @@ def step_lines(output: Reduce, name: str, text: str) -> list[str]:
 
 
 def join_lines(output: Reduce, name: str) -> list[str]:
-    """Return what takes in one block."""
+    """Return the lines that add one block's result to a reduction."""
     if output.reducer == "sum":
         return [f"{name} += float64({name}_b)" if output.expr.type.is_float else f"{name} = int32({name} + {name}_b)"]
     sign = "<" if output.reducer == "smaller" else ">"
@@ -233,7 +237,7 @@ def join_lines(output: Reduce, name: str) -> list[str]:
 
 
 def final_lines(output: Reduce, name: str, size: str) -> list[str]:
-    """Return what turns the accumulator into the value."""
+    """Return the lines that turn the accumulator into the reduction's value."""
     if output.reducer == "fold":
         return []
     if output.reducer == "sum":
@@ -244,21 +248,21 @@ def final_lines(output: Reduce, name: str, size: str) -> list[str]:
 
 
 def group_start(output: GroupReduce) -> str:
-    """Return where the reduction of one group starts."""
+    """Return the initial value of one group's reduction, as text."""
     if output.reducer == "sum":
         return "0.0" if output.expr.type.is_float else "int32(0)"
     return "int32(2147483647)" if output.reducer == "smaller" else "int32(-2147483648)"
 
 
 def group_lines(output: GroupReduce, name: str, text: str) -> list[str]:
-    """Return what takes one element into a group."""
+    """Return the lines that add one element to a group's reduction."""
     if output.reducer == "sum" and output.expr.type.is_float:
         return [f"{name} = add({name}, float64({text}))"]
     return step_lines(Reduce(output.name, output.reducer, output.over, output.expr), name, text)
 
 
 def group_value(output: GroupReduce, name: str) -> str:
-    """Return a group's value."""
+    """Return the value of a group's reduction, as text."""
     if not output.expr.type.is_float:
         return name
     return f"float32({name})" if output.reducer == "sum" else f"key_value({name}, 1)"

@@ -1,4 +1,6 @@
-"""What generated numba kernels call, in one place: each of them begins with `from support import *`.
+"""Functions that generated numba kernels call; each kernel's module begins with `from ...support import *`.
+
+Bits of floats and exact casts, packing of small codes into bytes, scalars at any byte, random numbers (`philox.py`).
 
 Every helper is compiled into its caller. Their loops are written so that LLVM turns them into vector instructions:
 known trip counts inside, no calls, 32-bit arithmetic. Only `add` may be reordered: fast-math flags sit on single

@@ -1,4 +1,7 @@
-"""Generates the numba kernels of a program as readable Python: one module, a function for each kernel."""
+"""Writes the numba kernels of a program as readable Python: one module, a function for each kernel.
+
+`KernelWriter` writes one of them: passes (`loops.py`) and scalars in the order of the schedule, and payload fields.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -47,7 +50,7 @@ def generate(
     operators: Mapping[str, Operator],
     kinds: tuple[str, ...] = KINDS,
 ) -> str:
-    """Return the source of a module with the kernels of a program, those that it has."""
+    """Return the source of a module with kernels of a program; `encode_later` only where feedback can be deferred."""
     kinds = tuple(kind for kind in kinds if kind != "encode_later" or schedule_later(program) is not None)
     constants = [f"{item.name} = {item.value}" for item in program.parameters if item.is_constant]
     title = f"{program.name}" + (f" with {', '.join(constants)}" if constants else "") + "."

@@ -1,4 +1,4 @@
-"""A Triton kernel as text: its arguments, its names, its parts, and the loop over tiles.
+"""One Triton kernel as text: its arguments, its names, its parts, and the loop over tiles.
 
 A kernel has a head (scalars every program needs), a loop over its tiles, and, where it reduces, an end that the last
 program to finish runs alone: it adds up what the others left, and writes the scalar fields of the payload. So an encode

@@ -1,4 +1,11 @@
-"""The kernel of one pass: maps in registers, reductions carried from tile to tile, vectors and fields stored."""
+"""Triton kernels of passes: maps in registers, reductions carried from tile to tile, vectors and fields stored.
+
+A `fold` reduction has no neutral element, so every lane carries whether it has met an element yet, and two lanes are
+combined only where both have. With error feedback the gradient is loaded as v = gradient + (residual - decode(last
+payload)), which is left in the residual's memory; the payload of v is subtracted by the next step (`codecs/feedback.py`
+says why), or by the kernel itself where it computes all that is sent. A filter is two kernels: one bit for each element
+that is kept and their number, then the elements in order.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -178,7 +185,7 @@ def _part(item: Reduce, slot: int) -> str:
 
 
 def _whole(item: Reduce, slot: int, size: str) -> str:
-    """Return what a reduction comes to, from the parts that programs left."""
+    """Return the text that computes a reduction from the programs' parts."""
     is_float = item.expr.type.is_float
     if item.reducer == "sum":
         if is_float:
@@ -206,7 +213,7 @@ def {name}(left, left_on, right, right_on):
 
 
 def fold_step(k: Kernel, p: Procedure, item: Reduce, value: str, size: str) -> None:
-    """Write what takes the elements of a tile into the lanes."""
+    """Write the lines that fold a tile's elements into the lanes."""
     part, function = f"{item.name}_part", f"{k.name}_{item.name}"
     k.helpers.insert(0, _combine(k, p, item, function))
     k.use("partials_ptr")
@@ -277,7 +284,7 @@ def load_with_feedback(k: Kernel, last: Procedure | None, settles: bool) -> None
 
 
 def settle(k: Kernel, p: Procedure, statements: Sequence[Statement]) -> None:
-    """Write what leaves in the residual what is not sent; `statements` decode what encode has computed, `left` last."""
+    """Write the lines that leave in the residual what is not sent; `statements` decode the payload, `left` last."""
     k.use_constants("SETTLE")
     p.add(statements)
     k.known["tile", TOTAL] = "gradient"
@@ -289,7 +296,7 @@ def settle(k: Kernel, p: Procedure, statements: Sequence[Statement]) -> None:
 
 
 def _take_off(k: Kernel, last: Procedure) -> None:
-    """Write what the last payload carried off the residual, inside `if FEEDBACK: if LAST:`."""
+    """Write the subtraction of the last payload from the residual, inside `if FEEDBACK: if LAST:`."""
     k.use_constants("LAST")
     outer_head, outer_loop = k.head, k.loop
     k.head, k.loop = [], []

@@ -27,7 +27,7 @@ PREFIX = tl.constexpr(3)  # those bits; at the end: the k-th largest magnitude
 FALLBACK = tl.constexpr(4)
 TICKET = tl.constexpr(5)
 CANDIDATES = tl.constexpr(6)
-COUNTER = 7  # how many were chosen, where nobody wants to know
+COUNTER = 7  # how many were chosen, where the caller gives no memory for it
 STATE_INTS = 8
 
 SAMPLE = 1 << 17

@@ -1,4 +1,4 @@
-"""Launching a kernel in less time than a small one runs."""
+"""Launches kernels with less time on the host than Triton's own launcher takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ import torch
 
 @dataclass(slots=True)
 class Starter:
-    """Remembers compiled kernels.
+    """Keeps compiled kernels by what they are compiled for.
 
-    Triton's own way looks at every argument anew each time to find the variant it has compiled. What it decides on
+    Triton's launcher inspects every argument at each call to find the variant it has compiled. What it decides on
     (constants, element types, 16-byte alignment) is the key here, and the variant is called directly.
     """
 

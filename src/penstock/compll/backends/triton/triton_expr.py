@@ -1,5 +1,7 @@
 """Expressions of the IR as Triton source that gives the same bits as the reference.
 
+`Procedure` is encode or decode with what is in memory and where; `Kernel` is one kernel while expressions are added.
+
 `where` says which part of the kernel an expression is written for: "tile" (in the loop), "gather" (in the loop, at any
 index), "block" (in the loop, once for each block of the tile), "scalar" (the head) or "end".
 """
@@ -98,7 +100,7 @@ class Procedure:
 
 @dataclass(slots=True)
 class Kernel(KernelText):
-    """One kernel, and what it knows already."""
+    """One kernel while it is written, with the values that it has computed already."""
 
     functions: Mapping[str, Function] = field(default_factory=lambda: FUNCTIONS)
     over: Length | None = None  # what the loop goes over
@@ -110,7 +112,7 @@ class Kernel(KernelText):
     _uses: Counter[int] = field(default_factory=Counter)
 
     def knows(self, where: str, vector: str) -> bool:
-        """Say whether an element of a vector is at hand."""
+        """Say whether the kernel has loaded or computed a vector's elements already."""
         return (where, vector) in self.known
 
     def count_uses(self, roots: Iterable[Expr]) -> None:

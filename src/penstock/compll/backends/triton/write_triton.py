@@ -1,4 +1,9 @@
-"""The kernels of one program: which there are, what each does, and what the driver must launch in which order."""
+"""Writes the Triton kernels of a program: one module, and the launches of encode and decode in order.
+
+Kernels that only decode has are here too. The host cannot look at a payload on the device without waiting, so kernels
+check it: the header, every count and every scalar, before anything behind it is used. What is wrong sets a bit of
+`status`, and nothing that depends on it is written.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,7 +151,7 @@ class Kernels:
         return self._add(writer.write(feedback, offers, unwritten, done, left), own.length, own)
 
     def _left(self, steps: Sequence[Step]) -> Sequence[Statement]:
-        """Return what computes the part of the gradient that is not sent, where one kernel knows all that is."""
+        """Return the statements of what is not sent, where encode is one kernel that computes all that is sent."""
         passes = [step for step in steps if not isinstance(step, Let)]
         if len(passes) != 1 or isinstance(passes[0], Apply | Let) or own_part(passes[0]).length != NUMEL:
             return ()
@@ -247,7 +252,7 @@ WRONG = ["if valid == 0:", "    tl.atomic_or(status_ptr, WRONG_FIELD)"]
 
 
 def write_check(p: Procedure, functions: Functions) -> Kernel:
-    """Return the kernel that looks at every size and scalar before anything else does."""
+    """Return the kernel that checks every size and scalar of the payload before other kernels use them."""
     summary = "Sizes and scalars of the payload: only what encode can have written."
     k = Kernel("decode_check", summary, functions=functions)
     for argument in ("payload_ptr", "header_ptr", "scalars_ptr", "status_ptr", "nbytes", "numel"):
@@ -300,7 +305,7 @@ def _scalar_checks(k: Kernel, p: Procedure) -> list[str]:
 
 
 def write_result(p: Procedure, vector: str, is_checked: bool, functions: Functions) -> Kernel:
-    """Return the kernel that writes the gradient or adds to it; `is_checked` where another kernel has looked before."""
+    """Return the kernel that writes the gradient or adds to it; `is_checked`: `write_check`'s kernel ran before."""
     summary = "The gradient, written to `out` or added to it `factor` times."
     k = Kernel("decode", summary, functions=functions, over=NUMEL)
     for argument in ("payload_ptr", "header_ptr", "out_ptr", "status_ptr", "factor", "numel"):
