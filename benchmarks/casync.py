@@ -17,7 +17,7 @@ from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts, split_list
 from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cli.routes import check_routes
-from penstock.cluster.replay_study import replay_plans
+from penstock.cluster.iteration_replay import replay_plans
 from penstock.cost.ways import comparable
 from penstock.errors import PenstockError
 from penstock.plan import parse_route

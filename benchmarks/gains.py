@@ -16,7 +16,7 @@ from penstock.bench.record import make_record, save_record
 from penstock.bench.replayed import ReplayJob, replay_rows
 from penstock.cli.options import JsonOption, RecordOption
 from penstock.cli.output import format_seconds, print_json, print_table, progress
-from penstock.cluster.rates import parse_delay
+from penstock.cluster.topology import parse_delay
 from penstock.errors import PenstockError
 from penstock.traces import find_trace
 from study import Claim, claim_documents, print_claims, start

@@ -26,8 +26,7 @@ from penstock.bench.record import make_record, save_record
 from penstock.bench.training import parse_models
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
 from penstock.cli.output import format_seconds, print_json, print_table, progress
-from penstock.cluster.launch import run_workers
-from penstock.cluster.workers import Worker
+from penstock.cluster.processes import Worker, run_workers
 from penstock.errors import ClusterError, PenstockError
 from penstock.runtime.device.messages import nccl_takes
 from penstock.torch import DistributedDataParallel

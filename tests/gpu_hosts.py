@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cluster import EmulatedCluster, emulated_cluster
-from penstock.cluster.nics import sent_nbytes
-from penstock.cluster.rates import parse_rate
-from penstock.cluster.sinks import Collected
+from penstock.cluster.processes import Collected, sent_nbytes
+from penstock.cluster.topology import parse_rate
 from penstock.runtime.hosts import this_host
 
 TIMEOUT_SECONDS = 150.0

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.bench.collective_times import CASES, floor_seconds, predicted_seconds
 from penstock.bench.jobs import Place, plain_bucket
-from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import LimitRate, setup_steps
+from penstock.cluster.building import LimitRate, setup_steps
+from penstock.cluster.topology import plan_layout
 from penstock.network import Network
 
 FIELDS = {"hosts", "rate", "engine", "operation", "strategy", "implementation", "nbytes", "seconds", "spread"}

@@ -16,8 +16,8 @@ import train_jobs
 from penstock.cli.main import app
 from penstock.cli.train_jobs import check_job, make_job
 from penstock.cli.train_run import print_runs
-from penstock.cluster.mpi import find_mpirun
-from penstock.cluster.tools import run_command
+from penstock.cluster.building import run_command
+from penstock.cluster.worker_commands import find_mpirun
 from penstock.errors import PenstockError
 from penstock.network import Network, save_network
 from penstock.run_record import load_run, run_document
@@ -103,14 +103,17 @@ def test_less_than_one_worker_is_refused_on_the_command_line_and_in_a_job():
     ("missing", "message"),
     [
         ("penstock.cli.train_jobs.find_spec", "--engine mpi needs mpi4py, which is not here; `pip install"),
-        ("penstock.cluster.mpi.shutil.which", "engine mpi needs Open MPI's mpirun and found none; `pip install"),
+        (
+            "penstock.cluster.worker_commands.shutil.which",
+            "engine mpi needs Open MPI's mpirun and found none; `pip install",
+        ),
     ],
 )
 def test_without_mpi_its_engine_is_refused_before_any_worker_starts(missing, message, monkeypatch, tmp_path):
     if "which" in missing:
         pytest.importorskip("mpi4py")
     monkeypatch.setattr(missing, lambda name: None)
-    monkeypatch.setattr("penstock.cluster.mpi.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("penstock.cluster.worker_commands.sys.executable", str(tmp_path / "python"))
     with pytest.raises(PenstockError, match=message):
         check_job(make_job({"engine": "mpi"}), "")
 

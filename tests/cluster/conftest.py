@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from penstock.cluster import emulated_cluster
-from penstock.cluster.tools import require_tools
+from penstock.cluster.building import require_tools
 from penstock.errors import ClusterError
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster import emulated_cluster
 from penstock.cluster.check import Measured, asked_rate, check_cluster, disjoint_rounds, worst_deviation
-from penstock.cluster.layout import plan_layout
+from penstock.cluster.topology import plan_layout
 from penstock.errors import ClusterError
 
 

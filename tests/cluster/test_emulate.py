@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster import emulated_cluster
-from penstock.cluster.clean import processes_inside
-from penstock.cluster.layout import slot_of
-from penstock.cluster.sinks import Collected
-from penstock.cluster.tools import this_kernel
+from penstock.cluster.building import this_kernel
+from penstock.cluster.processes import Collected
+from penstock.cluster.slots import processes_inside
+from penstock.cluster.topology import slot_of
 from penstock.errors import ClusterError
 
 pytestmark = pytest.mark.root

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster import emulated_cluster
-from penstock.cluster.clean import processes_inside
+from penstock.cluster.building import run_command
 from penstock.cluster.gpus import CONTROL, SharedGpu, start_service, stop_service
-from penstock.cluster.layout import plan_layout
-from penstock.cluster.mpi import find_mpirun, plan_mpirun
-from penstock.cluster.sinks import Collected
-from penstock.cluster.tools import run_command
-from penstock.cluster.workers import plan_workers
+from penstock.cluster.processes import Collected
+from penstock.cluster.slots import processes_inside
+from penstock.cluster.topology import plan_layout
+from penstock.cluster.worker_commands import find_mpirun, plan_mpirun, plan_workers
 from penstock.errors import ClusterError
 
 LAYOUT = plan_layout(7, (10**9, 10**9))

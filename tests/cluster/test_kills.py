@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cluster.layout import slot_of
-from penstock.cluster.mpi import find_mpirun
+from penstock.cluster.building import run_command, this_kernel
 from penstock.cluster.slots import STATE_DIRECTORY, try_lock
-from penstock.cluster.tools import run_command, this_kernel
+from penstock.cluster.topology import slot_of
+from penstock.cluster.worker_commands import find_mpirun
 from penstock.errors import ClusterError
 
 pytestmark = pytest.mark.root

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from penstock.cluster import emulated_cluster
-from penstock.cluster.sinks import Collected
+from penstock.cluster.processes import Collected
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 TRAIN = textwrap.dedent(

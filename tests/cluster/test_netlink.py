@@ -13,8 +13,7 @@ import pytest
 
 from penstock.bench.jobs import plain_bucket
 from penstock.cluster import emulated_cluster
-from penstock.cluster.layout import namespace_path, plan_layout
-from penstock.cluster.links import (
+from penstock.cluster.building import (
     Bucket,
     ChooseCongestionControl,
     LimitRate,
@@ -24,7 +23,8 @@ from penstock.cluster.links import (
     smooth_bucket,
 )
 from penstock.cluster.netlink import Netlink
-from penstock.cluster.sinks import Collected
+from penstock.cluster.processes import Collected
+from penstock.cluster.topology import namespace_path, plan_layout
 from penstock.errors import ClusterError
 
 pytestmark = pytest.mark.root
@@ -145,7 +145,7 @@ def test_ranks_of_one_host_do_not_pass_its_limited_nic():
     """At 1 Mb/s these 8 MB would take a minute; the NIC's counter shows that they do not even try."""
     code = (
         "import os, socket\n"
-        "from penstock.cluster.nics import sent_nbytes\n"
+        "from penstock.cluster.processes import sent_nbytes\n"
         "address, data = (os.environ['MASTER_ADDR'], 5000), bytes(8_000_000)\n"
         "before = sent_nbytes('eth0')\n"
         "if os.environ['RANK'] == '0':\n"

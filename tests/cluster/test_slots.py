@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from penstock.cluster.clean import clean_dead_runs
-from penstock.cluster.layout import SLOTS
-from penstock.cluster.slots import claim, dead_slots, try_lock
+from penstock.cluster.slots import claim, clean_dead_runs, dead_slots, try_lock
+from penstock.cluster.topology import SLOTS
 from penstock.errors import ClusterError
 
 HOLD = """

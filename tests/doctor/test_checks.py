@@ -5,14 +5,21 @@ from pathlib import Path
 import pytest
 
 from penstock.cluster.gpus import SharedGpu
-from penstock.doctor import examine as examination
-from penstock.doctor import hosts
-from penstock.doctor.engines import check_engines
-from penstock.doctor.examine import guarded, usable_engines
-from penstock.doctor.finding import State, broken, missing, works
-from penstock.doctor.machine import check_cache, check_cores, check_gpus
-from penstock.doctor.packages import PACKAGES, check_package, check_packages, check_python
-from penstock.doctor.probe import probe
+from penstock.doctor import State, broken, checks, missing, works
+from penstock.doctor import checks as examination
+from penstock.doctor.checks import (
+    PACKAGES,
+    check_cache,
+    check_cores,
+    check_engines,
+    check_gpus,
+    check_package,
+    check_packages,
+    check_python,
+    guarded,
+    probe,
+    usable_engines,
+)
 from penstock.errors import ClusterError
 
 TORCH = next(package for package in PACKAGES if package.name == "torch")
@@ -102,8 +109,8 @@ def test_mpi_without_mpirun_is_broken():
 
 
 def test_emulated_hosts_want_root(monkeypatch):
-    monkeypatch.setattr(hosts.os, "geteuid", lambda: 1000)
-    (found,) = hosts.check_hosts()
+    monkeypatch.setattr(checks.os, "geteuid", lambda: 1000)
+    (found,) = checks.check_hosts()
     assert found.state is State.MISSING
     assert "need root" in found.found
     assert "loopback" in found.remedy
@@ -115,8 +122,8 @@ HERE = [works("NCCL", "2.28.9, 1 GPU(s)"), works("emulated hosts", "built")]
 def gpu_hosts(monkeypatch, findings, service=None):
     """Return what is found of GPU hosts, with a service that was started or not; and whether it was tried."""
     asked = []
-    monkeypatch.setattr(hosts, "try_hosts", lambda gpus: asked.append(gpus) or service)
-    (found,) = hosts.check_gpu_hosts(findings)
+    monkeypatch.setattr(checks, "try_hosts", lambda gpus: asked.append(gpus) or service)
+    (found,) = checks.check_gpu_hosts(findings)
     return found, asked
 
 

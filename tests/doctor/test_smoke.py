@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from penstock.cluster.sinks import Collected
-from penstock.cluster.workers import Worker
+from penstock.cluster.processes import Collected, Worker
+from penstock.doctor import State
 from penstock.doctor import smoke as smoking
-from penstock.doctor.finding import State
 
 pytest.importorskip("torch")
 

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.bench.jobs import LOOPBACK, Place, report, run_job
 from penstock.bench.quiet import QUIET, barrier, gather, process_seconds, processors, seconds_of_others, wait_until_idle
 from penstock.bench.stream import latency_seconds, stream_network
-from penstock.cluster.rates import parse_rate
+from penstock.cluster.topology import parse_rate
 from penstock.errors import FitError
 from penstock.network import Network, network_document
 from penstock.program import Collective

@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.cluster.building import Bucket, Buckets, run_command, smooth_bucket
 from penstock.cluster.emulate import emulated_cluster
-from penstock.cluster.launch import Outcome, Sink, run_workers
-from penstock.cluster.links import Bucket, Buckets, smooth_bucket
-from penstock.cluster.mpi import find_mpirun
-from penstock.cluster.ports import free_port
-from penstock.cluster.tools import run_command
-from penstock.cluster.workers import Worker
+from penstock.cluster.processes import Outcome, Sink, Worker, free_port, run_workers
+from penstock.cluster.worker_commands import find_mpirun
 from penstock.errors import ClusterError
 from penstock.runtime.transport import Transport
 

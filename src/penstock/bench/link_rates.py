@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from penstock.cluster import message_probe
+from penstock.cluster import probes
 from penstock.cluster.check import Measured, check_cluster, worst_deviation
 from penstock.cluster.emulate import emulated_cluster
-from penstock.cluster.rates import parse_rate
-from penstock.cluster.sinks import Collected
+from penstock.cluster.processes import Collected
+from penstock.cluster.topology import parse_rate
 from penstock.errors import ClusterError
 
 RATES = ("100mbit", "250mbit", "500mbit", "1gbit", "2gbit")
@@ -36,7 +36,7 @@ def message_rows(
     rates: Sequence[str] = MESSAGE_RATES, sizes: Sequence[int] = MESSAGE_NBYTES
 ) -> Iterator[dict[str, Any]]:
     """Time single messages between two hosts, each after a pause; `asked_seconds` is the size over the rate."""
-    command = [sys.executable, str(Path(message_probe.__file__)), json.dumps(list(sizes))]
+    command = [sys.executable, str(Path(probes.__file__)), "messages", json.dumps(list(sizes))]
     for rate in rates:
         seen = Collected()
         with emulated_cluster(2, rate) as cluster:

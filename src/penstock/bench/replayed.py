@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from penstock.bench.jobs import LOOPBACK, Done, Place, run_job, serve
-from penstock.cluster.rates import parse_rate
-from penstock.cluster.replay_study import replay_plans
+from penstock.cluster.iteration_replay import replay_plans
+from penstock.cluster.topology import parse_rate
 from penstock.cost.ways import way_for
 from penstock.network import Network
 from penstock.planners import find_planner

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.bench.jobs import report
-from penstock.cluster.nics import sent_nbytes
+from penstock.cluster.processes import sent_nbytes
 from penstock.errors import PenstockError
 from penstock.planners import PLANNERS
 from penstock.torch import DistributedDataParallel as PlannedDataParallel

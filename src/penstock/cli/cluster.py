@@ -44,7 +44,7 @@ def run(
 ) -> None:
     """Run CMD once per worker, with rank, world size and rendezvous address in the environment as under torchrun."""
     from penstock.cluster.emulate import emulated_cluster
-    from penstock.cluster.sinks import RankZero, default_sink, on_stderr
+    from penstock.cluster.processes import RankZero, default_sink, on_stderr
 
     first = RankZero() if rank0 else None
     sink = first or default_sink(hosts * ranks_per_host)
@@ -103,8 +103,8 @@ def check(
 @cluster.command()
 def clean(json: JsonOption = False) -> None:
     """Remove what killed runs left behind: processes, namespaces, links. Live runs are not touched."""
-    from penstock.cluster.clean import clean_dead_runs
-    from penstock.cluster.tools import require_tools, this_kernel
+    from penstock.cluster.building import require_tools, this_kernel
+    from penstock.cluster.slots import clean_dead_runs
 
     require_tools(sys.platform, os.geteuid())
     removed = clean_dead_runs(this_kernel())
@@ -130,7 +130,7 @@ def delay_environment(latency: str) -> dict[str, str]:
     if not latency:
         return {}
     from penstock.cli.worker_processes import DELAY
-    from penstock.cluster.rates import parse_delay
+    from penstock.cluster.topology import parse_delay
 
     seconds = parse_delay(latency)
     note = f"{format_seconds(seconds)} are added to each message in user space, by penstock's transports only"

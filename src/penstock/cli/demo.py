@@ -26,7 +26,7 @@ def demo(
     from penstock.cli.output import print_json, stderr_console
     from penstock.cli.train_jobs import check_job
     from penstock.cli.train_run import Shown, print_runs, run
-    from penstock.cluster.rates import parse_rates
+    from penstock.cluster.topology import parse_rates
     from penstock.report.write_report import write_report
     from penstock.run_record import run_document
 

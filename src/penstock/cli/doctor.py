@@ -14,8 +14,8 @@ def doctor(
 ) -> None:
     """Check versions, engines, GPUs, cores, emulated hosts and caches; exit with 1 where something is broken."""
     from penstock.cli.output import print_json, print_table, progress
-    from penstock.doctor.examine import CHECKS, examine
-    from penstock.doctor.finding import State
+    from penstock.doctor import State
+    from penstock.doctor.checks import CHECKS, examine
 
     with progress("doctor", len(CHECKS) + smoke_test) as done:
         findings = examine(smoke_test, done)

@@ -9,7 +9,7 @@ from penstock.cli.options import JsonOption, TraceArgument, new_file, parse_coun
 from penstock.cli.routes import check_routes
 
 if TYPE_CHECKING:
-    from penstock.cluster.replay_study import ReplayRow
+    from penstock.cluster.iteration_replay import ReplayRow
     from penstock.network import Network
     from penstock.plan import Plan
     from penstock.trace import Trace
@@ -43,7 +43,7 @@ def replay(
     if hosts and not is_worker():
         raise typer.Exit(_run_on_emulated_hosts(hosts, rate, engine or "gloo"))
     with joined_transport(engine) as transport:
-        from penstock.cluster.replay_study import replay_plans
+        from penstock.cluster.iteration_replay import replay_plans
         from penstock.cost.clusters import find_network
         from penstock.runtime.communicator import Communicator
         from penstock.runtime.measure_network import measure_network
@@ -78,7 +78,7 @@ _HOW = ("simulated", "measured")
 def _run_on_emulated_hosts(hosts: int, rate: str, engine: str) -> int:
     """Run this same command once per emulated host; only rank 0's output is shown."""
     from penstock.cluster.emulate import emulated_cluster
-    from penstock.cluster.sinks import RankZero
+    from penstock.cluster.processes import RankZero
 
     sink = RankZero()
     with emulated_cluster(hosts, rate) as cluster:

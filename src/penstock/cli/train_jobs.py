@@ -89,8 +89,8 @@ def _check_codec(job: Job) -> None:
 def _check_mpi() -> None:
     from penstock.cli.joining import torchrun_variables
     from penstock.cli.worker_processes import is_worker
-    from penstock.cluster.mpi import find_mpirun
-    from penstock.cluster.tools import run_command
+    from penstock.cluster.building import run_command
+    from penstock.cluster.worker_commands import find_mpirun
 
     if find_spec("mpi4py") is None:
         raise TrainError("--engine mpi needs mpi4py, which is not here; `pip install 'penstock[mpi]'`")
@@ -101,8 +101,8 @@ def _check_mpi() -> None:
 def _check_rate(workers: int, rate: str) -> None:
     import sys
 
-    from penstock.cluster.rates import parse_rates
-    from penstock.cluster.tools import require_tools
+    from penstock.cluster.building import require_tools
+    from penstock.cluster.topology import parse_rates
 
     parse_rates(rate, workers)
     require_tools(sys.platform, os.geteuid())

@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import median
 
 from penstock.cluster.emulate import EmulatedCluster
-from penstock.cluster.layout import Layout
-from penstock.cluster.sinks import Collected
+from penstock.cluster.processes import Collected
+from penstock.cluster.topology import Layout
 from penstock.errors import ClusterError
 
-PROBE = Path(__file__).with_name("probe.py")
+PROBES = Path(__file__).with_name("probes.py")
 UNSHAPED_BITS_PER_SECOND = 10**10  # how much to send where no rate says how much is enough
 TRIALS = 3
 Pair = tuple[int, int]  # source and target host
@@ -43,13 +43,15 @@ class Measured:
 def check_cluster(cluster: EmulatedCluster, seconds: float = 0.2, timeout_seconds: float = 600.0) -> list[Measured]:
     """Measure all pairs, alone and together: the median of three transfers of about `seconds` each."""
     if len(cluster.layout.hosts) < 2:
-        raise ClusterError("one host has nobody to talk to; check at least 2")
+        raise ClusterError("one host has no other to talk to; check at least 2")
     alone = [[pair] for pair in itertools.permutations(range(len(cluster.layout.hosts)), 2)]
     together = disjoint_rounds(len(cluster.layout.hosts))
     rounds = alone + together
     plan = probe_plan(cluster.layout, rounds, seconds)
     seen = Collected()
-    outcome = cluster.run([sys.executable, str(PROBE), json.dumps(plan)], sink=seen, timeout_seconds=timeout_seconds)
+    outcome = cluster.run(
+        [sys.executable, str(PROBES), "transfers", json.dumps(plan)], sink=seen, timeout_seconds=timeout_seconds
+    )
     if outcome.exit_code != 0:
         said = seen.text(outcome.failed_rank or 0, "stderr").strip().splitlines()
         raise ClusterError(

@@ -15,18 +15,29 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.cluster.clean import clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.building import (
+    Buckets,
+    Kernel,
+    require_tools,
+    run_command,
+    setup_steps,
+    smooth_bucket,
+    this_kernel,
+)
 from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
-from penstock.cluster.launch import Forward, Outcome, Sink, run_workers
-from penstock.cluster.layout import Layout, plan_layout
-from penstock.cluster.links import Buckets, setup_steps, smooth_bucket
-from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_mpirun, rank_output, write_agent
-from penstock.cluster.rates import parse_rate, parse_rates
-from penstock.cluster.sinks import default_sink
-from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim
-from penstock.cluster.stopping import signals_unwind, signals_wait
-from penstock.cluster.tools import Kernel, require_tools, run_command, this_kernel
-from penstock.cluster.workers import hosts_lines, plan_workers
+from penstock.cluster.processes import Forward, Outcome, Sink, default_sink, run_workers, signals_unwind, signals_wait
+from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim, clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.topology import Layout, parse_rate, parse_rates, plan_layout
+from penstock.cluster.worker_commands import (
+    FAILURES,
+    find_mpirun,
+    first_failure,
+    hosts_lines,
+    plan_mpirun,
+    plan_workers,
+    rank_output,
+    write_agent,
+)
 from penstock.errors import ClusterError, shorten
 
 ENGINES = ("gloo", "mpi")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.cluster.layout import namespace_path
-from penstock.cluster.stopping import prepare_child
+from penstock.cluster.processes import prepare_child
+from penstock.cluster.topology import namespace_path
 
 SHARED = "shared"
 GPUS = ("none", SHARED)

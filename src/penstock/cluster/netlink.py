@@ -21,8 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_NEWQDISC, TC_H_ROOT
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from penstock.cluster.layout import NAMESPACE_DIRECTORY, namespace_path
-from penstock.cluster.links import (
+from penstock.cluster.building import (
     MTU,
     Bucket,
     ChooseCongestionControl,
@@ -34,8 +33,9 @@ from penstock.cluster.links import (
     NewNamespace,
     Plug,
     Step,
+    carry_out,
 )
-from penstock.cluster.tools import carry_out
+from penstock.cluster.topology import NAMESPACE_DIRECTORY, namespace_path
 
 CLONE_NEWNET = 0x40000000
 LOOPBACK = 1  # index of `lo` in every namespace

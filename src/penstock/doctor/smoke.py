@@ -1,20 +1,21 @@
-"""The smoke test: two workers on this machine add up a vector over each engine and compare it with the sum."""
+"""The smoke test: two workers on this machine add up a vector over each engine and compare it with the sum.
+
+`python -m penstock.doctor.smoke gloo` is one worker.
+"""
 
 import sys
+import time
 from collections.abc import Sequence
 
-from penstock.cluster.launch import run_workers
-from penstock.cluster.mpi import find_mpirun
-from penstock.cluster.ports import free_port
-from penstock.cluster.sinks import Collected
-from penstock.cluster.tools import run_command
-from penstock.cluster.workers import Worker
-from penstock.doctor.finding import Finding, broken, works
+from penstock.cluster.building import run_command
+from penstock.cluster.processes import Collected, Worker, free_port, run_workers
+from penstock.cluster.worker_commands import find_mpirun
+from penstock.doctor import Finding, broken, works
 from penstock.errors import PenstockError
 
 WORKERS = 2
 SMOKE_SECONDS = 240.0  # a busy machine takes half a minute to import torch
-WORKER = (sys.executable, "-m", "penstock.doctor.smoke_worker")
+WORKER = (sys.executable, "-m", "penstock.doctor.smoke")
 PREFIX = "smoke test: "  # of the line in which rank 0 says how it went; launchers print lines of their own
 
 
@@ -69,3 +70,31 @@ _REMEDIES = {
     "gloo": "does a firewall close loopback? try `torchrun --nproc-per-node 2 -m penstock measure`",
     "mpi": "try `mpirun -n 2 hostname`; what it says is Open MPI's own trouble",
 }
+
+
+NUMEL = 100_003  # odd: pieces of unequal size
+
+
+def main(engine: str) -> None:
+    """Run one worker: all-reduce a vector with the others; print how long it took, or fail."""
+    import numpy as np
+
+    from penstock.runtime.communicator import Communicator
+    from penstock.runtime.connect import connected
+
+    with connected(engine) as transport:
+        communicator = Communicator(transport, timeout_seconds=30.0)
+        wanted = sum(range(1, transport.world_size + 1))
+        for _ in range(2):  # the first call compiles and compares programs
+            values = np.full(NUMEL, 1.0 + transport.rank, dtype=np.float32)
+            started = time.perf_counter()
+            communicator.all_reduce(values)
+            seconds = time.perf_counter() - started
+            if not (values == wanted).all():
+                raise PenstockError(f"ring over {engine}: the sum is {values[0]}; wanted {wanted}")
+        if transport.rank == 0:
+            print(f"{PREFIX}{values.nbytes / 1e3:.0f} kB all-reduced by ring in {1e3 * seconds:.1f} ms, rightly")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

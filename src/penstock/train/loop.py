@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.cluster.nics import sent_nbytes
+from penstock.cluster.processes import sent_nbytes
 from penstock.planning.measured import communication_seconds
 from penstock.train.agree import mean_metric, same_buffers, share, steps_until_look
 from penstock.train.events import Event, Tell

@@ -15,13 +15,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from penstock.cluster.building import NIC, run_command
 from penstock.cluster.emulate import emulated_cluster
-from penstock.cluster.launch import Outcome, run_workers
-from penstock.cluster.links import NIC
-from penstock.cluster.mpi import FAILURES, find_mpirun, first_failure, plan_local_mpirun, rank_output
-from penstock.cluster.ports import free_port
-from penstock.cluster.tools import run_command
-from penstock.cluster.workers import Worker
+from penstock.cluster.processes import Outcome, Worker, free_port, run_workers
+from penstock.cluster.worker_commands import FAILURES, find_mpirun, first_failure, plan_local_mpirun, rank_output
 from penstock.errors import WorkerError
 from penstock.train.events import Event, Tell, event_from_line
 from penstock.train.job import MPI, Job

@@ -15,7 +15,7 @@ from compll.backends.programs import PROGRAMS  # noqa: E402
 from penstock.compll.backends.reference import ReferenceKernels  # noqa: E402
 from penstock.compll.backends.triton.backend import TritonKernels  # noqa: E402
 from penstock.compll.backends.triton.write_triton import Kernels  # noqa: E402
-from penstock.compll.frontend import source as frontend
+from penstock.compll.frontend import source as frontend  # noqa: E402
 from penstock.compll.frontend.parameters import bind_arguments  # noqa: E402
 from penstock.compll.ir import Reduce  # noqa: E402
 from penstock.compll.lower.payload_layout import place_fields  # noqa: E402

@@ -222,6 +222,10 @@ OPERATORS: dict[str, Callable[[Call], Operand]] = {
 }
 
 
+# The n-th element of a sorted vector without sorting it: a radix select, three launches. Each launch counts one digit
+# of the elements that share the digits found so far; the last program to finish finds the digit of the element wanted.
+
+
 DIGIT_TILE = 2048  # elements that one program counts digits of
 DIGITS = ((21, 2048), (10, 2048), (0, 1024))  # (shift, values) of each digit, the highest first
 

@@ -1,4 +1,4 @@
-"""Who is where: names, addresses and racks of an emulated cluster, from its slot number alone.
+"""Names, addresses, racks and rates of an emulated cluster, from its slot number and what the user wrote.
 
 A machine holds up to 512 clusters at once, each in its own slot. Everything a cluster makes carries the slot in its
 name (`penstock-7-host0`), and its hosts live in a subnet of their own within 198.18.0.0/15, the range set aside for
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import ClusterError
+from penstock.errors import ClusterError, shorten
 
 SLOTS = 512  # subnets of 256 addresses in 198.18.0.0/15
 MAX_HOSTS = 250
@@ -32,7 +32,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An emulated cluster on paper."""
+    """The hosts, racks and rates of an emulated cluster."""
 
     slot: int
     hosts: tuple[Host, ...]
@@ -75,7 +75,7 @@ def plan_layout(
 
 
 def namespace_path(namespace: str) -> Path:
-    """Return the file that a namespace is entered by."""
+    """Return the file through which a namespace is entered."""
     return NAMESPACE_DIRECTORY / namespace
 
 
@@ -87,3 +87,55 @@ def slot_of(namespace: str) -> int | None:
     """
     match = NAMESPACE.fullmatch(namespace)
     return None if match is None else int(match[1])
+
+
+RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+UNSHAPED = "none"
+SLOWEST, FASTEST = 10**5, 10**11  # bits per second; outside, the buckets of `links.py` make no sense
+
+
+def parse_rate(text: str) -> int | None:
+    """Return bits per second, or None for `none`, a link without a limit.
+
+    >>> parse_rate("2.5gbit")
+    2500000000
+    """
+    if text.strip().lower() == UNSHAPED:
+        return None
+    number, unit = _split(text, RATE_UNITS, f"rate {shorten(text)}: wanted a number and one of bit, kbit, mbit, gbit")
+    bits_per_second = round(number * RATE_UNITS[unit])
+    if not SLOWEST <= bits_per_second <= FASTEST:
+        raise ClusterError(f"rate {shorten(text)}: wanted 100kbit to 100gbit, or none for no limit")
+    return bits_per_second
+
+
+def parse_rates(text: str, hosts: int) -> tuple[int | None, ...]:
+    """Return one rate per host from `1gbit` (all the same) or `1gbit,1gbit,100mbit` (one each)."""
+    rates = tuple(parse_rate(part) for part in text.split(","))
+    if len(rates) == 1:
+        return rates * hosts
+    if len(rates) != hosts:
+        raise ClusterError(f"rate {shorten(text)} names {len(rates)} hosts of {hosts}; give one rate, or one per host")
+    return rates
+
+
+def parse_delay(text: str) -> float:
+    """Return seconds.
+
+    >>> parse_delay("5ms")
+    0.005
+    """
+    number, unit = _split(
+        text, DELAY_UNITS, f"latency {shorten(text)}: wanted a number and one of us, ms, s, as in 5ms"
+    )
+    return number * DELAY_UNITS[unit]
+
+
+def _split(
+    text: str, units: dict[str, object] | dict[str, int] | dict[str, float], complaint: str
+) -> tuple[float, str]:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
+    if match is None or match[2] not in units:
+        raise ClusterError(complaint)
+    return float(match[1]), match[2]

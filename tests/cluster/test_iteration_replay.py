@@ -3,8 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.cluster.replay import Gradients, Replay
-from penstock.cluster.replay_study import replay_plans
+from penstock.cluster.iteration_replay import Gradients, Replay, replay_plans
 from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import PlanError
@@ -62,7 +61,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("penstock.cluster.replay.time", clock)
+    monkeypatch.setattr("penstock.cluster.iteration_replay.time", clock)
     return clock
 
 

@@ -5,16 +5,18 @@ import os
 
 import pytest
 
-from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import (
+from penstock.cluster.building import (
     ChooseCongestionControl,
     LimitRate,
     NewBridge,
     NewCable,
     NewNamespace,
+    carry_out,
+    require_tools,
+    run_command,
     setup_steps,
 )
-from penstock.cluster.tools import carry_out, require_tools, run_command
+from penstock.cluster.topology import plan_layout
 from penstock.errors import ClusterError
 
 
@@ -105,6 +107,6 @@ def test_a_kernel_without_cubic_keeps_its_own_tcp():
 
 
 def test_a_command_that_hangs_is_named(monkeypatch):
-    monkeypatch.setattr("penstock.cluster.tools.COMMAND_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.cluster.building.COMMAND_TIMEOUT_SECONDS", 0.1)
     with pytest.raises(ClusterError, match=r"`sleep 5` did not end within 0\.1 s; try it"):
         run_command(("sleep", "5"))

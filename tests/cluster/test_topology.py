@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster.layout import MAX_HOSTS, SLOTS, plan_layout, slot_of
+from penstock.cluster.topology import (
+    MAX_HOSTS,
+    SLOTS,
+    parse_delay,
+    parse_rate,
+    parse_rates,
+    plan_layout,
+    slot_of,
+)
 from penstock.errors import ClusterError
 
 slots = st.integers(0, SLOTS - 1)
@@ -56,3 +64,46 @@ def test_host_counts_out_of_range_are_refused(count):
 def test_more_racks_than_hosts_are_refused():
     with pytest.raises(ClusterError, match="3 racks for 2 hosts: wanted 1 to 2"):
         plan_layout(0, (None, None), racks=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits_per_second"),
+    [("1gbit", 10**9), ("100mbit", 10**8), ("2.5Gbit", 2_500_000_000), ("512 kbit", 512_000), ("none", None)],
+)
+def test_rates_are_read_as_tc_writes_them(text, bits_per_second):
+    assert parse_rate(text) == bits_per_second
+
+
+@pytest.mark.parametrize("text", ["", "fast", "1", "1gb", "-1gbit", "1gbit/s", "nan", "1e3mbit"])
+def test_a_rate_without_a_known_unit_is_refused(text):
+    with pytest.raises(ClusterError, match="wanted a number and one of bit, kbit, mbit, gbit"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("text", ["0gbit", "10bit", "500gbit"])
+def test_a_rate_out_of_range_is_refused(text):
+    with pytest.raises(ClusterError, match="wanted 100kbit to 100gbit, or none"):
+        parse_rate(text)
+
+
+def test_one_rate_holds_for_every_host():
+    assert parse_rates("1gbit", 3) == (10**9,) * 3
+
+
+def test_each_host_may_have_its_own_rate():
+    assert parse_rates("1gbit,none,100mbit", 3) == (10**9, None, 10**8)
+
+
+def test_a_list_of_the_wrong_length_is_refused():
+    with pytest.raises(ClusterError, match="names 2 hosts of 3; give one rate, or one per host"):
+        parse_rates("1gbit,1gbit", 3)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5ms", 5e-3), ("200us", 2e-4), ("1.5s", 1.5), ("0ms", 0.0)])
+def test_delays_are_read_in_seconds(text, seconds):
+    assert parse_delay(text) == pytest.approx(seconds)
+
+
+def test_a_delay_without_a_unit_is_refused():
+    with pytest.raises(ClusterError, match="latency '5': wanted a number and one of us, ms, s, as in 5ms"):
+        parse_delay("5")

@@ -4,10 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster.layout import plan_layout
-from penstock.cluster.links import (
+from penstock.cluster.building import (
     FRAME_NBYTES,
-    PAYLOAD_FRACTION,
     GiveAddress,
     LimitRate,
     NewBridge,
@@ -18,6 +16,7 @@ from penstock.cluster.links import (
     setup_steps,
     smooth_bucket,
 )
+from penstock.cluster.topology import plan_layout
 
 GIGABIT = 10**9
 
@@ -107,10 +106,6 @@ def test_both_buckets_hold_a_frame_and_credit_is_at_most_two_milliseconds(bits_p
     assert bucket.credit_nbytes - FRAME_NBYTES <= bits_per_second / 8 * 2e-3 + 1
     assert bucket.queue_nbytes > bucket.credit_nbytes
     assert bucket.peak_bits_per_second > bits_per_second
-
-
-def test_payload_is_within_one_percent_of_the_frames():
-    assert pytest.approx(0.99268, abs=1e-5) == PAYLOAD_FRACTION
 
 
 @given(st.integers(10**6, 10**10))

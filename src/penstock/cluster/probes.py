@@ -1,7 +1,9 @@
-"""What runs on each host during `penstock cluster check`: timed transfers between pairs, over plain TCP.
+"""Runs on each host, over plain TCP: `probes.py transfers PLAN` or `probes.py messages SIZES`, both in JSON.
 
-Reads the plan as JSON from its first argument, waits for all hosts before every round, and prints one JSON line for
-every transfer it received. Only the standard library, and nothing of penstock: the file is run by its path.
+`transfers` (`penstock cluster check`) times transfers between pairs: it waits for all hosts before every round, and
+prints one JSON line for every transfer it received. `messages` (`penstock bench links`) times single messages between
+two hosts after a pause, when token buckets are full: rank 0 prints one JSON line per size, the median over trials of
+half the time there and back. Only the standard library, and nothing of penstock: the file is run by its path.
 """
 
 import json
@@ -17,16 +19,13 @@ PINGS = 50
 CHUNK = bytes(1 << 18)
 
 
-def main(plan: dict[str, Any], rank: int) -> None:
+def time_transfers(plan: dict[str, Any], rank: int) -> None:
     """Take part in every round of `plan`: `addresses`, `rounds` of `[source, target, nbytes]`, `trials`."""
     addresses = plan["addresses"]
     listener = socket.create_server((addresses[rank], DATA_PORT), backlog=len(addresses))
     control = _meet(rank, addresses)
     rounds = [(index, transfers) for _ in range(plan["trials"]) for index, transfers in enumerate(plan["rounds"])]
-    for (
-        index,
-        transfers,
-    ) in rounds:  # all rounds once, then again: a busy moment spoils one trial of each, not all of one
+    for index, transfers in rounds:  # all rounds once, then again: a busy moment disturbs one trial of each
         _barrier(control, rank)
         for source, target, nbytes in transfers:
             if rank == source:
@@ -120,5 +119,50 @@ def _receive_exactly(connection: socket.socket, nbytes: int) -> None:
         nbytes -= got
 
 
+MESSAGE_PORT = 5203
+TRIALS = 7
+PAUSE_SECONDS = 0.02
+
+
+def time_messages(sizes: list[int], rank: int, address: str) -> None:
+    """Time messages of these sizes, in bytes; rank 1 sends every message back."""
+    connection = _listen(address) if rank == 0 else _connect(address, MESSAGE_PORT)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for nbytes in sizes:
+        seconds = statistics.median(_trip(connection, bytearray(nbytes), rank == 0) for _ in range(TRIALS)) / 2
+        if rank == 0:
+            print(json.dumps({"nbytes": nbytes, "seconds": seconds}), flush=True)
+
+
+def _trip(connection: socket.socket, buffer: bytearray, first: bool) -> float:
+    if not first:
+        _fill(connection, buffer)
+        connection.sendall(buffer)
+        return 0.0
+    time.sleep(PAUSE_SECONDS)
+    start = time.perf_counter()
+    connection.sendall(buffer)
+    _fill(connection, buffer)
+    return time.perf_counter() - start
+
+
+def _fill(connection: socket.socket, buffer: bytearray) -> None:
+    view = memoryview(buffer)
+    while view:
+        got = connection.recv_into(view)
+        if got == 0:
+            raise SystemExit("peer closed the connection")
+        view = view[got:]
+
+
+def _listen(address: str) -> socket.socket:
+    with socket.create_server((address, MESSAGE_PORT)) as server:
+        return server.accept()[0]
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(os.environ["RANK"]))
+    what, argument, own_rank = sys.argv[1], json.loads(sys.argv[2]), int(os.environ["RANK"])
+    if what == "transfers":
+        time_transfers(argument, own_rank)
+    else:
+        time_messages(argument, own_rank, os.environ["MASTER_ADDR"])

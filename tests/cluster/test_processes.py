@@ -1,13 +1,25 @@
 """Workers without namespaces: plain processes through the same code."""
 
+import random
+import socket
 import sys
 
 import pytest
 
-from penstock.cluster.launch import TERMINATE_WAIT_SECONDS, run_workers
-from penstock.cluster.sinks import Collected, RankZero, default_sink, print_plain, print_prefixed
-from penstock.cluster.stopping import exit_code
-from penstock.cluster.workers import Worker
+from penstock.cluster.processes import (
+    PORT_RANGE,
+    PORT_TRIES,
+    TERMINATE_WAIT_SECONDS,
+    Collected,
+    RankZero,
+    Worker,
+    default_sink,
+    exit_code,
+    free_port,
+    print_plain,
+    print_prefixed,
+    run_workers,
+)
 from penstock.errors import ClusterError
 
 
@@ -93,3 +105,32 @@ def test_rank_zero_alone_is_shown_until_another_fails(capsys):
     assert capsys.readouterr() == ("", "[2] line of 2\n")
     sink.explain(None)
     assert capsys.readouterr() == ("", "[1] line of 1\n[2] line of 2\n")
+
+
+def test_a_free_port_can_be_bound_and_is_not_one_that_the_kernel_hands_out():
+    with socket.socket() as listener, socket.socket() as other:
+        port = free_port()
+        listener.bind(("127.0.0.1", port))
+        other.bind(("127.0.0.1", 0))
+        assert PORT_RANGE[0] <= port < PORT_RANGE[1] <= other.getsockname()[1]
+
+
+def test_a_port_in_use_is_not_chosen(monkeypatch):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        taken = holder.getsockname()[1]
+        free = free_port()
+        drawn = iter([taken, taken, free])
+        monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: next(drawn))
+        assert free_port() == free
+
+
+def test_where_all_are_in_use_it_is_said(monkeypatch):
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        taken = holder.getsockname()[1]
+        monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: taken)
+        with pytest.raises(
+            ClusterError, match=rf"{PORT_TRIES} ports of 127\.0\.0\.1 between 20000 and 32768 are all in use"
+        ):
+            free_port()

@@ -1,20 +1,27 @@
-"""Running workers side by side: streams their output, ends all when one fails, leaves none behind.
+"""Processes of one run: started side by side, their output passed on, all ended when one fails, none left behind.
 
-One thread waits for everything at once: pipes for output, process descriptors (`pidfd`) for exits.
+One thread waits for everything at once: pipes for output, process descriptors (`pidfd`) for exits. SIGTERM and SIGHUP
+end a `with` block as Ctrl-C does, and never in the middle of cleaning up; children die with their launcher.
 """
 
 import contextlib
+import ctypes
 import os
+import random
 import selectors
 import signal
+import socket
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 from typing import IO
 
-from penstock.cluster.stopping import exit_code, prepare_child
-from penstock.cluster.workers import Worker
 from penstock.errors import ClusterError
 
 Sink = Callable[[int, str, str], None]  # rank, "stdout" or "stderr", a line with its end
@@ -22,6 +29,14 @@ Report = Callable[[], tuple[int, int] | None]  # exit code and rank of a failure
 Forward = Callable[[], int | None]  # a signal that all workers are to get now, or None
 TERMINATE_WAIT_SECONDS = 2.0  # between SIGTERM and SIGKILL
 REPORT_SECONDS = 0.2  # between looks at a report, or at signals to forward
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One process to start."""
+
+    rank: int
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +121,7 @@ class _Group:
                 deadline = grace_ends if deadline is None else min(deadline, grace_ends)
 
     def pump(self, timeout_seconds: float | None) -> None:
-        """Handle whatever output and exits are there, or come within the time-out."""
+        """Handle the output and exits that are there, or come within the time-out."""
         for key, _ in self.selector.select(timeout_seconds):
             if isinstance(key.data, _Lines):
                 if not key.data.read():
@@ -121,7 +136,7 @@ class _Group:
                 os.kill(process.pid, number)
 
     def collect(self, descriptor: int, rank: int) -> None:
-        """Take note of an exit."""
+        """Record an exit."""
         self.selector.unregister(descriptor)
         os.close(descriptor)
         code = exit_code(self.running.pop(rank).wait())
@@ -181,3 +196,169 @@ class _Lines:
 
     def emit(self, line: bytes) -> None:
         self.sink(self.rank, self.name, line.decode(errors="replace"))
+
+
+# How launchers and their children end
+
+
+PR_SET_PDEATHSIG = 1
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Raise `SystemExit(128 + signal)` on SIGTERM and SIGHUP, so that `finally` blocks run; SIGINT does so already.
+
+    Only where the program has not said otherwise: handlers of its own and ignored signals (`nohup`) are kept.
+    Outside the main thread Python cannot set handlers, and nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Hold back the ending signals inside the block; they take effect when it ends."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare_child() -> Callable[[], None]:
+    """Return a `preexec_fn`: the child dies when we do, even of SIGKILL, and receives signals that we hold back."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+    return prepare
+
+
+def exit_code(returncode: int) -> int:
+    """Return a shell's exit code for a process: 128 + signal where a signal ended it.
+
+    >>> exit_code(-9)
+    137
+    """
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+# Where the lines that workers print go
+
+
+KEPT_LINES = 20
+
+
+def print_prefixed(rank: int, stream: str, line: str) -> None:
+    """Print a line to the same stream here, with its rank before it."""
+    _print(stream, f"[{rank}] {line}")
+
+
+def print_plain(rank: int, stream: str, line: str) -> None:
+    """Print a line to the same stream here, as it is."""
+    _print(stream, line)
+
+
+class RankZero:
+    """Prints rank 0's lines as they are and keeps the others' last ones, to explain a failure."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=KEPT_LINES))
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        """Take one line."""
+        if rank == 0:
+            _print(stream, line)
+        else:
+            self.kept[rank].append(line)
+
+    def explain(self, failed_rank: int | None) -> None:
+        """Print the last lines of the rank that failed on standard error; of all where that is not known."""
+        for rank in sorted(self.kept) if failed_rank is None else [failed_rank]:
+            for line in self.kept[rank]:
+                print_prefixed(rank, "stderr", line)
+
+
+class Collected:
+    """Keeps every line, for programs that want the workers' output as text."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[int, str], list[str]] = defaultdict(list)
+
+    def __call__(self, rank: int, stream: str, line: str) -> None:
+        """Take one line."""
+        self.lines[rank, stream].append(line)
+
+    def text(self, rank: int, stream: str = "stdout") -> str:
+        """Return what `rank` has printed."""
+        return "".join(self.lines[rank, stream])
+
+
+def on_stderr(sink: Sink) -> Sink:
+    """Return a sink that prints all lines on standard error, for commands whose standard output is their result."""
+    return lambda rank, stream, line: sink(rank, "stderr", line)
+
+
+def default_sink(workers: int) -> Sink:
+    """Return plain output for one worker, prefixed lines for several."""
+    return print_plain if workers == 1 else print_prefixed
+
+
+def _print(stream: str, text: str) -> None:
+    target = sys.stdout if stream == "stdout" else sys.stderr
+    target.write(text)
+    target.flush()
+
+
+# Ports and NICs of this machine
+
+
+PORT_RANGE = (
+    20000,
+    32768,
+)  # from 32768 on are Linux's ephemeral ports: one that is free now may soon not be
+PORT_TRIES = 100
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a free port outside the ephemeral range, where workers can meet.
+
+    Seconds pass on a busy machine before the workers use it. It is chosen at random, so that two programs that look at
+    the same time do not find the same one.
+    """
+    for _ in range(PORT_TRIES):
+        port = random.SystemRandom().randrange(*PORT_RANGE)
+        with socket.socket() as listener:
+            try:
+                listener.bind((address, port))
+            except OSError:
+                continue
+            return port
+    raise ClusterError(
+        f"{PORT_TRIES} ports of {address} between {PORT_RANGE[0]} and {PORT_RANGE[1]} are all in use; stop some program"
+    )
+
+
+def sent_nbytes(nic: str) -> int:
+    """Return how many bytes an interface of this process's network namespace has sent, headers included."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counters = line.partition(":")
+        if name.strip() == nic:
+            return int(counters.split()[8])
+    raise AssertionError(f"no NIC called {nic} here")

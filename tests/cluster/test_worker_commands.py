@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from penstock.cluster import emulated_cluster
-from penstock.cluster.mpi import find_mpirun, first_failure, rank_output
-from penstock.cluster.sinks import Collected
-from penstock.cluster.tools import run_command
+from penstock.cluster.building import run_command
+from penstock.cluster.processes import Collected
+from penstock.cluster.worker_commands import find_mpirun, first_failure, rank_output
 from penstock.errors import ClusterError
 
 
