@@ -40,9 +40,8 @@ from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies.batches import make_batches
 from penstock.torch import DistributedDataParallel, comm_hook
 from penstock.torch.optim import CompressedAdamW
-from penstock.zoo.gpt import GPT
-from penstock.zoo.resnet import ResNet
-from penstock.zoo.vgg import vgg16_cifar
+from penstock.zoo.image_models import ResNet, vgg16_cifar
+from penstock.zoo.language_models import GPT
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 

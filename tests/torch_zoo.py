@@ -7,14 +7,10 @@ import torch
 from torch import nn
 
 from penstock.zoo import ZOO, RandomTask
-from penstock.zoo.bert import Bert
-from penstock.zoo.densenet import DenseNet
-from penstock.zoo.gpt import GPT
-from penstock.zoo.lstm import WordLSTM
+from penstock.zoo.image_models import VGG, DenseNet, ResNet
+from penstock.zoo.language_models import GPT, Bert, WordLSTM
 from penstock.zoo.parts import random_images, random_text
-from penstock.zoo.resnet import ResNet
 from penstock.zoo.task import MakeBatch
-from penstock.zoo.vgg import VGG
 
 BATCH = {"googlenet": 1}  # 2 for all others: normalisation wants more than one value
 # In float32 some units of GoogLeNet fire on one side of a rounding error only, as nothing normalises single samples:

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import TransportError
-from penstock.train.agree import same_weights
+from penstock.train.events import Wish
 from penstock.train.job import Job
-from penstock.train.stop_request import Wish
+from penstock.train.loop import same_weights
 from penstock.train.worker import work
 
 

@@ -37,9 +37,8 @@ from torch.nn import functional
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.optim import CompressedAdamW
-from penstock.zoo.gpt import GPT
-from penstock.zoo.resnet import resnet20
-from penstock.zoo.vgg import vgg16_cifar
+from penstock.zoo.image_models import resnet20, vgg16_cifar
+from penstock.zoo.language_models import GPT
 
 TorchDDP = nn.parallel.DistributedDataParallel
 BUCKET_NBYTES = 16 << 20  # of plans made here: nothing is measured, since results do not depend on it

@@ -7,8 +7,15 @@ import pytest
 
 from penstock.errors import FormatError, PenstockError, PlanError
 from penstock.report.found_runs import FoundRun, baselines, find_runs
-from penstock.report.run_methods import higher_is_better, method_rows, summary_lines
-from penstock.report.run_report import MOST_SPANS, MOST_STEPS, report_document, thinned
+from penstock.report.run_report import (
+    MOST_SPANS,
+    MOST_STEPS,
+    higher_is_better,
+    method_rows,
+    report_document,
+    summary_lines,
+    thinned,
+)
 from penstock.run_record import save_run
 from penstock.timeline import Span, Timeline
 from report_samples import NETWORK, sample_runs, sample_trace, save_sample_runs

@@ -8,7 +8,7 @@ import pytest
 import train_jobs
 from penstock.network import LinearCost, Network, save_network
 from penstock.train import save_state
-from penstock.train.saved import complete_checkpoints, find_checkpoint
+from penstock.train.job import complete_checkpoints, find_checkpoint
 from spawn import spawn, spawn_outcomes
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
@@ -16,7 +16,7 @@ STEP = ("penstock.train.loop", "to_device", 3)  # others share buffers, or alrea
 DEATHS = {
     "between steps": STEP,
     "while a checkpoint is written": ("penstock.train.save_state", "_write", 2),
-    "before the first step": ("penstock.train.settle", "_alone_seconds", 2),
+    "before the first step": ("penstock.train.method", "_alone_seconds", 2),
     "sharing losses": ("penstock.train.loop", "share", 2),
     "evaluating": ("penstock.train.loop", "mean_metric", 2),
     "comparing weights": ("penstock.train.worker", "same_weights", 1),

@@ -6,7 +6,7 @@ import pytest
 
 import train_jobs
 from penstock.network import LinearCost, Network, save_network
-from penstock.train.saved import find_checkpoint
+from penstock.train.job import find_checkpoint
 from spawn import spawn
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"

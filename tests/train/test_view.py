@@ -8,9 +8,7 @@ from rich.console import Console
 
 from penstock.errors import TrainError
 from penstock.train.events import Event, event_from_line, tell_launcher
-from penstock.train.state import Seen
-from penstock.train.tensorboard import TensorBoard
-from penstock.train.view import JsonView, LiveView, PlainView, sparkline
+from penstock.train.view import JsonView, LiveView, PlainView, Seen, TensorBoard, sparkline
 
 READY = Event("ready", 0, {"steps": 10, "explain": "plan a by exact: 3 messages\nmore", "metric_name": "bits"})
 STEPS = Event(

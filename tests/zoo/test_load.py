@@ -13,7 +13,7 @@ from penstock.zoo.load import FUNCTION  # noqa: E402
 
 USERS = """
 from torch import nn
-from penstock.zoo.resnet import resnet20
+from penstock.zoo.image_models import resnet20
 
 class Pair(nn.Module):
     def __init__(self):

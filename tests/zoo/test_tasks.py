@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.zoo import ZOO, Shard, chars, digits, find_task
-from penstock.zoo.chars import Chars
-from penstock.zoo.digits import Digits
+from penstock.zoo import ZOO, Shard, find_task, learning_tasks
+from penstock.zoo.learning_tasks import Chars, Digits
 from penstock.zoo.run_task import profile_task
 from penstock.zoo.task import MEMBERS, to_device
 
@@ -50,13 +49,13 @@ def test_an_epoch_of_digits_sees_nearly_every_digit_once():
     task = Digits()
     steps = task.samples // 12
     images = torch.cat([batch[0] for shard in SHARDS for batch in first(task, shard, 0, steps)]).flatten(1)
-    known = torch.unique(digits._digits(held_out=False)[0].flatten(1), dim=0)
+    known = torch.unique(learning_tasks._digits(held_out=False)[0].flatten(1), dim=0)
     assert len(images) == steps * 12 > 0.99 * task.samples
     assert len(torch.unique(images, dim=0)) > 0.99 * len(known) * len(images) / task.samples
 
 
 def test_the_held_out_text_is_the_end_and_is_never_trained_on():
-    text, held_out = chars._split_text()
+    text, held_out = learning_tasks._split_text()
     from pydoc_data.topics import topics
 
     whole = "\n\n".join(topics[name] for name in sorted(topics)).encode()

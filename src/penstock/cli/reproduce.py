@@ -96,7 +96,7 @@ def _authors_trace(trace: str, column: str) -> "Trace":
 def _draw(folder: str, trace: str, column: str) -> None:
     from pathlib import Path
 
-    from penstock.report.figures import draw_figures
+    from penstock.report.pictures import draw_figures
     from penstock.traces import load_shipped
 
     draw_figures(Path(folder), _authors_trace(trace, column) if trace else load_shipped("googlenet"))

@@ -8,8 +8,7 @@ from typing import Any
 
 from penstock.errors import TrainError
 from penstock.network import load_network
-from penstock.train.job import GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job
-from penstock.train.saved import find_checkpoint
+from penstock.train.job import GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job, find_checkpoint
 
 
 def check_pairs(
@@ -87,8 +86,7 @@ def _check_codec(job: Job) -> None:
 
 
 def _check_mpi() -> None:
-    from penstock.cli.joining import torchrun_variables
-    from penstock.cli.worker_processes import is_worker
+    from penstock.cli.worker_processes import is_worker, torchrun_variables
     from penstock.cluster.building import run_command
     from penstock.cluster.worker_commands import find_mpirun
 

@@ -31,8 +31,7 @@ class Shown:
 
 def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
     """Run the job to its end and return its record; None on workers that have none."""
-    from penstock.cli.joining import torchrun_variables
-    from penstock.cli.worker_processes import is_worker
+    from penstock.cli.worker_processes import is_worker, torchrun_variables
 
     os.environ.update(torchrun_variables(os.environ))
     if is_worker():
@@ -59,8 +58,7 @@ def _start(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | Non
 
 def _join(job: "Job", shown: Shown) -> RunRecord | None:
     """Be one of the workers that a launcher started; only rank 0 shows anything."""
-    from penstock.train.events import drop_event
-    from penstock.train.stop_request import STOPPED, Wish
+    from penstock.train.events import STOPPED, Wish, drop_event
     from penstock.train.worker import process_group, work
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -88,7 +86,7 @@ class Teller:
         self._record: RunRecord | None = None
         self._views: list[View] = []
         if shown.tensorboard:
-            from penstock.train.tensorboard import TensorBoard
+            from penstock.train.view import TensorBoard
 
             self._views.append(TensorBoard(shown.tensorboard))
         self._views.append(make_view(title, shown.json))
@@ -119,7 +117,7 @@ class Teller:
 
     def end(self, job: "Job", finished: bool) -> RunRecord | None:
         """Return the record of a job that ran to its end; otherwise say where it can go on, and exit."""
-        from penstock.train.stop_request import STOPPED
+        from penstock.train.events import STOPPED
 
         if finished:
             return self._record
@@ -143,7 +141,7 @@ def print_runs(records: Sequence[RunRecord], json: bool) -> None:
 
 def _row(record: RunRecord, first: RunRecord) -> list[object]:
     from penstock.cli.output import format_seconds
-    from penstock.train.state import number
+    from penstock.train.view import number
 
     seconds = [
         "-" if value is None else format_seconds(value)

@@ -5,9 +5,11 @@ the screen is a matter of `view.py`.
 """
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from types import FrameType
 from typing import Any
 
 PREFIX = "penstock-train "  # of the lines that are events; everything else a worker prints is talk
@@ -44,3 +46,27 @@ def event_from_line(line: str) -> Event | None:
     if not line.startswith(PREFIX):
         return None
     return Event(**json.loads(line.removeprefix(PREFIX)))
+
+
+# Ctrl-C and the like as a wish: the step is finished, the checkpoint written, and then the job ends.
+
+
+STOP = signal.SIGUSR1  # what a launcher sends its workers: mpirun passes it on, and a terminal never sends it
+WISHES = (signal.SIGINT, signal.SIGTERM, STOP)
+STOPPED = 130  # exit code after Ctrl-C, as shells have it
+
+
+class Wish:
+    """Counts requests to end this process."""
+
+    def __init__(self) -> None:
+        self.made = 0  # how often
+
+    def listen(self) -> "Wish":
+        """Take signals from now on."""
+        for number in WISHES:
+            signal.signal(number, self._take)
+        return self
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self.made += 1

@@ -1,25 +1,27 @@
 """The training loop of one worker: steps, and between them reports, evaluations and checkpoints."""
 
+import hashlib
+import math
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from penstock.cluster.processes import sent_nbytes
+from penstock.errors import MismatchError
 from penstock.planning.measured import communication_seconds
-from penstock.train.agree import mean_metric, same_buffers, share, steps_until_look
-from penstock.train.events import Event, Tell
-from penstock.train.history import History
-from penstock.train.job import Job
-from penstock.train.method import Wrapped
-from penstock.train.randomness import random_state, undisturbed
-from penstock.train.save_state import checkpoint_path, save_checkpoint
-from penstock.train.saved import Saved
-from penstock.train.settle import synchronise
-from penstock.train.stop_request import Wish
+from penstock.run_record import Evaluation, Step
+from penstock.torch.collective_errors import together
+from penstock.train.events import Event, Tell, Wish
+from penstock.train.job import Job, Saved
+from penstock.train.method import Wrapped, synchronise
+from penstock.train.save_state import checkpoint_path, random_state, save_checkpoint, undisturbed
 from penstock.zoo.task import Shard, Task, to_device
 
 
@@ -160,3 +162,127 @@ class Loop:
         """Return the steps until the next evaluation, checkpoint or end."""
         every = [self._evaluate_every, *([self.job.save_every] if self.job.save and self.job.save_every else [])]
         return min(self.job.steps - self.step, *(each - self.step % each for each in every))
+
+
+# What a run has seen so far: losses, metrics and the seconds of its iterations.
+
+
+KEPT_ITERATIONS = 1000  # iterations whose times count for the medians
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What an iteration is made of."""
+
+    iteration_seconds: float | None = None
+    compute_seconds: float | None = None  # without communication
+    hidden_seconds: float | None = None  # communication while computing
+    exposed_seconds: float | None = None  # communication that computing does not hide
+
+
+@dataclass(slots=True)
+class History:
+    """Grows while training goes on; rank 0's goes into reports and, whole, into checkpoints."""
+
+    seconds: float = 0.0  # of training so far, evaluations and checkpoints excluded
+    steps: list[Step] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    iterations: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_ITERATIONS))  # whole iterations
+    updates: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_ITERATIONS))  # of these: optimizer and data
+    communications: deque[float] = field(
+        default_factory=lambda: deque(maxlen=KEPT_ITERATIONS)
+    )  # of some: communication at all
+
+    def add_steps(self, first: int, losses: list[float], seconds: list[float]) -> None:
+        """Add iterations `first`, `first + 1`, ... with their mean losses and times."""
+        for step, (loss, took) in enumerate(zip(losses, seconds, strict=True), start=first):
+            self.seconds += took
+            self.steps.append(Step(step, self.seconds, finite(loss)))
+            self.iterations.append(took)
+
+    def add_evaluation(self, step: int, metric: float) -> None:
+        """Add the held-out metric after `step`."""
+        self.evaluations.append(Evaluation(step, self.seconds, finite(metric)))
+
+    def split(self, computing_seconds: float) -> Split:
+        """Return an iteration's seconds: whole, computing, communication that is hidden, and that is not.
+
+        Computing is the passes alone plus data and optimizer. Exposed is what the iteration takes beyond that, hidden
+        what communication takes beyond the exposed part.
+        """
+        if not self.iterations:
+            return Split()
+        whole = median(self.iterations)
+        compute = computing_seconds + (median(self.updates) if self.updates else 0.0)
+        exposed = max(0.0, whole - compute)
+        hidden = max(0.0, median(self.communications) - exposed) if self.communications else None
+        return Split(whole, compute, hidden, exposed)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {
+            "steps": [(each.step, each.seconds, each.loss) for each in self.steps],
+            "evaluations": [(each.step, each.seconds, each.metric) for each in self.evaluations],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what a checkpoint kept."""
+        self.steps = [Step(*each) for each in state["steps"]]
+        self.evaluations = [Evaluation(*each) for each in state["evaluations"]]
+        self.seconds = self.steps[-1].seconds if self.steps else 0.0
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None where JSON has no word for it."""
+    return value if math.isfinite(value) else None
+
+
+# The few collectives by which ranks keep in step outside the gradients: losses, wishes to stop, metrics, weights.
+
+
+LOOK_SECONDS = 0.5  # between looks at whether a stop was requested
+MOST_STEPS = 100  # between looks
+
+
+def share(losses: list[Tensor], wants_to_stop: bool, seconds: float) -> tuple[list[float], bool, float]:
+    """Return the losses averaged over ranks, whether any rank wants to stop, and the seconds averaged over ranks."""
+    own = torch.stack([loss.detach().double().cpu() for loss in losses])
+    box = torch.cat([own, torch.tensor([float(wants_to_stop), seconds], dtype=torch.float64)])
+    with together("sharing losses", None):
+        dist.all_reduce(box)
+    *mean, stop, mean_seconds = (box / dist.get_world_size()).tolist()
+    return mean, stop > 0, mean_seconds
+
+
+def steps_until_look(seconds_per_step: float) -> int:
+    """Return after how many steps to look again; all ranks were given the same seconds."""
+    return max(1, min(MOST_STEPS, int(LOOK_SECONDS / max(seconds_per_step, 1e-6))))
+
+
+def mean_metric(total: float, count: float) -> float:
+    """Return the metric over all ranks' parts."""
+    box = torch.tensor([total, count], dtype=torch.float64)
+    with together("sharing a metric", None):
+        dist.all_reduce(box)
+    return float(box[0] / box[1])
+
+
+def same_buffers(module: nn.Module) -> None:
+    """Give all ranks rank 0's buffers, as torch's wrapper does before each forward pass: one model is evaluated."""
+    with together("sharing buffers", None):
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+def same_weights(module: nn.Module) -> str:
+    """Return the digest of all parameters; raise on every rank unless all ranks hold the same bits."""
+    digest = hashlib.sha256()
+    for parameter in module.parameters():
+        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    found: list[Any] = [None] * dist.get_world_size()
+    with together("comparing weights", None):
+        dist.all_gather_object(found, digest.hexdigest())
+    if len(set(found)) > 1:
+        apart = next(rank for rank, each in enumerate(found) if each != found[0])
+        raise MismatchError(f"rank {apart} ended with other weights than rank 0; please report this")
+    return str(found[0])

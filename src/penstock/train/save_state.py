@@ -9,18 +9,21 @@ it does so: whatever is called a checkpoint is whole, whenever a process dies. T
 """
 
 import os
+import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from penstock.errors import FormatError, TrainError
 from penstock.fields import write_json
 from penstock.torch.collective_errors import together
-from penstock.train.saved import Saved, complete_checkpoints, saved_document
+from penstock.train.job import Saved, complete_checkpoints, saved_document
 
 KEPT_CHECKPOINTS = 2
 _HIDDEN = ".step-*"  # what is not whole: being written, being removed, or left so by a process that died
@@ -103,3 +106,46 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise FormatError(str(path), "file", str(error).splitlines()[0], "a file of a checkpoint") from error
     return values
+
+
+# The state of every random generator a training step may use, as values that `torch.load` takes without pickle.
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of Python's, numpy's and torch's generators."""
+    kind, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    state = {
+        "python": random.getstate(),
+        "numpy": (str(kind), torch.from_numpy(np.asarray(key, np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Go back to `state`."""
+    random.setstate(state["python"])
+    kind, key, *rest = state["numpy"]
+    np.random.set_state((kind, key.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave all generators after the block as they were before it."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)

@@ -20,9 +20,8 @@ from penstock.cluster.emulate import emulated_cluster
 from penstock.cluster.processes import Outcome, Worker, free_port, run_workers
 from penstock.cluster.worker_commands import FAILURES, find_mpirun, first_failure, plan_local_mpirun, rank_output
 from penstock.errors import WorkerError
-from penstock.train.events import Event, Tell, event_from_line
+from penstock.train.events import STOP, WISHES, Event, Tell, Wish, event_from_line
 from penstock.train.job import MPI, Job
-from penstock.train.stop_request import STOP, WISHES, Wish
 
 MODULE = "penstock.train.worker"
 KEPT_LINES = 40  # of each rank's talk

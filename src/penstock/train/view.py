@@ -5,9 +5,10 @@ All go to standard error but the JSON, which is the result.
 
 import json
 import sys
+from dataclasses import dataclass, field
 from itertools import pairwise
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,8 +16,8 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from penstock.errors import TrainError
 from penstock.train.events import Event
-from penstock.train.state import Seen
 
 PLAIN_SECONDS = 2.0  # between lines where there is no terminal
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -118,3 +119,102 @@ def sparkline(values: list[float], width: int = 60) -> str:
     low, high = min(means), max(means)
     scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+
+
+# What a viewer knows of a job: the latest of everything that its events said.
+
+
+@dataclass(slots=True)
+class Seen:
+    """The newest values of all events."""
+
+    metric_name: str = "metric"
+    step: int = 0
+    latest: dict[str, Any] = field(default_factory=dict)
+    metric: float | None = None
+    losses: list[float] = field(default_factory=list)
+
+    def take(self, event: Event) -> None:
+        """Take over what an event says."""
+        self.step = max(self.step, event.step)
+        if event.kind == "ready":
+            self.metric_name = event.values["metric_name"]
+        elif event.kind == "evaluated":
+            self.metric = event.values["metric"]
+        elif event.kind == "steps":
+            self.latest = event.values
+            if event.values["loss"] is not None:
+                self.losses.append(event.values["loss"])
+
+    def words(self) -> dict[str, str]:
+        """Return everything in words, by its name, in the order in which it is shown."""
+        latest = self.latest
+        if not latest:
+            return {"state": "starting workers, profiling, planning"}
+        return {
+            "step": f"{self.step} of {latest['steps']}, {latest['seconds']:.0f} s",
+            "loss": number(latest["loss"]),
+            self.metric_name: number(self.metric),
+            "speed": f"{number(latest['samples_per_second'])} samples/s",
+            "iteration": split_words(latest),
+            "sent": traffic_words(latest["bytes_per_iteration"], latest["dense_bytes_per_iteration"]),
+            "plan": latest["plan"],
+        }
+
+
+def number(value: float | None) -> str:
+    """Return a number with four digits, or what stands for one that is not known or not finite."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def split_words(values: dict[str, Any]) -> str:
+    """Return an iteration in milliseconds: the whole, and what it is made of."""
+    whole, compute, hidden, exposed = (
+        None if values[name] is None else round(1e3 * values[name])
+        for name in ("iteration_seconds", "compute_seconds", "hidden_seconds", "exposed_seconds")
+    )
+    known = "?" if hidden is None else hidden
+    return f"{whole} ms = {compute} compute + {exposed} exposed communication ({known} hidden)"
+
+
+def traffic_words(sent: float | None, dense: float | None) -> str:
+    """Return bytes per worker and iteration, and what they are to dense ones."""
+    if sent is None:
+        return "-"
+    ratio = f", {dense / sent:.1f}x less than dense" if dense and sent and dense / sent >= 1.05 else ""
+    return f"{sent / 1e6:.3g} MB per worker and iteration{ratio}"
+
+
+# TensorBoard event files, where the optional package is installed.
+
+
+SCALARS = (
+    "loss", "samples_per_second", "iteration_seconds", "compute_seconds", "hidden_seconds", "exposed_seconds",
+    "bytes_per_iteration",
+)  # fmt: skip
+
+
+class TensorBoard:
+    """Writes what events say as scalars."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise TrainError(
+                "--tensorboard needs the package tensorboard, which is not here; `pip install 'penstock[tensorboard]'`"
+            ) from None
+        self._writer: Any = SummaryWriter(folder)
+
+    def __call__(self, event: Event) -> None:
+        """Write the scalars of an event."""
+        if event.kind == "evaluated" and event.values["metric"] is not None:
+            self._writer.add_scalar("metric", event.values["metric"], event.step)
+        if event.kind == "steps":
+            for name in SCALARS:
+                if event.values[name] is not None:
+                    self._writer.add_scalar(name, event.values[name], event.step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()

@@ -9,29 +9,30 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from time import sleep
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import PenstockError, TrainError, TransportError
 from penstock.fields import Fields
-from penstock.run_record import run_document
+from penstock.machine import describe_machine, versions
+from penstock.network import Network
+from penstock.plan import Plan
+from penstock.run_record import CodecCost, CodecLine, RunRecord, run_document
 from penstock.runtime.device.messages import nccl_takes
+from penstock.timeline import Span, Timeline
+from penstock.torch.clocks import device_name
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
-from penstock.train.agree import same_weights
-from penstock.train.events import Event, Tell, drop_event, tell_launcher
-from penstock.train.job import MPI, Job, job_from_fields
-from penstock.train.loop import Loop
-from penstock.train.method import Wrapped
-from penstock.train.randomness import seed_everything, set_random_state
-from penstock.train.run_writer import make_record
-from penstock.train.save_state import load_common, load_own
-from penstock.train.saved import Saved, find_checkpoint
-from penstock.train.settle import settle
-from penstock.train.stop_request import Wish
+from penstock.train.events import Event, Tell, Wish, drop_event, tell_launcher
+from penstock.train.job import MPI, Job, Saved, find_checkpoint, job_from_fields
+from penstock.train.loop import Loop, same_weights
+from penstock.train.method import Wrapped, settle
+from penstock.train.save_state import load_common, load_own, seed_everything, set_random_state
 from penstock.zoo.load import find_task
 from penstock.zoo.task import Shard, to_device
 
@@ -158,6 +159,77 @@ def describe(error: Exception) -> str:
 def follows_another(error: Exception) -> bool:
     """Say whether an error looks like the echo of another rank's: a connection that went away."""
     return isinstance(error, TransportError | dist.DistNetworkError) or any(sign in str(error) for sign in LOST)
+
+
+# Builds the record of a run that is over.
+
+
+_PACKAGES = ("penstock", "numpy", "numba", "torch", "mpi4py", "openmpi")
+
+
+def make_record(loop: Loop) -> RunRecord:
+    """Return the record; all ranks call this, since the measured timeline is that of all ranks."""
+    job, plan = loop.job, loop.wrapped.plan
+    trace, network = loop.wrapped.found
+    sent, dense = loop.meter.per_iteration(loop.step - loop.first)
+    split = loop.history.split(loop.computing_seconds)
+    whole = split.iteration_seconds
+    return RunRecord(
+        name=job.name or job.method,
+        task=loop.task.name,
+        metric_name=loop.task.metric_name,
+        workers=loop.shard.world_size,
+        engine=job.engine,
+        device=device_name(loop.device),
+        where=job.where,
+        codec=job.codec_spec,
+        planner=None if job.is_stock else job.planner,
+        strategy=None if job.is_stock else job.strategy,
+        machine=describe_machine(),
+        versions=versions(_PACKAGES),
+        steps=tuple(loop.history.steps),
+        evaluations=tuple(loop.history.evaluations),
+        iteration_seconds=split.iteration_seconds,
+        compute_seconds=split.compute_seconds,
+        hidden_seconds=split.hidden_seconds,
+        exposed_seconds=split.exposed_seconds,
+        samples_per_second=loop.shard.batch * loop.shard.world_size / whole if whole else None,
+        bytes_per_iteration=sent,
+        dense_bytes_per_iteration=dense,
+        plan=plan,
+        trace=trace,
+        network=network,
+        codec_cost=_codec_cost(network, plan),
+        routes_used=loop.wrapped.routes_used(),
+        predicted=plan.timeline if plan is not None and plan.timeline.spans else None,
+        measured=_all_timelines(loop.wrapped.measured_timeline()),
+    )
+
+
+def _codec_cost(network: Network | None, plan: Plan | None) -> CodecCost | None:
+    """Return what the codec of most bytes costs, by the name it has in plans, where the network's curves say so."""
+    nbytes = Counter[str]()
+    for bucket in plan.buckets if plan is not None else ():
+        nbytes[bucket.codec or ""] += bucket.nbytes
+    codec = next((codec for codec, _ in nbytes.most_common() if codec), None)
+    if network is None or codec is None or codec not in network.codecs:
+        return None
+    curves = network.codecs[codec]
+    encode, decode = curves.encode, curves.decode
+    return CodecCost(
+        curves.ratio,
+        CodecLine(encode.startup_seconds, encode.seconds_per_byte),
+        CodecLine(decode.startup_seconds, decode.seconds_per_byte / curves.ratio),  # a record counts compressed bytes
+    )
+
+
+def _all_timelines(own: Timeline | None) -> Timeline | None:
+    """Return the last iteration of all ranks in one timeline; clocks start with each rank's forward pass."""
+    found: list[Any] = [None] * dist.get_world_size()
+    with together("sharing timelines", None):
+        dist.all_gather_object(found, own)
+    spans: tuple[Span, ...] = tuple(span for each in found if each is not None for span in each.spans)
+    return Timeline(spans) if spans else None
 
 
 if __name__ == "__main__":

@@ -15,16 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from penstock.errors import TaskError
-from penstock.zoo.bert import bert_base, bert_large
-from penstock.zoo.chars import Chars
-from penstock.zoo.densenet import densenet201
-from penstock.zoo.digits import Digits
-from penstock.zoo.googlenet import googlenet
-from penstock.zoo.gpt import gpt2, gpt_small
-from penstock.zoo.lstm import lstm_ptb
-from penstock.zoo.resnet import resnet20, resnet50, resnet152
+from penstock.zoo.image_models import densenet201, googlenet, resnet20, resnet50, resnet152, vgg16, vgg16_cifar, vgg19
+from penstock.zoo.language_models import bert_base, bert_large, gpt2, gpt_small, lstm_ptb
+from penstock.zoo.learning_tasks import Chars, Digits
 from penstock.zoo.task import MEMBERS, RandomTask, Task
-from penstock.zoo.vgg import vgg16, vgg16_cifar, vgg19
 
 ZOO: dict[str, Callable[[], RandomTask]] = {
     "bert_base": bert_base,

@@ -5,7 +5,7 @@ import pytest
 from penstock.curves import CodecCurves, Curve
 from penstock.network import Network
 from penstock.plan import Bucket, Plan
-from penstock.train.run_writer import _codec_cost
+from penstock.train.worker import _codec_cost
 
 CURVES = CodecCurves(0.01, Curve(2e-10, 1e-5), Curve(1e-10, 3e-5))
 NETWORK = Network(4, 1e-4, 1e-9, 1e-10, codecs={"sparse(density=0.1)": CURVES})

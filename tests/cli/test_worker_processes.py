@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.cli.joining import first_host, torchrun_variables
+from penstock.cli.worker_processes import first_host, torchrun_variables
 from penstock.errors import PenstockError
 
 MPIRUN = {
