@@ -92,7 +92,7 @@ def slot_of(namespace: str) -> int | None:
 RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 UNSHAPED = "none"
-SLOWEST, FASTEST = 10**5, 10**11  # bits per second; outside, the buckets of `links.py` make no sense
+SLOWEST, FASTEST = 10**5, 10**11  # bits per second; outside, the buckets of `building.py` make no sense
 
 
 def parse_rate(text: str) -> int | None:
