@@ -5,10 +5,10 @@ import json
 from urllib.parse import unquote
 
 import pytest
-
-from browser import PATIENCE_MS, chromium
 from penstock.cost.collectives import ALL_REDUCE
 from penstock.cost.compressed import COMPRESSED
+
+from browser import PATIENCE_MS, chromium
 from penstock.cost.ways import way_for
 from penstock.curves import CodecCurves, Curve
 from penstock.fields import parse_json

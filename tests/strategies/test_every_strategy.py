@@ -4,13 +4,14 @@ from collections.abc import Iterable
 
 import pytest
 
+from every_call import dense_calls, sparse_calls
 from penstock.errors import StrategyError
 from penstock.program import Collective
-from penstock.strategies import SPARSE, STRATEGIES, Options, build, names
+from penstock.strategies import Options, build, names
 from penstock.verify import require_proof
 
 ROOTED = ("broadcast", "reduce")
-EVERY = [*STRATEGIES, *SPARSE]
+EVERY = [*dense_calls(), *sparse_calls()]
 
 
 @pytest.mark.parametrize(("operation", "name"), EVERY)
@@ -71,4 +72,4 @@ def test_bad_numbers_are_refused_by_name() -> None:
 
 
 def test_names_lists_what_an_operation_has() -> None:
-    assert names("all_gather") == tuple(name for operation, name in STRATEGIES if operation == "all_gather")
+    assert names("all_gather") == tuple(name for operation, name in dense_calls() if operation == "all_gather")

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from every_call import dense_calls, sparse_calls
 from penstock.program import DATA, Op
 from penstock.runtime.schedule import choose_window
-from penstock.strategies import SPARSE, STRATEGIES, Options, build
+from penstock.strategies import Options, build
 from penstock.strategies.pipeline import DEPTH, blocks
 
 
@@ -18,7 +19,7 @@ def test_blocks_cover_a_stretch_evenly_and_none_is_too_large(start, numel, block
     assert all(0 < block.numel <= block_numel for block in cut)
 
 
-@pytest.mark.parametrize(("operation", "name"), [*STRATEGIES, *SPARSE])
+@pytest.mark.parametrize(("operation", "name"), [*dense_calls(), *sparse_calls()])
 def test_as_many_messages_in_flight_as_slots_are_enough(operation, name):
     for world_size in (2, 3, 4, 7, 8, 13):
         for numel, block_numel in ((30, None), (200, 3)):

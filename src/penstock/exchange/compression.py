@@ -17,8 +17,8 @@ from penstock.codecs.wire import SPARSE_CODECS, fingerprint, wire_codec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
+from penstock.strategies import parse_strategy
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
-from penstock.strategies.options import parse_strategy
 
 AUTO = "auto"
 NATIVE = "native"

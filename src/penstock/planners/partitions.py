@@ -7,14 +7,15 @@ worth a measurement, and measured lines decide. Beside Eq. 2's own choices that 
 strategy cuts by itself, one piece per rank: where the cost is convex and neither side is cheaper, nothing beyond is.
 """
 
-from penstock.cost.codecs import CountFunction, casync_ps_colocated_counts, casync_ring_counts
 from penstock.curves import Curve
 from penstock.network import Network
 from penstock.plan import Route
 from penstock.planners.selective import choose
+from penstock.strategies import STRATEGIES
+from penstock.strategies.closed_form import CountFunction
+from penstock.strategies.strategy import Options
 from penstock.trace import Trace
 
-COUNTS: dict[str, CountFunction] = {"ring": casync_ring_counts, "parameter_server": casync_ps_colocated_counts}
 FINER = 4  # pieces per rank: encoding one overlaps sending another
 
 
@@ -28,9 +29,15 @@ def partitions_to_measure(trace: Trace, network: Network, route: Route) -> tuple
     return tuple(sorted(k for k in wanted if k > 1 and k != workers)) if workers > 1 else ()
 
 
+def counts_in_pieces(strategy: str) -> CountFunction | None:
+    """Return the counts of a strategy that cuts tensors into a piece per rank, or into more; None for any other."""
+    found = STRATEGIES.get(strategy)
+    return found.counts if found is not None and found.cut(2, Options()).chunks > 1 else None
+
+
 def _best_of_each(trace: Trace, network: Network, route: Route) -> set[int]:
     """Return what Eq. 2 finds best for some gradient that Eq. 1 does not rather leave dense."""
-    curves, counts = network.codecs.get(str(route.codec)), COUNTS.get(route.strategy)
+    curves, counts = network.codecs.get(str(route.codec)), counts_in_pieces(route.strategy)
     if curves is None or counts is None:
         return set()
     send = Curve(network.beta_seconds_per_byte, network.alpha_seconds)

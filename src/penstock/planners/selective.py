@@ -12,7 +12,7 @@ where that is faster by itself. `joint` decides for the whole iteration.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.cost.codecs import CodecCurves, CountFunction, Curve, sync_seconds
+from penstock.cost.published import CodecCurves, CountFunction, Curve, sync_seconds
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
 from penstock.plan import Bucket, cut_into_buckets

@@ -17,8 +17,7 @@ from penstock.planners.batched import plan_batched
 from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.iteration import predict, timed
 from penstock.simulator.robust import predict_robust
-from penstock.strategies import names
-from penstock.strategies.options import parse_strategy
+from penstock.strategies import names, parse_strategy
 from penstock.torch.collective_errors import together
 from penstock.trace import Tensor, Trace
 

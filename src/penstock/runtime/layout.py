@@ -9,12 +9,12 @@ In a program that counts batches (`strategies.batches`) a position is a batch, a
 all pieces in its batches, one after the other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Instruction, Op, Program, Slice
+from penstock.program import DATA, Buffer, Instruction, Op, Part, Slice
 from penstock.strategies.batches import Batches, Piece
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two slices share one and every element type is aligned
@@ -83,42 +83,50 @@ class Layout:
 
 
 def lay_out(
-    program: Program,
-    rank: int,
+    part: Part,
     itemsize: int,
     max_nbytes: Callable[[int], int] | None = None,
     batches: Batches | None = None,
 ) -> Layout:
-    """Place the scratch that `rank` uses; `max_nbytes` is how many bytes so many elements can need encoded."""
+    """Place the scratch that a rank uses; `max_nbytes` is how many bytes so many elements can need encoded."""
     layout = Layout(itemsize, max_nbytes, batches)
-    instructions = program.ranks[rank]
-    for slice_ in _used(instructions):
-        buffer = program.buffer(slice_.buffer)
-        if not 0 <= slice_.start <= slice_.stop <= buffer.numel:
-            raise StrategyError(
-                f"{program.strategy}: rank {rank} uses {slice_}; the buffer has {buffer.numel} elements"
-            )
-        if buffer.encoded and slice_.buffer not in layout.encoded:
-            if max_nbytes is None:
+    buffers = {DATA: Buffer(DATA, part.numel)} | {buffer.name: buffer for buffer in part.buffers}
+    for name, slices in _used(part.instructions).items():
+        buffer = buffers[name]
+        for slice_ in slices:
+            if not 0 <= slice_.start <= slice_.stop <= buffer.numel:
                 raise StrategyError(
-                    f"{program.strategy}: buffer {slice_.buffer!r} is encoded; pass the codec that encodes it"
+                    f"{part.strategy}: rank {part.rank} uses {slice_}; the buffer has {buffer.numel} elements"
                 )
-            blocks = _blocks(instructions, slice_.buffer, program.strategy, batches is not None)
-            layout.encoded[slice_.buffer] = _place_blocks(layout, blocks)
-        elif not buffer.encoded and slice_.buffer != DATA and slice_.buffer not in layout.plain:
-            layout.plain[slice_.buffer] = layout.reserve(layout.element(buffer.numel) * itemsize)
+        if buffer.encoded:
+            if max_nbytes is None:
+                raise StrategyError(f"{part.strategy}: buffer {name!r} is encoded; pass the codec that encodes it")
+            layout.encoded[name] = _place_blocks(layout, _blocks(slices, part.strategy, batches is not None))
+        elif name != DATA:
+            layout.plain[name] = layout.reserve(layout.element(buffer.numel) * itemsize)
     return layout
 
 
-def _blocks(instructions: Sequence[Instruction], buffer: str, strategy: str, batched: bool) -> list[Slice]:
+def _used(instructions: Sequence[Instruction]) -> dict[str, dict[Slice, bool]]:
+    """Return the slices of each buffer, in the order of first use: whether each is encoded or decoded as a whole."""
+    found: dict[str, dict[Slice, bool]] = {}
+    for one in instructions:
+        codes = one.op in _CODES
+        for slice_ in (one.write, one.read):
+            if slice_ is not None:
+                slices = found.setdefault(slice_.buffer, {})
+                slices[slice_] = slices.get(slice_, False) or codes
+    return found
+
+
+def _blocks(slices: Mapping[Slice, bool], strategy: str, batched: bool) -> list[Slice]:
     """Return the blocks of an encoded buffer in order: what is coded as a whole, or else passed on as a whole."""
-    coded = {one for step in instructions if step.op in _CODES for one in (step.write, step.read) if one is not None}
-    found = {one for one in coded if one.buffer == buffer}
-    carried = {one for one in _used(instructions) if one.buffer == buffer} - found
     if batched:  # a block may consist of several batches, and be sent in several parts
-        positions = {position for one in found | carried for position in range(one.start, one.stop)}
+        buffer = next(iter(slices)).buffer
+        positions = {position for one in slices for position in range(one.start, one.stop)}
         return [Slice(buffer, position, position + 1) for position in sorted(positions)]
-    found |= {one for one in carried if not any(one.overlaps(other) for other in found)}
+    found = {one for one, coded in slices.items() if coded}
+    found |= {one for one in slices if not any(one.overlaps(other) for other in found)}
     blocks = sorted(found, key=lambda one: (one.start, -one.stop))
     for one, other in pairwise(blocks):
         if one.overlaps(other):
@@ -140,8 +148,3 @@ def _place_blocks(layout: Layout, blocks: Sequence[Slice]) -> dict[int, int]:
 
 def _aligned(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
-
-
-def _used(instructions: Sequence[Instruction]) -> Iterator[Slice]:
-    for instruction in instructions:
-        yield from (slice_ for slice_ in (instruction.write, instruction.read) if slice_ is not None)

@@ -7,8 +7,7 @@ from typing import Any
 from penstock.errors import TrainError
 from penstock.fields import Fields
 from penstock.planners import find_planner
-from penstock.strategies import names
-from penstock.strategies.options import parse_strategy
+from penstock.strategies import names, parse_strategy
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
