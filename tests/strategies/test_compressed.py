@@ -102,7 +102,7 @@ def test_a_sum_that_is_sent_dense_though_its_residual_was_kept_is_kept_twice() -
     exchange = build("all_reduce", "spanning_tree", 2, 4)
     coded = replace(exchange, buffers=(*exchange.buffers, Buffer("code", 4, encoded=True)))
     extra = Instruction(Op.ENCODE, Slice("code", 0, 4), Slice(DATA, 0, 4))
-    ranks = (coded.ranks[0], (extra, *(replace(one, after=_moved(one.after)) for one in coded.ranks[1])))
+    ranks = (coded.ranks[0], (extra, *(one._replace(after=_moved(one.after)) for one in coded.ranks[1])))
     assert kinds(replace(coded, ranks=ranks)) == {Kind.LOST}
 
 
@@ -124,7 +124,7 @@ def test_two_ranks_that_encode_the_same_sum_end_with_other_bits() -> None:
     again = Instruction(Op.DECODE, Slice(DATA, 0, 2), Slice("final", 0, 2), None, everything)
     anew = Instruction(Op.ENCODE, Slice("final", 0, 2), Slice(DATA, 0, 2), None, (*everything, index))
     moved = [
-        replace(one, after=(*(n if n < index else n + 2 for n in one.after), index, index + 1)) for one in own[index:]
+        one._replace(after=(*(n if n < index else n + 2 for n in one.after), index, index + 1)) for one in own[index:]
     ]
     ranks = [*program.ranks]
     ranks[rank] = (*own[:index], again, anew, *moved)

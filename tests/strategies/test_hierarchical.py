@@ -97,3 +97,11 @@ def test_more_servers_than_nodes_are_refused_with_what_was_found():
         StrategyError, match=r"3 servers between 2 nodes \(\(0, 2\), \(1, 3\)\); wanted at most one for"
     ):
         compressed_program("hierarchical", 4, 8, options)
+
+
+def test_a_leader_answers_other_nodes_before_its_own():
+    """Links inside a node are fast, and the ranks of other nodes wait longer."""
+    program = build("all_reduce", "hierarchical", 8, 4, Options(ranks_per_node=2, outer="binary_tree"))
+    sends = [(index, one) for index, one in enumerate(program.ranks[0]) if one.op is Op.SEND]
+    assert [one.peer for _, one in sends] == [4, 2, 1]
+    assert sends[1][0] in sends[2][1].after

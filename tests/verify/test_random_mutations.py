@@ -1,7 +1,5 @@
 """Whatever is done to a correct program, `verify` catches it or the program still keeps its promise."""
 
-from dataclasses import replace
-
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -67,9 +65,9 @@ def _within(program: Program, touched: Slice, by: int) -> Slice:
 def _move_first(program: Program, rank: int, index: int) -> Program:
     """Issue an instruction before all others, with its dependencies lost."""
     instructions = list(program.ranks[rank])
-    first = replace(instructions.pop(index), after=())
+    first = instructions.pop(index)._replace(after=())
     number = {old: old + 1 if old < index else old for old in range(len(program.ranks[rank]))} | {index: 0}
-    moved = [replace(one, after=tuple(sorted(number[old] for old in one.after))) for one in instructions]
+    moved = [one._replace(after=tuple(sorted(number[old] for old in one.after))) for one in instructions]
     return with_rank(program, rank, [first, *moved])
 
 

@@ -17,29 +17,35 @@ class Accesses:
     def __init__(self) -> None:
         self._buffers: dict[str, _Buffer] = {}
 
-    def read(self, buffer: str, start: int, stop: int, index: int) -> set[int]:
-        """Note that instruction `index` reads the elements; return those that wrote them."""
-        found = set()
-        for one in self._of(buffer).stretches(start, stop):
+    def read(self, buffer: str, start: int, stop: int, index: int, found: set[int]) -> None:
+        """Note that instruction `index` reads the elements; add those that wrote them to `found`."""
+        touched = self._buffers.get(buffer) or self._of(buffer)
+        one = touched.by_start.get(start)
+        if one is not None and one.stop == stop:
             if one.writer >= 0:
                 found.add(one.writer)
             one.readers.append(index)
-        return found
-
-    def write(self, buffer: str, start: int, stop: int, index: int) -> set[int]:
-        """Note that instruction `index` writes the elements; return those that read or wrote them."""
-        found: set[int] = set()
-        touched = self._of(buffer)
-        stretches = touched.stretches(start, stop)
-        for one in stretches:
-            if one.readers:  # they waited for the writer themselves
-                found.update(one.readers)
-            elif one.writer >= 0:
+            return
+        for one in touched.stretches(start, stop):
+            if one.writer >= 0:
                 found.add(one.writer)
-        if stretches:
-            touched.join(start, stop, stretches, index)
+            one.readers.append(index)
+
+    def write(self, buffer: str, start: int, stop: int, index: int, found: set[int]) -> None:
+        """Note that instruction `index` writes the elements; add those that read or wrote them to `found`."""
+        touched = self._buffers.get(buffer) or self._of(buffer)
+        one = touched.by_start.get(start)
+        if one is None or one.stop != stop:
+            stretches = touched.stretches(start, stop)
+            for each in stretches:
+                each.add_users(found)
+            if not stretches:
+                return
+            one = touched.join(start, stop, stretches)
+        else:
+            one.add_users(found)
+        one.writer, one.readers = index, []
         found.discard(index)
-        return found
 
     def _of(self, buffer: str) -> "_Buffer":
         if buffer not in self._buffers:
@@ -54,7 +60,14 @@ class _Stretch:
 
     def __init__(self, start: int, stop: int, writer: int, readers: list[int]) -> None:
         self.start, self.stop = start, stop
-        self.writer, self.readers = writer, readers  # who wrote it last, -1 for none; who has read it since
+        self.writer, self.readers = writer, readers  # what wrote it last, -1 for nothing; what has read it since
+
+    def add_users(self, found: set[int]) -> None:
+        """Add what a write must wait for: readers, which have waited for the writer themselves, or else the writer."""
+        if self.readers:
+            found.update(self.readers)
+        elif self.writer >= 0:
+            found.add(self.writer)
 
 
 class _Buffer:
@@ -70,32 +83,30 @@ class _Buffer:
 
     def stretches(self, start: int, stop: int) -> Sequence[_Stretch]:
         """Return what `start` to `stop` consists of, cut at both ends."""
-        one = self.by_start.get(start)
-        if one is not None and one.stop == stop:
-            return (one,)
         if start >= stop:
             return ()
-        self._cut(start)
-        self._cut(stop)
+        if start not in self.by_start:
+            self._cut(start)
+        if stop not in self.by_start:
+            self._cut(stop)
         found = [self.by_start[start]]
         while found[-1].stop < stop:
             found.append(self.by_start[found[-1].stop])
         return found
 
-    def join(self, start: int, stop: int, stretches: Sequence[_Stretch], writer: int) -> None:
-        """Make one stretch of several that `writer` has written."""
+    def join(self, start: int, stop: int, stretches: Sequence[_Stretch]) -> _Stretch:
+        """Make one stretch of several."""
         first = stretches[0]
-        first.stop, first.writer, first.readers = stop, writer, []
+        first.stop = stop
         if len(stretches) > 1:
             for one in stretches[1:]:
                 del self.by_start[one.start]
             low = bisect_right(self.starts, start)
             del self.starts[low : low + len(stretches) - 1]
+        return first
 
     def _cut(self, position: int) -> None:
         """Make a stretch begin at `position`."""
-        if position in self.by_start or position >= sys.maxsize:
-            return
         index = bisect_right(self.starts, position)
         left = self.by_start[self.starts[index - 1]]
         self.by_start[position] = _Stretch(position, left.stop, left.writer, left.readers.copy())

@@ -6,6 +6,8 @@ from penstock.errors import StrategyError
 from penstock.program import DATA, Buffer, Collective, Instruction, Op, Part, Program, Slice, join
 from penstock.program.accesses import Accesses
 
+_new = tuple.__new__  # without the names of the fields: a part has thousands of instructions
+
 
 class PartBuilder:
     """Collects one rank's instructions and works out their dependencies from the slices they touch.
@@ -55,7 +57,7 @@ class PartBuilder:
         """
         if read.start < read.stop:
             index = len(self._instructions)
-            waits = set(after)
+            waits = set(after) if after else set()
             if in_turn and self._last_send is not None:
                 waits.add(self._last_send)
             self._last_send = index
@@ -66,14 +68,15 @@ class PartBuilder:
     def recv(self, peer: int, write: Slice, *, after: Iterable[int] = ()) -> None:
         """Receive `write` from `peer`, once the instructions `after` are finished too; nothing for an empty slice."""
         if write.start < write.stop:
-            self._add(Op.RECV, write, None, peer, set(after))
+            self._add(Op.RECV, write, None, peer, set(after) if after else set())
 
     def message(self, source: int, target: int, read: Slice, write: Slice, *, in_turn: bool = False) -> None:
         """Send `read` of rank `source` into `write` of rank `target`, as far as one of them is this rank.
 
         What arrives in `data` is a finished sum: it takes the place of what was there.
         """
-        self._check_fit(write, read)
+        if read.numel != write.numel:
+            raise StrategyError(f"{self.strategy}: {read} does not fit {write}")
         if source == self.rank:
             self.send(target, read, in_turn=in_turn, finished=write.buffer == DATA)
         if target == self.rank:
@@ -100,8 +103,11 @@ class PartBuilder:
         if write.numel:
             self._add(Op.NATIVE, write, None, None, set())
 
-    def include(self, part: Part, ranks: Sequence[int], name: str) -> None:
-        """Append a part of a program for some of the ranks: its rank i is our `ranks[i]`, its scratch is `name.x`."""
+    def include(self, part: Part, ranks: Sequence[int], name: str, *, in_turn: bool = False) -> None:
+        """Append a part of a program for some of the ranks: its rank i is our `ranks[i]`, its scratch is `name.x`.
+
+        With `in_turn` its first send waits for the rank's last send before it, as in `send`.
+        """
         assert ranks[part.rank] == self.rank, f"rank {part.rank} of {ranks} is not {self.rank}"
         renamed = {DATA: DATA} | {buffer.name: f"{name}.{buffer.name}" for buffer in part.buffers}
         for buffer in part.buffers:  # another part of the same name may have been larger
@@ -113,7 +119,12 @@ class PartBuilder:
             assert one.op is not Op.NATIVE or len(ranks) == self.world_size, "a native call takes all ranks"
             write, read = (s and Slice(renamed[s.buffer], s.start, s.stop) for s in (one.write, one.read))
             peer = None if one.peer is None else ranks[one.peer]
-            self._add(one.op, write, read, peer, {base + earlier for earlier in one.after}, one.keeps)
+            after = {base + earlier for earlier in one.after}
+            if one.op is Op.SEND:
+                if in_turn and self._last_send is not None and self._last_send < base:
+                    after.add(self._last_send)
+                self._last_send = len(self._instructions)
+            self._add(one.op, write, read, peer, after, one.keeps)
 
     def add(self, one: Instruction) -> None:
         """Append an instruction of another part as it is, waiting for what its slices say and for nothing else."""
@@ -140,24 +151,23 @@ class PartBuilder:
         )
 
     def _compute(self, op: Op, write: Slice, read: Slice, keeps: bool = True) -> None:
-        self._check_fit(write, read)
-        if read.start < read.stop:
-            self._add(op, write, read, None, set(), keeps)
-
-    def _check_fit(self, write: Slice, read: Slice) -> None:
-        if read.stop - read.start != write.stop - write.start:
+        numel = read[2] - read[1]
+        if numel != write[2] - write[1]:
             raise StrategyError(f"{self.strategy}: {read} does not fit {write}")
+        if numel:
+            self._add(op, write, read, None, set(), keeps)
 
     def _add(
         self, op: Op, write: Slice | None, read: Slice | None, peer: int | None, after: set[int], keeps: bool = True
     ) -> None:
         index = len(self._instructions)
         if read is not None:
-            after |= self._accesses.read(read.buffer, read.start, read.stop, index)
+            self._accesses.read(read[0], read[1], read[2], index, after)
         if write is not None:
-            after |= self._accesses.write(write.buffer, write.start, write.stop, index)
-        after.discard(index)
-        self._instructions.append(Instruction(op, write, read, peer, tuple(sorted(after)), keeps))
+            self._accesses.write(write[0], write[1], write[2], index, after)
+            after.discard(index)  # it may read what it writes
+        waits = tuple(sorted(after)) if len(after) > 1 else tuple(after)
+        self._instructions.append(_new(Instruction, (op, write, read, peer, waits, keeps)))
 
 
 class ProgramBuilder:

@@ -77,7 +77,7 @@ class Binder:
     def only_receives(self) -> bool:
         """Whether this rank encodes and decodes nothing, though others do: what they decoded is sent to it."""
         codes = (self._is_encoded(slice_) for one in self.instructions for slice_ in (one.read, one.write))
-        return bool(self.encoded) and not any(codes)
+        return self.layout.batches is not None and not any(codes)
 
     @property
     def varies(self) -> bool:

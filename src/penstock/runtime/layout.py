@@ -41,6 +41,9 @@ class Layout:
     nbytes: int = 0  # of the scratch memory
     plain: dict[str, int] = field(default_factory=dict)  # buffer -> its first byte
     encoded: dict[str, dict[int, int]] = field(default_factory=dict)  # buffer -> edge of a block -> byte
+    padded: dict[int, int] = field(
+        default_factory=dict
+    )  # elements of a piece -> bytes of its payload, padding included
 
     def place(self, slice_: Slice) -> Place:
         """Return where a slice lies."""
@@ -64,6 +67,8 @@ class Layout:
         """Return what is encoded by itself within a block: (start, stop) of `data`."""
         if self.batches is None:
             return [(slice_.start, slice_.stop)]
+        if slice_.stop == slice_.start + 1:
+            return list(self.batches.pieces[slice_.start])
         return [piece for batch in self.batches.pieces[slice_.start : slice_.stop] for piece in batch]
 
     def payload_nbytes(self, piece: Piece) -> int:
@@ -73,7 +78,13 @@ class Layout:
 
     def block_nbytes(self, slice_: Slice) -> int:
         """Return the bytes that a block takes, padding included."""
-        return sum(_aligned(self.payload_nbytes(piece), PAYLOAD_ALIGNMENT) for piece in self.pieces(slice_))
+        total = 0
+        for start, stop in self.pieces(slice_):
+            if stop - start not in self.padded:
+                nbytes = self.payload_nbytes((start, stop))
+                self.padded[stop - start] = _aligned(nbytes, PAYLOAD_ALIGNMENT)
+            total += self.padded[stop - start]
+        return total
 
     def reserve(self, nbytes: int) -> int:
         """Return the first byte of a new aligned place for `nbytes`."""
@@ -136,12 +147,12 @@ def _blocks(slices: Mapping[Slice, bool], strategy: str, batched: bool) -> list[
 
 def _place_blocks(layout: Layout, blocks: Sequence[Slice]) -> dict[int, int]:
     """Return the byte of each edge of a block; blocks follow one another without gaps."""
-    nbytes = sum(layout.block_nbytes(block) for block in blocks)
-    byte = layout.reserve(nbytes)
+    sizes = [layout.block_nbytes(block) for block in blocks]
+    byte = layout.reserve(sum(sizes))
     edges: dict[int, int] = {}
-    for block in blocks:
+    for block, nbytes in zip(blocks, sizes, strict=True):
         edges[block.start] = byte
-        byte += layout.block_nbytes(block)
+        byte += nbytes
         edges[block.stop] = byte
     return edges
 

@@ -13,6 +13,7 @@ from penstock.cost.ways import Way, comparable, compressed_ways, way_for
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS, Planner
+from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.robust import predict_robust
 from penstock.trace import Trace
 
@@ -64,9 +65,9 @@ def decide_codec(
     While gradients are computed, messages take `slowdown` times as long.
     """
     wanted = list(network.codecs) if codecs is None else list(codecs)
-    dense = [way_for(network, strategy, workers) for strategy in strategies]
+    dense = [way_for(network, strategy, workers, fitted_cost) for strategy in strategies]
     packed = {
-        codec: compressed_ways(network, compressed_strategies, [codec], partitions, workers)
+        codec: compressed_ways(network, compressed_strategies, [codec], partitions, workers, fitted_cost)
         for codec in wanted
         if codec in network.codecs
     }

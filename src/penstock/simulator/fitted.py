@@ -30,7 +30,7 @@ from penstock.strategies import (
     meeting_codec,
     parse_strategy,
 )
-from penstock.strategies.closed_form import CompressedCost
+from penstock.strategies.closed_form import CompressedCost, constants
 from penstock.strategies.strategy import coded_block
 
 ITEMSIZE = 4  # bytes of an element: gradients are float32
@@ -42,24 +42,27 @@ _Numbers = tuple[float, float, float]  # seconds of startup, per byte, and per f
 def fitted_cost(network: Network, route: Route, workers: int) -> CompressedCost:
     """Return what a bucket costs by `route` on `workers` workers, from its simulated program."""
     curves = None if route.codec is None else network.codecs[route.codec]
-    links = Network(1, network.alpha_seconds, network.beta_seconds_per_byte, network.gamma_seconds_per_byte)
-    startup, per_byte, further = _numbers(links, curves, route, workers)
-    return CompressedCost(LinearCost(max(0.0, startup - further), per_byte), further)
+    startup, per_byte, further = _numbers(constants(network), curves, route, workers)
+    further = min(further, startup)  # the first tensor's own calls are part of the startup
+    return CompressedCost(LinearCost(startup - further, per_byte), further)
 
 
 @lru_cache(maxsize=256)
-def _numbers(network: Network, curves: CodecCurves | None, route: Route, workers: int) -> _Numbers:
-    """Return the three numbers of a line, timed or reached by doublings; kept for each network and world size."""
+def _numbers(links: _Numbers, curves: CodecCurves | None, route: Route, workers: int) -> _Numbers:
+    """Return the three numbers of a line, timed or reached by doublings; kept for each network and world size.
+
+    `links` are the network's alpha, beta and gamma.
+    """
     if workers == 1:
         return 0.0, 0.0, 0.0
     if _instructions(route, curves, workers) <= MOST_INSTRUCTIONS:
-        return _timed(network, curves, route, workers)
+        return _timed(Network(1, *links), curves, route, workers)
     base = 1 << (workers - 1).bit_length() - 1
     while _instructions(route, curves, base) > MOST_INSTRUCTIONS:
         base //= 2
     if base < 8:
         raise NetworkError(f"{route}: its program is too large to be timed on {workers} workers; measure it there")
-    known = [_numbers(network, curves, route, base // divisor) for divisor in (4, 2, 1)]
+    known = [_numbers(links, curves, route, base // divisor) for divisor in (4, 2, 1)]
     first, second, third = (_continued([each[i] for each in known], log2(workers / base)) for i in range(3))
     return first, second, third
 

@@ -66,7 +66,7 @@ def without(part: Part, positions: Collection[int]) -> Part:
     def moved(touched: Slice | None) -> Slice | None:
         return touched and Slice(touched.buffer, edges[touched.start], edges[touched.stop])
 
-    instructions = tuple(replace(one, write=moved(one.write), read=moved(one.read)) for one in part.instructions)
+    instructions = tuple(one._replace(write=moved(one.write), read=moved(one.read)) for one in part.instructions)
     assert all(buffer.numel == part.numel for buffer in part.buffers), "buffers are aligned with data"
     buffers = tuple(replace(buffer, numel=edges[-1]) for buffer in part.buffers)
     return replace(part, numel=edges[-1], instructions=instructions, buffers=buffers, units=())
@@ -83,6 +83,7 @@ class _Rewriting:
         if part.world_size == 1 and part.numel:
             self.units = [Slice(FINAL, 0, part.numel)]
         self.unit_starts = [unit.start for unit in self.units]
+        self.unit_at = dict(zip(self.unit_starts, self.units, strict=True))
         self.filled = list(accumulate((one not in empty for one in range(part.numel)), initial=0)) if empty else None
         self.merged_into = _merged_into(self.old)
         self.new: dict[int, list[int]] = {}  # index of a dense instruction: of what it became, or waited for
@@ -129,18 +130,21 @@ class _Rewriting:
 
     def _send(self, index: int, one: Instruction) -> list[Slice]:
         """Send partial sums encoded, or finished ones; return the units that were finished here."""
-        assert one.read is not None
-        assert one.peer is not None
-        finished = index in self.part.finished
-        coded = _in(self._buffer(FINAL if finished else OUT), one.read)
-        own = [unit for unit in self._units(coded) if unit not in self.encoded] if finished else []
-        for unit in own:
-            self._encode_final(unit)
-        if not finished:
-            self.builder.encode(coded, one.read)
+        _, _, read, peer, after, _ = one
+        assert read is not None
+        assert peer is not None
+        own: list[Slice] = []
+        if index in self.part.finished:
+            coded = _in(self._buffer(FINAL), read)
+            own = [unit for unit in self._units(coded) if unit not in self.encoded]
+            for unit in own:
+                self._encode_final(unit)
+        else:
+            coded = _in(self._buffer(OUT), read)
+            self.builder.encode(coded, read)
         self.new[index] = [self.builder.issued]
-        after = [earlier for earlier in one.after if self.old[earlier].op is Op.SEND]
-        self.builder.send(one.peer, coded, after=self._renumbered(after))
+        sends = [earlier for earlier in after if self.old[earlier].op is Op.SEND]
+        self.builder.send(peer, coded, after=self._renumbered(sends) if sends else ())
         return own
 
     def _recv(self, index: int, one: Instruction) -> None:
@@ -155,7 +159,7 @@ class _Rewriting:
             self.inbox[one.write] = coded
         self.new[index] = [self.builder.issued]
         after = [earlier for earlier in one.after if self.old[earlier].op is not Op.SEND]  # those read `data`
-        self.builder.recv(one.peer, coded, after=self._renumbered(after))
+        self.builder.recv(one.peer, coded, after=self._renumbered(after) if after else ())
 
     def _renumbered(self, indices: Iterable[int]) -> list[int]:
         return [new for index in indices for new in self.new.get(index, ())]
@@ -222,6 +226,9 @@ class _Rewriting:
 
     def _units(self, coded: Slice) -> list[Slice]:
         """Return the units that a slice of finished sums is made of."""
+        alone = self.unit_at.get(coded.start)
+        if alone == coded and self.filled is None:  # most are
+            return [coded]
         first = bisect_right(self.unit_starts, coded.start) - 1
         stop = bisect_left(self.unit_starts, coded.stop)
         inside = [unit for unit in self.units[max(first, 0) : stop] if not self._is_empty(unit)]

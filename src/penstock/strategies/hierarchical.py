@@ -80,7 +80,8 @@ class _Levels:
         builder.include(reduce(here, len(node), numel, inside), node, "reduce")
         if here == 0:
             builder.include(between(place, len(nodes), numel, inside), [node[0] for node in nodes], "between")
-        builder.include(broadcast(here, len(node), numel, inside), node, "broadcast")
+        # in turn: the ranks of other nodes wait longer than those of this one
+        builder.include(broadcast(here, len(node), numel, inside), node, "broadcast", in_turn=True)
         return builder.build()
 
     def _builder(self, name: str, collective: Collective) -> Builder:

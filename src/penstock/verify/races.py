@@ -39,6 +39,9 @@ def _finished_before(instructions: Iterable[Instruction]) -> list[int]:
 def _conflicts(accesses: Accesses, instruction: Instruction, index: int) -> list[int]:
     """Note what an instruction touches; return the earlier ones it must wait for."""
     read, write = instruction.read, instruction.write
-    found = accesses.read(read.buffer, read.start, read.stop, index) if read is not None else set()
-    found |= accesses.write(write.buffer, write.start, write.stop, index) if write is not None else set()
+    found: set[int] = set()
+    if read is not None:
+        accesses.read(*read, index, found)
+    if write is not None:
+        accesses.write(*write, index, found)
     return sorted(found - {index})
