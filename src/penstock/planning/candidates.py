@@ -20,6 +20,7 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
 from penstock.planners.partitions import counts_in_pieces, partitions_to_measure
 from penstock.planning.decide import MIXING, best_plan, compared
+from penstock.simulator.fitted import fitted_cost
 from penstock.strategies import find_strategy, parse_strategy
 from penstock.trace import Trace
 
@@ -190,7 +191,7 @@ def _estimate(trace: Trace, network: Network, route: Route, routes: Sequence[Rou
     if route.codec is not None and not _has_closed_form(route):
         return LinearCost(0.0, 0.0)  # no closed form says what it takes at least
     if route.codec is None:
-        return LinearCost(0.0, 0.0) if network.workers == 1 else _line(way_for(network, route))
+        return LinearCost(0.0, 0.0) if network.workers == 1 else _line(way_for(network, route, estimate=fitted_cost))
     if route.codec not in network.codecs:
         free = {**network.codecs, route.codec: _free_curves(route.codec)}
         return _line(way_for(replace(network, codecs=free), route))
