@@ -277,3 +277,18 @@ def test_exchange_is_not_confused_with_another_program_of_the_same_size() -> Non
         return tensor.tolist()
 
     assert run_ranks(2, rank) == [[8.0] * 6] * 2
+
+
+@pytest.mark.slow
+def test_sixty_four_ranks_of_one_process_get_ready_and_run_ten_buckets() -> None:
+    """`benchmarks/preparing.py` says how long it takes; each rank holds its own part, 315 instructions of a ring."""
+
+    def rank(transport: MemoryTransport) -> int:
+        communicator = Communicator(transport, TIMEOUT_SECONDS)
+        for bucket in range(10):
+            values = np.ones(65_536 + bucket, np.float32)
+            communicator.all_reduce(values)
+            assert (values == 64).all()
+        return max(len(prepared.part.instructions) for prepared in communicator._prepared.values())
+
+    assert run_ranks(64, rank) == [63 * 5] * 64

@@ -16,8 +16,9 @@ from penstock.trace import trace_document
 
 
 def closed_forms() -> list[str]:
-    """Return the strategies whose dense all-reduce is one line in closed form."""
-    return [one.name for one in STRATEGIES.values() if Collective.ALL_REDUCE in one.costs and one.stages is None]
+    """Return the strategies of one level whose dense all-reduce is one line in closed form."""
+    known = (one for one in STRATEGIES.values() if Collective.ALL_REDUCE in one.costs)
+    return [one.name for one in known if one.stages is None and one.hands_to is None]
 
 
 def what_if(runs: Sequence[FoundRun]) -> dict[str, Any]:
