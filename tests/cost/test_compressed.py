@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.published import sync_seconds
+from penstock.cost.papers import sync_seconds
 from penstock.cost.ways import way_for, ways_for
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError

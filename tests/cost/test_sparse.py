@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.cost.clusters import CLUSTERS
-from penstock.cost.published import dense, gtop_k, top_k
+from penstock.cost.papers import dense, gtop_k, top_k
 from penstock.cost.ways import way_for, ways_for
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError

@@ -18,7 +18,7 @@ from penstock.curves import CodecCurves, Curve
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
-from penstock.planners.partitions import counts_in_pieces, partitions_to_measure
+from penstock.planners.selective import counts_in_pieces, partitions_to_measure
 from penstock.planning.decide import MIXING, best_plan, compared
 from penstock.simulator.fitted import fitted_cost
 from penstock.strategies import find_strategy, parse_strategy

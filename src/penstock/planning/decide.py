@@ -16,8 +16,7 @@ from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.planners.batched import plan_batched
 from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.fitted import fitted_cost
-from penstock.simulator.iteration import predict, timed
-from penstock.simulator.robust import predict_robust
+from penstock.simulator.iteration import predict, predict_robust, timed
 from penstock.strategies import names, parse_strategy
 from penstock.torch.collective_errors import together
 from penstock.trace import Tensor, Trace

@@ -14,7 +14,7 @@ from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS, Planner
 from penstock.simulator.fitted import fitted_cost
-from penstock.simulator.robust import predict_robust
+from penstock.simulator.iteration import predict_robust
 from penstock.trace import Trace
 
 LEAST_GAIN = 0.05  # of the iteration that it is compared with

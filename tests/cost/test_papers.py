@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cost.published import CASYNC, SyncCounts, casync_ps_counts, sync_seconds
+from penstock.cost.papers import CASYNC, SyncCounts, casync_ps_counts, sync_seconds
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
 from penstock.strategies import parameter_server, ring
