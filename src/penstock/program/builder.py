@@ -42,10 +42,6 @@ class PartBuilder:
         assert name != DATA
         self._buffers[name] = Buffer(name, numel, encoded)
 
-    def has_scratch(self, name: str) -> bool:
-        """Say whether a scratch buffer was declared."""
-        return name in self._buffers
-
     def send(
         self, peer: int, read: Slice, *, in_turn: bool = False, finished: bool = False, after: Iterable[int] = ()
     ) -> None:

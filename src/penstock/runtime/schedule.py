@@ -41,8 +41,8 @@ class Action(NamedTuple):
     step: int  # the index of the instruction
 
 
-_NONE: deque[int] = deque()
-_START = {Op.SEND: Do.SEND, Op.RECV: Do.RECV, Op.NATIVE: Do.NATIVE}  # all others: Do.COMPUTE
+_START = dict.fromkeys(Op, Do.COMPUTE) | {Op.SEND: Do.SEND, Op.RECV: Do.RECV, Op.NATIVE: Do.NATIVE}
+_new = tuple.__new__  # without the names of the fields: a schedule has thousands of actions
 
 
 def schedule(instructions: Sequence[Instruction], window: int) -> tuple[Action, ...]:
@@ -86,7 +86,8 @@ class _Scheduler:
         self.hoist()
         for index, instruction in enumerate(self.instructions):
             if not self.started[index]:
-                self.finish(instruction.after)
+                if instruction.after:
+                    self.finish(instruction.after)
                 self.make_room(index, instruction.op)
             if not self.started[index]:
                 self.start(index, instruction)
@@ -95,7 +96,7 @@ class _Scheduler:
 
     def start(self, index: int, instruction: Instruction) -> None:
         op = instruction.op
-        self.actions.append(Action(_START.get(op, Do.COMPUTE), index))
+        self.actions.append(_new(Action, (_START[op], index)))
         self.started[index] = True
         if op is Op.RECV:
             self.receives.append(index)
@@ -116,14 +117,18 @@ class _Scheduler:
         """Await those of the sends and receives at `indices` that are not known to be finished."""
         for index in indices:
             if not self.finished[index]:
-                self.actions.append(Action(Do.WAIT, index))
+                self.actions.append(_new(Action, (Do.WAIT, index)))
                 (self.sends if self.instructions[index].op is Op.SEND else self.receives).remove(index)
                 self.end(index)
 
     def end(self, index: int) -> None:
         """Note that an instruction is finished, and post what waited for it."""
         self.finished[index] = True
-        for follower in self.followers.get(index, ()):
+        if index not in self.followers:
+            if self.ready:
+                self.hoist()
+            return
+        for follower in self.followers[index]:
             self.waits[follower] -= 1
             peer = self.instructions[follower].peer
             if not self.waits[follower] and not self.started[follower] and self.later[peer][0] == follower:
@@ -131,9 +136,10 @@ class _Scheduler:
         self.hoist()
 
     def make_room(self, index: int, op: Op) -> None:
-        flying = {Op.SEND: self.sends, Op.RECV: self.receives}.get(op, _NONE)
-        while len(flying) >= self.window and not self.started[index]:
-            self.finish([flying[0]])
+        if op is Op.SEND or op is Op.RECV:
+            flying = self.sends if op is Op.SEND else self.receives
+            while len(flying) >= self.window and not self.started[index]:
+                self.finish([flying[0]])
 
     def hoist(self) -> None:
         """Post every receive that is the next from its peer, waits for nothing unfinished, and fits the window."""

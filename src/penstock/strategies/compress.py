@@ -26,7 +26,7 @@ Slices of encoded buffers are aligned with `data`: `out[s:t]` holds the codec's 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Collective, Instruction, Op, Part, Slice
@@ -88,9 +88,11 @@ class _Rewriting:
         self.merged_into = _merged_into(self.old)
         self.new: dict[int, list[int]] = {}  # index of a dense instruction: of what it became, or waited for
         self.inbox: dict[Slice, Slice] = {}  # scratch of the dense part: where its values arrive now
+        self.apart = _are_apart(self.merged_into.values())  # no two partial sums that arrive overlap in part
         self.arrivals: dict[Slice, int] = {}  # elements that arrived so far as partial sums: how often
         self.arrival_edges: list[tuple[int, int]] = []  # the same in order
         self.longest_arrival = 0
+        self.declared: set[str] = set()
         self.encoded: set[Slice] = set()  # units that are in FINAL
         self.waiting: dict[int, list[Slice]] = {}  # dense receive of finished sums: units to decode
 
@@ -181,7 +183,8 @@ class _Rewriting:
 
     def _buffer(self, name: str) -> str:
         """Declare an encoded buffer on first use; return its name."""
-        if not self.builder.has_scratch(name):
+        if name not in self.declared:
+            self.declared.add(name)
             self.builder.scratch(name, self.part.numel, encoded=True)
         return name
 
@@ -205,17 +208,18 @@ class _Rewriting:
 
     def _slot(self, target: Slice) -> Slice:
         """Return where the payload for some elements arrives: several for the same ones may be under way at once."""
-        again = self.arrivals.get(target, 0) % DEPTH
-        around = self._arrived_around(target)
-        if target not in self.arrivals:
-            insort(self.arrival_edges, (target.start, target.stop))
-            self.longest_arrival = max(self.longest_arrival, target.numel)
-        self.arrivals[target] = self.arrivals.get(target, 0) + 1
-        name = f"{IN}{around}" + (f".{again}" if again else "")
+        before = self.arrivals.get(target, 0)
+        self.arrivals[target] = before + 1
+        around = 0 if self.apart else self._arrived_around(target)
+        again = before % DEPTH
+        name = f"{IN}{around}.{again}" if again else f"{IN}{around}"
         return _in(self._buffer(name), target)
 
     def _arrived_around(self, target: Slice) -> int:
         """Count the slices that arrived before and overlap `target` without being it."""
+        if self.arrivals[target] == 1:
+            insort(self.arrival_edges, (target.start, target.stop))
+            self.longest_arrival = max(self.longest_arrival, target.numel)
         edges, found = self.arrival_edges, 0
         place = bisect_left(edges, (target.stop, 0))
         while place > 0 and edges[place - 1][0] > target.start - self.longest_arrival:
@@ -251,6 +255,12 @@ def _merged_into(instructions: tuple[Instruction, ...]) -> dict[int, Slice]:
     return found
 
 
+def _are_apart(slices: Iterable[Slice]) -> bool:
+    """Say whether slices are equal or disjoint."""
+    edges = sorted({(start, stop) for _, start, stop in slices})
+    return all(one[1] <= other[0] for one, other in pairwise(edges))
+
+
 def _in(buffer: str, touched: Slice) -> Slice:
     """Return the same elements of another buffer."""
-    return Slice(buffer, touched.start, touched.stop)
+    return Slice(buffer, touched[1], touched[2])
