@@ -126,7 +126,8 @@ def gathers_too_much(strategy: Strategy, world_size: int) -> bool:
 def measure(strategy: Strategy, form: str, world_size: int) -> Row:
     """Measure one rank in the middle: it has as much to do as any."""
     rank = world_size // 2
-    codec = {"dense": None, "coded": OneBit(), "sparse": Sparse()}[form]
+    codec: Any = {"dense": None, "coded": OneBit(), "sparse": Sparse()}[form]
+    alone: Any = Standing(rank, world_size)
 
     def build() -> tuple[Part, Batches | None]:
         if codec is None:
@@ -136,7 +137,7 @@ def measure(strategy: Strategy, form: str, world_size: int) -> Row:
 
     def ready() -> Any:
         part, batches = build()
-        return prepare(part, Standing(rank, world_size), "float32", codec, 4, NoScratch(), batches, "digest")
+        return prepare(part, alone, "float32", codec, 4, NoScratch(), batches, "digest")
 
     seconds = min(timed(ready) for _ in range(3))
     tracemalloc.start()
