@@ -1,6 +1,6 @@
 """How long does a rank take to get ready, and how much memory, as ranks are added? One of N ranks, N to 2,048.
 
-    python benchmarks/preparing.py          # a table, benchmarks/results/preparing.json and docs/pictures/preparing.png
+    python benchmarks/preparing.py          # a table, benchmarks/results/starting/preparing.json and docs/pictures/preparing.png
 
 Measured is what `Communicator` does before the first message of a bucket of 25 million elements: the rank's part is
 built, scheduled and laid out (`prepare`), with processor time of this process, the least of three, and the most memory
@@ -90,7 +90,7 @@ class Standing:
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default="benchmarks/results/preparing.json")
+    parser.add_argument("--out", default="benchmarks/results/starting/preparing.json")
     parser.add_argument("--picture", default="docs/pictures/preparing.png")
     parser.add_argument("--workers", default=",".join(map(str, WORLDS)))
     chosen = parser.parse_args()
