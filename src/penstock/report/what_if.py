@@ -8,9 +8,7 @@ from penstock.curves import CodecCurves
 from penstock.network import Network, network_document
 from penstock.program import Collective
 from penstock.report.found_runs import FoundRun
-from penstock.program import Collective
 from penstock.report.run_plans import run_codecs
-from penstock.strategies import STRATEGIES
 from penstock.strategies import STRATEGIES
 from penstock.trace import trace_document
 
