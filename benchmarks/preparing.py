@@ -1,6 +1,6 @@
 """How long does a rank take to get ready, and how much memory, as ranks are added? One of N ranks, N to 2,048.
 
-    python benchmarks/preparing.py   # prints a table, writes results/starting/preparing.json and docs/pictures/preparing.png
+    python benchmarks/preparing.py   # prints a table, writes the record and docs/pictures/preparing.png
 
 Measured is what `Communicator` does before the first message of a bucket of 25 million elements: the rank's part is
 built, scheduled and laid out (`prepare`), with processor time of this process, the least of three, and the most memory
