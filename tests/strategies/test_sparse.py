@@ -64,7 +64,7 @@ def test_a_merge_whose_values_nobody_keeps_is_found(name):
     finding = verify(broken).findings[0]
     assert (finding.kind, finding.rank) == (Kind.LOST, 0)
     assert "block[0:1] += inbox" in str(finding)
-    assert "drops what does not fit, and nobody keeps it: rank 0 in step" in str(finding)
+    assert "drops what does not fit, and no rank keeps it: rank 0 in step" in str(finding)
 
 
 def test_values_that_two_ranks_keep_are_found():

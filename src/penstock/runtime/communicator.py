@@ -55,7 +55,7 @@ class Communicator:
     ) -> None:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
         self._host, self.messages = host, messages
-        self._nodes: Nodes | None = None  # the ranks of each host, once somebody wanted to know
+        self._nodes: Nodes | None = None  # the ranks of each host, once a call wanted to know
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
@@ -140,14 +140,14 @@ class Communicator:
         return form is not None and bool(form.queues)
 
     def encodes(self, strategy: str) -> bool:
-        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, whoever leads its node."""
+        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, a node's first rank."""
         name, options = parse_strategy(strategy)
         if name.replace("-", "_") != HIERARCHICAL:
             return True
         return self.transport.rank in leaders(self.transport.world_size, Options(**self._with_nodes(name, options)))
 
     def _with_nodes(self, strategy: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a strategy in two levels with the nodes that were found, where nobody said."""
+        """Return the options of a strategy in two levels with the nodes that were found, unless given."""
         if strategy.replace("-", "_") != HIERARCHICAL or "nodes" in options or "ranks_per_node" in options:
             return options
         return {**options, "nodes": self.nodes()}
@@ -291,7 +291,7 @@ class Communicator:
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
             raise
         cores = self._agree(prepared, codec)
-        if self._shared_cores is None:  # the first agreement says where everybody is
+        if self._shared_cores is None:  # the first agreement says where all ranks are
             self._shared_cores = cores
             if cores:
                 return self._prepare(key[0], ask, target, codec, form)  # perhaps with other blocks

@@ -87,7 +87,7 @@ def decide_among(
 ) -> CodecDecision:
     """Return the plan to run, of the best without a codec and the best with each, which may leave buckets dense.
 
-    `packed` has the ways of each codec, the safest first; `missing` are codecs whose cost nobody knows.
+    `packed` has the ways of each codec, the safest first; `missing` are codecs whose cost is not known.
     """
     every = comparable([*dense, *(way for ways in packed.values() for way in ways)])
     plain = [way for way in every if way.codec is None]

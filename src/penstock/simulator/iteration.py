@@ -13,7 +13,7 @@ T, from where the clocks agree: its length needs no translation.
     s = 2; gradients ready at 2 and 4 (T = 4), each a message of 2 s
 
     messages' clock        a at 3:  |a a|b b|        to 7
-    everyone's             a at 2:  |a a a|b b|      to 7: a's first second takes two, its next is after T
+    the common clock       a at 2:  |a a a|b b|      to 7: a's first second takes two, its next is after T
 """
 
 from collections.abc import Mapping, Sequence
@@ -141,7 +141,7 @@ def squeezed(trace: Trace, slowdown: float) -> Trace:
 
 
 def stretched(timeline: Timeline, slowdown: float) -> Timeline:
-    """Return a timeline of the messages' clock on everybody's."""
+    """Return a timeline of the messages' clock on the common clock."""
     if slowdown == 1:
         return timeline
     end = timeline.compute_seconds

@@ -2,7 +2,7 @@
 
 A dense strategy sends two kinds of values. Partial sums land in scratch and are merged; finished sums land in `data`.
 
-- A partial sum is encoded by whoever sends it, and the receiver decodes while it adds. What the codec could not send
+- A partial sum is encoded by its sender, and the receiver decodes while it adds. What the codec could not send
   stays in the sender's residual.
 - A finished sum is encoded once, by the rank that finished it. Its payload is passed on as it is, and every rank
   decodes that same payload, the one that encoded it too: so all end with the same bits.

@@ -24,7 +24,7 @@ doubling distances instead, both ranks merging, and needs log2 N steps; other nu
 After an exchange at distance d, 2d ranks have merged the same two blocks and dropped the same values. Only the first
 of them keeps these, the rank that would have merged in the tree: for a power of two both variants give the same bits
 and leave the same residuals. The published rule puts a dropped value back only if its index is missing from the
-result, and loses the rest (erratum 4); the proof finds a program that keeps nothing (`values kept by nobody`).
+result, and loses the rest (erratum 4); the proof finds a program that keeps nothing (`values kept by no rank`).
 """
 
 from penstock.program import DATA, Collective, Part, Slice

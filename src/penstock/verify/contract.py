@@ -68,7 +68,7 @@ def _check_kept(program: Program, run: Run) -> Iterator[Finding]:
         keepers = [cut for cut in cuts if cut.keeps]
         where = ", ".join(f"rank {cut.rank} in step {cut.step}" for cut in cuts)
         if expression in used and not keepers:
-            detail = f"drops what does not fit, and nobody keeps it: {where}"
+            detail = f"drops what does not fit, and no rank keeps it: {where}"
             yield blame(program, Kind.LOST, cuts[0].rank, cuts[0].index, detail, cuts[0].step)
         for cut in keepers[1 if expression in used else 0 :]:
             detail = f"keeps what is kept or applied elsewhere too: {where}"
