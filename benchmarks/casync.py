@@ -24,7 +24,7 @@ from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure_network import NATIVE, measure_network
 from penstock.runtime.transport import Transport
-from penstock.simulator.robust import predict_robust
+from penstock.simulator.iteration import predict_robust
 from penstock.traces import find_trace
 from study import RANK, start
 

@@ -13,7 +13,7 @@ from penstock.cost.ways import Way, comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS, Planner
-from penstock.planners.threshold import plan_threshold
+from penstock.planners.fixed import plan_threshold
 from penstock.runtime.measure_network import NATIVE
 from penstock.simulator.iteration import predict
 from penstock.trace import Trace

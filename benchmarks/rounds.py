@@ -2,7 +2,7 @@
 
 Alpha and beta are those of a link. Emulated hosts have links of their own, but share processors: the more messages
 travel at once, the longer each takes, and so do merges. So both are measured as a program uses them, one after the
-other and as many at once as its steps have (`cost.sparse.rounds`), and a prediction adds up what stands one after the
+other and as many at once as its steps have (`SparseSteps.rounds`), and a prediction adds up what stands one after the
 other. On a real cluster all counts would give the same.
 
 A broadcast down a tree has a cost of its own on gloo: a send is finished when the kernel has taken it, long before it
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from penstock.bench.stream import seconds_per_message
-from penstock.cost.sparse import SPARSE, Round
 from penstock.runtime.agree_max import WAIT_SECONDS, largest
 from penstock.runtime.transport import Bytes, Transport
+from penstock.strategies import find_strategy
+from penstock.strategies.closed_form import Round, SparseSteps
 
 _TAG, _BLOCKS, _TURNS = 1, 3, 6  # the median of so many blocks, of so many messages or merges each
 
@@ -41,7 +42,7 @@ class Rounds:
 
     def seconds(self, strategy: str, hosts: int) -> tuple[float, float]:
         """Return what the messages of a sparse all-reduce take, and what its merges do."""
-        steps = SPARSE[strategy](hosts)
+        steps = _steps(strategy, hosts)
         if steps.adds:  # every rank sends to all others, and waits for none of them
             return steps.messages * self.stream_seconds, 0.0
         rounds = steps.rounds
@@ -54,6 +55,12 @@ class Rounds:
         return max(alone, self.first_children[one.children]) if one.children else alone
 
 
+def _steps(strategy: str, hosts: int) -> SparseSteps:
+    steps = find_strategy(strategy).steps
+    assert steps is not None, f"{strategy} is sparse"
+    return steps(hosts)
+
+
 def rounds_from(document: Mapping[str, Any]) -> Rounds:
     """Return what `Rounds.document` made; JSON has no numbers for keys."""
     names = ("messages", "merges", "first_children")
@@ -63,7 +70,7 @@ def rounds_from(document: Mapping[str, Any]) -> Rounds:
 
 def measure_rounds(transport: Transport, strategies: Sequence[str], nbytes: int, merge: Callable[[], None]) -> Rounds:
     """Measure every count that the strategies have; all ranks must call this together and all get the same."""
-    found = [each for strategy in strategies for each in SPARSE[strategy](transport.world_size).rounds]
+    found = [each for strategy in strategies for each in _steps(strategy, transport.world_size).rounds]
     return Rounds(
         {count: _messages_at_once(transport, count, nbytes) for count in _counts(found, "messages")},
         {count: _merges_at_once(transport, count, merge) for count in _counts(found, "merges")},

@@ -24,13 +24,12 @@ from penstock.cli.options import JsonOption, RecordOption, parse_counts
 from penstock.cli.output import print_json, print_table
 from penstock.cluster.topology import parse_rates
 from penstock.codecs.sparse.codec import SparseCodec
-from penstock.cost.sparse import SPARSE
 from penstock.errors import ClusterError, PenstockError
 from penstock.exchange.traffic import ring_nbytes
 from penstock.network import Network
 from penstock.program import Op
 from penstock.simulator.program import CodecCost, simulate_program
-from penstock.strategies import build
+from penstock.strategies import build, find_strategy
 from rounds import rounds_from
 from sparse_worker import DENSE, SparseJob, random_block
 from study import Claim, claim_documents, print_claims, start
@@ -108,7 +107,9 @@ def floor_seconds(strategy: str, place: Place, nbytes: int, block_nbytes: int | 
     rate = min(limits)
     if block_nbytes is None:
         return 8 * ring_nbytes(nbytes, place.hosts) / rate
-    return 8 * block_nbytes * SPARSE[strategy](place.hosts).messages / rate
+    steps = find_strategy(strategy).steps
+    assert steps is not None
+    return 8 * block_nbytes * steps(place.hosts).messages / rate
 
 
 def alpha_beta_seconds(

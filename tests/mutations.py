@@ -15,7 +15,7 @@ def with_rank(program: Program, rank: int, instructions: list[Instruction]) -> P
 
 def change(program: Program, rank: int, index: int, **changes: Any) -> Program:
     instructions = list(program.ranks[rank])
-    instructions[index] = replace(instructions[index], **changes)
+    instructions[index] = instructions[index]._replace(**changes)
     return with_rank(program, rank, instructions)
 
 
@@ -28,14 +28,14 @@ def drop(program: Program, rank: int, index: int) -> Program:
         inherited = {*(one for one in after if one != index), *(gone.after if index in after else ())}
         return tuple(sorted(one - (one > index) for one in inherited))
 
-    return with_rank(program, rank, [replace(one, after=renumbered(one.after)) for one in kept])
+    return with_rank(program, rank, [one._replace(after=renumbered(one.after)) for one in kept])
 
 
 def duplicate(program: Program, rank: int, index: int) -> Program:
     """Do an instruction twice, the second time after the first."""
     instructions = list(program.ranks[rank])
-    again = replace(instructions[index], after=(index,))
-    moved = [replace(one, after=_moved(one.after, index)) for one in instructions[index + 1 :]]
+    again = instructions[index]._replace(after=(index,))
+    moved = [one._replace(after=_moved(one.after, index)) for one in instructions[index + 1 :]]
     return with_rank(program, rank, [*instructions[: index + 1], again, *moved])
 
 

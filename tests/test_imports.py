@@ -26,9 +26,9 @@ VALUES = {
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {
     **dict.fromkeys(VALUES, VALUES),
-    "cost": VALUES,
-    "planners": VALUES | {"cost"},
-    "simulator": VALUES | {"cost", "planners"},
+    "cost": VALUES | {"strategies"},
+    "planners": VALUES | {"cost", "strategies"},
+    "simulator": VALUES | {"cost", "planners", "strategies"},
     "strategies": VALUES,
     "verify": VALUES | {"strategies"},
     "traces": VALUES,

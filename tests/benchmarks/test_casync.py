@@ -10,7 +10,7 @@ from penstock.bench.jobs import Place
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure_network import Measurement
-from penstock.simulator.robust import TIE
+from penstock.simulator.iteration import TIE
 from penstock.trace import Tensor, Trace, save_trace
 from runtime.threads import run_ranks
 

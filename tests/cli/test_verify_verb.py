@@ -4,10 +4,11 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from every_call import dense_calls, sparse_calls
 from penstock.cli.main import app
 from penstock.errors import StrategyError
 from penstock.program.document import load_program, save_program
-from penstock.strategies import SPARSE, STRATEGIES, build
+from penstock.strategies import build
 
 
 def run(*arguments: str) -> str:
@@ -42,9 +43,12 @@ def test_the_summary_and_a_drawing_are_printed():
 
 def test_the_list_names_every_strategy():
     output = run("--list")
-    assert all(name in output for _, name in STRATEGIES)
+    assert all(name in output for _, name in dense_calls())
     found = json.loads(run("--list", "--json"))
-    assert {(operation, name) for operation, known in found.items() for name in known} == {*STRATEGIES, *SPARSE}
+    assert {(operation, name) for operation, known in found.items() for name in known} == {
+        *dense_calls(),
+        *sparse_calls(),
+    }
 
 
 def test_every_choice_reaches_the_strategy():

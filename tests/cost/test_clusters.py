@@ -1,9 +1,9 @@
 import pytest
 
 from penstock.cost.clusters import CLUSTERS, find_network
-from penstock.cost.collectives import ring
 from penstock.errors import FormatError, NetworkError
 from penstock.network import save_network
+from penstock.strategies import ring
 
 
 def test_the_six_published_clusters_and_the_simulations_constants_are_there():
@@ -17,7 +17,7 @@ def test_the_six_published_clusters_and_the_simulations_constants_are_there():
 @pytest.mark.parametrize("name", ["mg-wfbp-k80-10gbe", "mg-wfbp-v100-10gbe", "mg-wfbp-v100-56gbib"])
 def test_inverting_the_ring_gives_back_the_published_line(name):
     network = CLUSTERS[name]
-    line = ring(network, 16)
+    line = ring.cost(network, 16)
     assert line.a_seconds == pytest.approx(network.all_reduce["ring"].a_seconds)
     assert line.b_seconds_per_byte == pytest.approx(network.all_reduce["ring"].b_seconds_per_byte)
 

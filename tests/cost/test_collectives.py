@@ -6,26 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.collectives import (
-    ALL_REDUCE,
-    BROADCAST,
-    REDUCE,
-    best_block_nbytes,
-    ceil_log2,
+from penstock.network import Network
+from penstock.program import Collective
+from penstock.strategies import (
+    STRATEGIES,
+    Options,
     double_tree,
-    floor_log2,
     halving_doubling,
     linear_pipeline,
-    linear_pipeline_broadcast,
     parameter_server,
     recursive_doubling,
     ring,
-    spanning_tree_broadcast,
+    spanning_tree,
 )
-from penstock.network import Network
+from penstock.strategies.closed_form import ceil_log2, floor_log2
+from penstock.strategies.linear_pipeline import best_block_nbytes
 
 A, B, C = 3.0, 5.0, 7.0  # alpha, beta, gamma: small primes show which term is wrong
 NETWORK = Network(8, A, B, C)
+
+
+def forms(collective):
+    """Return the closed forms of a collective, by strategy."""
+
+    def bound(form):
+        return lambda network, p: form(network, p, Options())
+
+    return {one.name: bound(one.costs[collective]) for one in STRATEGIES.values() if collective in one.costs}
+
+
+ALL_REDUCE, BROADCAST, REDUCE = map(forms, (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE))
 
 
 @pytest.mark.parametrize(
@@ -57,9 +67,9 @@ def test_broadcast_and_reduce_are_wangs_table_1(n):
     )
     assert REDUCE["spanning_tree"](NETWORK, p).seconds(n) == pytest.approx(log * (A + n * B + n * C))
     broadcast = (p - 1 + n / b) * A + (b * (p - 1) + n) * B
-    assert linear_pipeline_broadcast(NETWORK, p, b).seconds(n) == pytest.approx(broadcast)
+    assert linear_pipeline.broadcast_cost(NETWORK, p, block_nbytes=b).seconds(n) == pytest.approx(broadcast)
     all_reduce = 2 * (p - 1 + n / b) * A + (b * p - b + n) * (2 * B + C)
-    assert linear_pipeline(NETWORK, p, b).seconds(n) == pytest.approx(all_reduce)
+    assert linear_pipeline.cost(NETWORK, p, block_nbytes=b).seconds(n) == pytest.approx(all_reduce)
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
@@ -75,15 +85,15 @@ def test_one_worker_broadcasts_and_reduces_nothing(name):
 
 
 def test_a_world_that_is_no_power_of_two_folds_its_extra_ranks():
-    extra = recursive_doubling(NETWORK, 4).seconds(10) + 2 * A + (2 * B + C) * 10
-    assert recursive_doubling(NETWORK, 6).seconds(10) == pytest.approx(extra)
-    extra = halving_doubling(NETWORK, 8).seconds(10) + 2 * A + (2 * B + C) * 10
-    assert halving_doubling(NETWORK, 9).seconds(10) == pytest.approx(extra)
+    extra = recursive_doubling.cost(NETWORK, 4).seconds(10) + 2 * A + (2 * B + C) * 10
+    assert recursive_doubling.cost(NETWORK, 6).seconds(10) == pytest.approx(extra)
+    extra = halving_doubling.cost(NETWORK, 8).seconds(10) + 2 * A + (2 * B + C) * 10
+    assert halving_doubling.cost(NETWORK, 9).seconds(10) == pytest.approx(extra)
 
 
 def test_trees_round_their_depth_up():
-    assert double_tree(NETWORK, 9).a_seconds == 2 * A * 4
-    assert spanning_tree_broadcast(NETWORK, 5).b_seconds_per_byte == 3 * B
+    assert double_tree.cost(NETWORK, 9).a_seconds == 2 * A * 4
+    assert spanning_tree.broadcast_cost(NETWORK, 5).b_seconds_per_byte == 3 * B
 
 
 @given(st.integers(1, 5000))
@@ -92,43 +102,50 @@ def test_logarithms_of_world_sizes(p):
     assert ceil_log2(p) == math.ceil(math.log2(p))
 
 
-@given(st.integers(2, 100), st.integers(1, 10**9), st.sampled_from(["broadcast", "all_reduce"]))
+@given(st.integers(2, 100), st.integers(1, 10**9), st.sampled_from([Collective.BROADCAST, Collective.ALL_REDUCE]))
 def test_no_block_beats_the_best_block(p, n, operation):
     network = Network(p, 1e-4, 1e-9, 3e-10)
-    cost = {"broadcast": linear_pipeline_broadcast, "all_reduce": linear_pipeline}[operation]
+    cost = STRATEGIES["linear_pipeline"].costs[operation]
     best = best_block_nbytes(network, p, n, operation)
     assert 1 <= best <= n
     for block in (best / 2, best * 0.99, best * 1.01, best * 2):
         if 1 <= block <= n:
-            assert cost(network, p, best).seconds(n) <= cost(network, p, block).seconds(n) * (1 + 1e-12)
+            assert cost(network, p, block_nbytes=best).seconds(n) <= cost(network, p, block_nbytes=block).seconds(n) * (
+                1 + 1e-12
+            )
 
 
 def test_the_best_block_of_a_broadcast_is_erratum_9s():
     network = Network(4, 1e-4, 1e-9, 0.0)
-    assert best_block_nbytes(network, 4, 16e6, "broadcast") == pytest.approx(math.sqrt(16e6 * 1e-4 / (3 * 1e-9)))
-    assert best_block_nbytes(network, 1, 16e6, "broadcast") == 16e6
-    assert best_block_nbytes(Network(4, 0.0, 1e-9, 0.0), 4, 16e6, "broadcast") == 1.0
+    assert best_block_nbytes(network, 4, 16e6, Collective.BROADCAST) == pytest.approx(
+        math.sqrt(16e6 * 1e-4 / (3 * 1e-9))
+    )
+    assert best_block_nbytes(network, 1, 16e6, Collective.BROADCAST) == 16e6
+    assert best_block_nbytes(Network(4, 0.0, 1e-9, 0.0), 4, 16e6, Collective.BROADCAST) == 1.0
 
 
 def test_the_linear_pipeline_hardly_grows_with_the_world():
     network = Network(2, 1e-6, 1e-9, 0.0)
     n = 1e8
     times = [
-        linear_pipeline_broadcast(network, p, best_block_nbytes(network, p, n, "broadcast")).seconds(n) for p in (2, 32)
+        linear_pipeline.broadcast_cost(
+            network, p, block_nbytes=best_block_nbytes(network, p, n, Collective.BROADCAST)
+        ).seconds(n)
+        for p in (2, 32)
     ]
     assert times[1] / times[0] < 1.1
-    assert spanning_tree_broadcast(network, 32).seconds(n) / times[1] > 4.5  # log2(32) = 5 is the limit
+    assert spanning_tree.broadcast_cost(network, 32).seconds(n) / times[1] > 4.5  # log2(32) = 5 is the limit
 
 
 def test_push_and_pull_through_colocated_servers_cost_a_ring_in_bytes():
-    push, pull = parameter_server(NETWORK, 8)
-    assert (push + pull).b_seconds_per_byte == pytest.approx(ring(NETWORK, 8).b_seconds_per_byte)
-    assert (push + pull).a_seconds == pytest.approx(ring(NETWORK, 8).a_seconds)
-    assert parameter_server(NETWORK, 1)[0].seconds(100) == 0.0
+    push, pull = parameter_server.stages(NETWORK, 8).values()
+    assert (push + pull).b_seconds_per_byte == pytest.approx(ring.cost(NETWORK, 8).b_seconds_per_byte)
+    assert (push + pull).a_seconds == pytest.approx(ring.cost(NETWORK, 8).a_seconds)
+    assert parameter_server.stages(NETWORK, 1)["push"].seconds(100) == 0.0
 
 
 def test_one_dedicated_server_receives_everything_from_everybody():
-    push, pull = parameter_server(NETWORK, 8, servers=1)
+    push, pull = parameter_server.stages(NETWORK, 8, Options(servers=1)).values()
     assert push.seconds(10) == pytest.approx(8 * A + 8 * 10 * (B + C))
     assert pull.seconds(10) == pytest.approx(8 * A + 8 * 10 * B)
 

@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.codecs import casync_ps_colocated_counts, casync_ring_counts, sync_seconds
+from penstock.cost.papers import sync_seconds
 from penstock.cost.ways import way_for, ways_for
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
 from penstock.network import LinearCost, Network
+from penstock.strategies import parameter_server, ring
 
 ONEBIT = CodecCurves(1 / 32, Curve(0.2, 5.0), Curve(0.1, 3.0), Curve(0.15, 3.0), fixed_nbytes=32)
 NETWORK = Network(4, 7.0, 2.0, 0.5, codecs={"onebit": ONEBIT})
@@ -16,7 +17,7 @@ SEND = Curve(2.0, 7.0)
 @given(st.integers(2, 17), st.integers(1, 20), st.integers(0, 10_000))
 def test_a_bucket_of_one_tensor_costs_what_equation_2_says(workers, k, nbytes):
     pieces = workers if k == 1 else k  # 1: as the strategy cuts it, one piece per rank
-    for name, counts in (("parameter_server", casync_ps_colocated_counts), ("ring", casync_ring_counts)):
+    for name, counts in (("parameter_server", parameter_server.counts), ("ring", ring.counts)):
         way = way_for(NETWORK, f"{name}+onebit/{k}", workers)
         assert way.seconds(nbytes) == pytest.approx(sync_seconds(counts, workers, pieces, nbytes, SEND, ONEBIT))
 
@@ -73,7 +74,7 @@ def test_all_combinations_that_can_be_costed_are_ways():
 def test_what_was_not_measured_says_how_to_measure_it():
     with pytest.raises(NetworkError, match="no curves of codec 'dgc'; it has: onebit; measure them with `penstock mea"):
         way_for(NETWORK, "ring+dgc")
-    with pytest.raises(NetworkError, match="no closed form of a compressed double_tree; wanted one of ring, par"):
+    with pytest.raises(NetworkError, match="no closed form of a compressed double_tree; wanted one of ring, rec"):
         way_for(NETWORK, "double_tree+onebit")
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.fit import fit_line, fit_measured, fit_network
+from penstock.cost.fit import fit_line, fit_measured
 from penstock.errors import FitError
 
 SIZES = [2**e for e in range(10, 27)]
@@ -84,14 +84,3 @@ def test_after_four_measurements_without_a_line_the_last_word_is_what_was_found(
     with pytest.raises(FitError, match="times do not grow with size: 1000 bytes took 1 s and 2000 bytes 1 s"):
         fit_measured(lambda: turns.append(1) or [(1000, 1.0), (2000, 1.0)], "times")
     assert len(turns) == 4
-
-
-def test_a_network_is_fitted_from_messages_and_summations():
-    link = [(size, 1e-4 + 8e-9 * size) for size in SIZES]
-    merge = [(size, 1e-6 + 2e-10 * size) for size in SIZES]
-    network, fits = fit_network(4, link, merge, "lab")
-    assert network.alpha_seconds == pytest.approx(1e-4)
-    assert network.beta_seconds_per_byte == pytest.approx(8e-9)
-    assert network.gamma_seconds_per_byte == pytest.approx(2e-10)
-    assert (network.workers, network.name) == (4, "lab")
-    assert fits["link"].worst_error < 1e-6

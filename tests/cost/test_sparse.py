@@ -3,17 +3,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.cost.clusters import CLUSTERS
-from penstock.cost.sparse import (
-    SPARSE,
-    block_curves,
-    dense,
-    exchange_cost,
-    fastest_variant,
-    first_world_size,
-    gtop_k,
-    selection_cost,
-    top_k,
-)
+from penstock.cost.papers import dense, gtop_k, top_k
 from penstock.cost.ways import way_for, ways_for
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
@@ -21,7 +11,9 @@ from penstock.plan import Route
 from penstock.program import Op
 from penstock.simulator.auto import decide_codec
 from penstock.simulator.program import CodecCost, simulate_program
-from penstock.strategies import build
+from penstock.strategies import STRATEGIES, build, sparse_names
+from penstock.strategies.closed_form import curve_line
+from penstock.strategies.closed_form import exchange_cost as cost_of_steps
 from penstock.traces import load_shipped
 
 NETWORK = CLUSTERS["gtop-k-1gbe"]
@@ -34,7 +26,7 @@ K = 0.001 * M / 4  # entries of 4-byte values and 4-byte indices
 @pytest.mark.parametrize("p", range(1, 18))
 def test_rounds_hold_every_message_and_every_merge_of_the_program(strategy, p):
     instructions = [each for rank in build("all_reduce", strategy, p, 1).ranks for each in rank]
-    steps = SPARSE[strategy](p)
+    steps = STRATEGIES[strategy].steps(p)
     for op, counts in (
         (Op.SEND, [each.messages for each in steps.rounds]),
         (Op.MERGE, [r.merges for r in steps.rounds]),
@@ -58,6 +50,22 @@ def test_figure_9_crosses_between_8_and_32_workers():
 
 
 # Our own programs
+
+FREE = Curve(0.0, 0.0)
+
+
+def block_curves(share):
+    """Return the curves of blocks that cost nothing but their bytes, as the paper counts; `share` of the dense ones."""
+    return CodecCurves(share, FREE, FREE, block_merge=FREE)
+
+
+def exchange_cost(strategy, network, p, codec):
+    return cost_of_steps(STRATEGIES[strategy].steps(p), network, codec)
+
+
+def selection_cost(codec):
+    return curve_line(codec.encode)
+
 
 CURVES = CodecCurves(
     ratio=0.01,
@@ -103,21 +111,6 @@ def test_without_compute_the_tree_costs_what_the_paper_says():
         )
 
 
-def test_the_fastest_variant_is_the_all_gather_on_few_workers_and_doubling_on_many():
-    curves = block_curves(2 * 0.005)
-    assert fastest_variant(NETWORK, 2, curves, M) == "topk_allgather"  # one message either way; the first of equals
-    assert {fastest_variant(NETWORK, p, curves, M) for p in (4, 8, 16, 64)} == {"gtopk_doubling"}
-    assert fastest_variant(NETWORK, 3, curves, M) == "topk_allgather"  # folding costs two more messages
-
-
-def test_the_tree_beats_the_all_gather_from_ten_workers_on_where_only_bytes_count():
-    network = replace(NETWORK, alpha_seconds=0.0)
-    assert first_world_size(network, block_curves(0.01), M) == 10  # 2 ceil(log2 9) = 8 messages against 8
-    assert first_world_size(network, block_curves(0.01), M, "gtopk_doubling") == 6  # on 5: 4 against 4
-    slow = replace(block_curves(0.01), block_merge=Curve(1e-6, 0.0))
-    assert first_world_size(network, slow, M) is None
-
-
 # As planners see them
 
 
@@ -128,7 +121,7 @@ def network_with(curves, workers=16):
 
 def test_a_way_costs_selection_and_exchange():
     network = network_with(CURVES)
-    for strategy in SPARSE:
+    for strategy in sparse_names():
         way = way_for(network, f"{strategy}+sparse(density=0.005)")
         wanted = selection_cost(CURVES) + exchange_cost(strategy, NETWORK, 16, CURVES)
         assert way.seconds(M) == pytest.approx(wanted.seconds(M))
@@ -154,5 +147,5 @@ def test_the_planner_picks_the_variant_that_costs_least():
     trace = load_shipped("resnet50")
     for workers, wanted in ((3, "topk_allgather"), (16, "gtopk_doubling")):
         network = network_with(block_curves(0.01), workers)
-        decision = decide_codec(trace, network, ["sparse(density=0.005)"], compressed_strategies=tuple(SPARSE))
+        decision = decide_codec(trace, network, ["sparse(density=0.005)"], compressed_strategies=sparse_names())
         assert {bucket.strategy for bucket in decision.plan.buckets} == {wanted}

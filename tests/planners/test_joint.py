@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from penstock.cost.ways import Way, comparable
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
-from penstock.planners.joint import plan_joint, undominated
+from penstock.planners.exact import plan_joint, undominated
 from penstock.simulator.iteration import simulate_iteration
 from planners.instances import codec_ways, make_trace, staged_ways, traces, ways
 from planners.oracle import brute_force_seconds

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from penstock.curves import CodecCurves, Curve
 from penstock.network import Network
 from penstock.plan import Route
-from penstock.planners.partitions import partitions_to_measure
+from penstock.planners.selective import partitions_to_measure
 from planners.instances import make_trace
 
 curves = st.builds(Curve, *(st.integers(0, 20).map(float) for _ in range(3)))

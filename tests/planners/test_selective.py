@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cost.codecs import CASYNC, sync_seconds
+from penstock.cost.papers import CASYNC, sync_seconds
 from penstock.cost.ways import Way
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import PlanError

@@ -2,19 +2,20 @@ import json
 
 import pytest
 
+from every_call import dense_calls, sparse_calls
 from penstock.errors import FormatError
 from penstock.fields import parse_json
 from penstock.program import DATA, Collective, Program, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.program.document import FORMAT, load_program, program_document, program_from_fields, save_program
-from penstock.strategies import SPARSE, STRATEGIES, Options, build
+from penstock.strategies import Options, build
 
 
 def read(document: dict[str, object]) -> Program:
     return parse_json(json.dumps(document), "it.json", FORMAT, program_from_fields)
 
 
-@pytest.mark.parametrize(("operation", "name"), [*STRATEGIES, *SPARSE])
+@pytest.mark.parametrize(("operation", "name"), [*dense_calls(), *sparse_calls()])
 def test_a_program_comes_back_as_it_was(operation, name):
     program = build(operation, name, 5, 23, Options(block_numel=2, root=0))
     assert read(program_document(program)) == program

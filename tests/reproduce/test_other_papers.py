@@ -1,6 +1,6 @@
 """Which published numbers come out, and which do not: a change of either is news."""
 
-from penstock.cost.codecs import CASYNC, sync_seconds
+from penstock.cost.papers import CASYNC, sync_seconds
 from penstock.curves import CodecCurves, Curve
 from penstock.reproduce import gtop_k, hipress, linear_pipeline
 from penstock.reproduce.hipress_fig_11 import PUBLISHED, figure_11

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from every_call import dense_calls
 from penstock.errors import MismatchError, StrategyError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.mpi import SEGMENT_NBYTES, MpiTransport
-from penstock.strategies import STRATEGIES
 from runtime.oracle import check, random_tensors
 from runtime.suicidal import Suicidal
 
@@ -25,7 +25,9 @@ WORLD = MPI.COMM_WORLD
 def strategies() -> None:
     """Every strategy, with sizes around the world size, of one segment and of many; every element type."""
     transport = MpiTransport()
-    cases = [(o, s, n, "float32") for o, s in sorted(STRATEGIES) for n in (0, 1, WORLD.size, SEGMENT_NBYTES // 4 + 1)]
+    cases = [
+        (o, s, n, "float32") for o, s in sorted(dense_calls()) for n in (0, 1, WORLD.size, SEGMENT_NBYTES // 4 + 1)
+    ]
     cases += [("all_reduce", "ring", 1001, dtype) for dtype in DTYPES if dtype != "bfloat16"]
     run_cases(transport, cases)
 
@@ -34,7 +36,7 @@ def far_hosts() -> None:
     """The way of messages between hosts: in segments."""
     transport = MpiTransport()
     transport._near = frozenset()
-    run_cases(transport, [(o, s, n, "float32") for o, s in sorted(STRATEGIES) for n in (1, 200_003)])
+    run_cases(transport, [(o, s, n, "float32") for o, s in sorted(dense_calls()) for n in (1, 200_003)])
 
 
 def run_cases(transport: MpiTransport, cases: list[tuple[str, str, int, str]]) -> None:

@@ -14,8 +14,7 @@ from penstock.runtime.device.mirror import Mirror
 from penstock.runtime.device.queued import prepare_queued
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.strategies import Options
-from penstock.strategies.compressed import build_compressed
+from penstock.strategies import Options, build_compressed
 
 DEVICE = torch.device("cpu")
 PARTS = [0, 300, 300, 4800, 4903]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.collectives import best_block_nbytes
+from every_call import dense_calls
 from penstock.errors import MismatchError, PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Slice
@@ -17,7 +17,7 @@ from penstock.program.builder import ProgramBuilder
 from penstock.runtime import Communicator
 from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
-from penstock.strategies import STRATEGIES
+from penstock.strategies.linear_pipeline import best_block_nbytes
 from runtime.oracle import check, random_tensors
 from runtime.programs import Halves, coded_exchange, exchange, ring
 from runtime.threads import outcomes, run_ranks
@@ -32,7 +32,7 @@ def call(communicator: Communicator, operation: str, strategy: str, tensor: Any,
 
 @settings(max_examples=150)
 @given(
-    st.sampled_from(sorted(STRATEGIES)),
+    st.sampled_from(sorted(dense_calls())),
     st.integers(1, 9),
     st.integers(0, 200),
     st.sampled_from(sorted(set(DTYPES) - {"bfloat16"})),
@@ -55,7 +55,7 @@ def test_every_strategy_does_what_its_collective_promises(
     check(operation, inputs, outputs, dtype, root)
 
 
-@pytest.mark.parametrize(("operation", "strategy"), sorted(STRATEGIES))
+@pytest.mark.parametrize(("operation", "strategy"), sorted(dense_calls()))
 def test_every_strategy_reduces_bfloat16_tensors(operation: str, strategy: str) -> None:
     torch = pytest.importorskip("torch")
     inputs = random_tensors(3, 1000, "bfloat16")
@@ -235,15 +235,15 @@ def test_a_measured_network_gives_pipelines_their_best_block(monkeypatch: pytest
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))  # a core for everybody
     network = Network(workers=3, alpha_seconds=1e-4, beta_seconds_per_byte=1e-9, gamma_seconds_per_byte=0.0)
     numel = 1_000_000
-    wanted = round(best_block_nbytes(network, 3, 4 * numel, "broadcast") / 4)
+    wanted = round(best_block_nbytes(network, 3, 4 * numel, Collective.BROADCAST) / 4)
 
     def rank(transport: MemoryTransport) -> tuple[int, int]:
         communicator = Communicator(transport, TIMEOUT_SECONDS, network=network)
         sizes = []
         for options in ({}, {"block_numel": 400_000}):
             communicator.broadcast(np.ones(numel, np.float32), **options)
-            program = next(reversed(communicator._prepared.values())).program
-            sizes.append(max(one.read.numel for one in program.ranks[0] if one.read is not None))
+            program = next(reversed(communicator._prepared.values())).part
+            sizes.append(max((one.read or one.write).numel for one in program.instructions))
         return sizes[0], sizes[1]
 
     for chosen, asked in run_ranks(3, rank):
@@ -277,3 +277,18 @@ def test_exchange_is_not_confused_with_another_program_of_the_same_size() -> Non
         return tensor.tolist()
 
     assert run_ranks(2, rank) == [[8.0] * 6] * 2
+
+
+@pytest.mark.slow
+def test_sixty_four_ranks_of_one_process_get_ready_and_run_ten_buckets() -> None:
+    """`benchmarks/preparing.py` says how long it takes; each rank holds its own part, 315 instructions of a ring."""
+
+    def rank(transport: MemoryTransport) -> int:
+        communicator = Communicator(transport, TIMEOUT_SECONDS)
+        for bucket in range(10):
+            values = np.ones(65_536 + bucket, np.float32)
+            communicator.all_reduce(values)
+            assert (values == 64).all()
+        return max(len(prepared.part.instructions) for prepared in communicator._prepared.values())
+
+    assert run_ranks(64, rank) == [63 * 5] * 64

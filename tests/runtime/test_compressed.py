@@ -25,8 +25,7 @@ from penstock.runtime import Communicator
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.schedule import Do, choose_window, schedule
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
-from penstock.strategies import Options
-from penstock.strategies.compressed import CHUNKS, build_compressed
+from penstock.strategies import Options, build_compressed, coded_names
 from runtime.programs import Halves
 from runtime.threads import outcomes, run_ranks
 
@@ -90,7 +89,7 @@ def test_every_codec_of_the_language_conserves_the_sum(name: str, strategy: str)
     np.testing.assert_allclose(found, total, atol=2e-3)
 
 
-@pytest.mark.parametrize("strategy", CHUNKS)
+@pytest.mark.parametrize("strategy", coded_names())
 @settings(deadline=None, max_examples=8)
 @given(st.sampled_from(EXACT), st.integers(1, 7), st.integers(0, 9000), st.data())
 def test_nothing_is_lost_in_exact_arithmetic(strategy: str, name: str, world_size: int, numel: int, data) -> None:
@@ -147,7 +146,7 @@ def test_equal_layers_share_a_program_and_each_keeps_what_it_has_put_off() -> No
 
 @pytest.mark.parametrize(
     ("strategy", "codec"),
-    [*((strategy, "onebit") for strategy in CHUNKS), ("gtopk", "sparse(density=0.1)"), ("ring", "graddrop")],
+    [*((strategy, "onebit") for strategy in coded_names()), ("gtopk", "sparse(density=0.1)"), ("ring", "graddrop")],
 )
 @pytest.mark.parametrize(("world_size", "put_off"), [(5, False), (5, True), (4, True)])
 def test_a_scale_is_what_multiplying_first_would_be(strategy: str, codec: str, world_size: int, put_off: bool) -> None:
@@ -301,7 +300,7 @@ def test_ranks_whose_codec_has_another_text_under_the_same_name_are_told_before_
 
 
 @settings(deadline=None, max_examples=12)
-@given(st.sampled_from(sorted(CHUNKS)), st.integers(1, 6), st.sampled_from([None, 1, 3, 8]), st.randoms())
+@given(st.sampled_from(sorted(coded_names())), st.integers(1, 6), st.sampled_from([None, 1, 3, 8]), st.randoms())
 def test_the_result_does_not_depend_on_how_tensors_are_bucketed(strategy, world_size, partitions, random) -> None:
     """Partition, then compress, then batch: a codec sees the same values in any bucket."""
     sizes = [random.choice([1, 7, 64, 3000, 9000]) for _ in range(5)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from every_call import sparse_calls
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import SPARSE_CODECS, WireCodec, WireSparse, wire_codec
 from penstock.errors import NonFiniteError
@@ -17,16 +18,15 @@ from penstock.exchange.parameter_state import Memory
 from penstock.exchange.traffic import CountingTransport
 from penstock.plan import Route
 from penstock.runtime import Communicator
-from penstock.strategies import SPARSE
-from penstock.strategies.compressed import CHUNKS
+from penstock.strategies import coded_names
 from runtime.threads import run_ranks
 
 TIMEOUT_SECONDS = 120.0  # nothing takes so long, however busy the machine
 RANKS, SIZES = 4, (37, 4100, 400)  # the second tensor is cut into pieces
 NUMEL = sum(SIZES)
 SPARSE_SPECS = tuple(f"{name}(density=0.05)" for name in SPARSE_CODECS)
-SPARSE_NAMES = tuple(name for _, name in SPARSE)
-ONE_LEVEL = (*(name for name in CHUNKS if name != "hierarchical"), *SPARSE_NAMES)
+SPARSE_NAMES = tuple(name for _, name in sparse_calls())
+ONE_LEVEL = (*(name for name in coded_names() if name != "hierarchical"), *SPARSE_NAMES)
 FEW = ("onebit", "graddrop", *SPARSE_SPECS)  # of one size, of varying size, merged
 
 

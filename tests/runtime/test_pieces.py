@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from every_call import dense_calls
 from penstock.program import Program
 from penstock.runtime import pieces as module
 from penstock.runtime.executor import Prepared, prepare
 from penstock.runtime.pieces import Pieces, cut
 from penstock.runtime.schedule import Action, schedule
 from penstock.runtime.transport.memory import MemoryTransport
-from penstock.strategies import STRATEGIES, Options, build
+from penstock.strategies import Options, build
 from runtime.oracle import check, random_tensors
 from runtime.programs import ring
 from runtime.threads import run_ranks
 
-OURS = sorted(STRATEGIES)
+OURS = sorted(dense_calls())
 
 
 class LazyStage:

@@ -4,15 +4,14 @@ import pytest
 
 from penstock.program import Op
 from penstock.runtime.scaling import at_encodes, at_first_touch, is_power_of_two
-from penstock.strategies import Options
-from penstock.strategies.compressed import CHUNKS, build_compressed
+from penstock.strategies import Options, build_compressed, coded_names
 
 
 def compressed(strategy, world_size):
     return build_compressed(strategy, world_size, (0, 9000, 9010, 40_000), Options(block_numel=3000))[0]
 
 
-@pytest.mark.parametrize("strategy", CHUNKS)
+@pytest.mark.parametrize("strategy", coded_names())
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("choose", [at_first_touch, at_encodes])
 def test_every_position_is_multiplied_once(strategy, world_size, choose):
@@ -32,7 +31,7 @@ def test_in_a_ring_all_is_multiplied_where_it_is_encoded():
         assert not first.before
 
 
-@pytest.mark.parametrize("strategy", CHUNKS)
+@pytest.mark.parametrize("strategy", coded_names())
 def test_what_is_added_before_the_encode_is_divided_and_nothing_after_it(strategy):
     for instructions in compressed(strategy, 4).ranks:
         late = at_encodes(instructions)

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from every_call import sparse_calls
 from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.sparse.published import PublishedCodec
 from penstock.errors import StrategyError
 from penstock.runtime import Communicator
-from penstock.strategies import SPARSE
 from runtime.programs import Halves
 from runtime.threads import run_ranks
 from sparse_oracle import dyadic, keep_largest
 
-NAMES = [name for _, name in SPARSE]
+NAMES = [name for _, name in sparse_calls()]
 TIMEOUT_SECONDS = 120.0  # nothing takes so long, however busy the machine
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from every_call import sparse_calls
 from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator, failure_diagnosis
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.strategies import SPARSE
 from runtime.oracle import random_tensors
 from runtime.suicidal import Suicidal
 from runtime.threads import run_ranks
@@ -177,7 +177,7 @@ def reduce_sparsely(rank: int, gradients: np.ndarray, density: float) -> dict[st
     """All-reduce every step's gradients by every sparse strategy; return what was applied, and what this rank keeps."""
     communicator = Communicator(C10dTransport(), timeout_seconds=120)
     found = {}
-    for _, strategy in SPARSE:
+    for _, strategy in sparse_calls():
         residual, applied = np.zeros(gradients.shape[2], np.float32), []
         for step in gradients:
             data = step[rank].copy()

@@ -2,13 +2,24 @@
 
 import pytest
 
-from penstock.cost import collectives
 from penstock.network import Network
 from penstock.program import Collective, Op, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.simulator.program import CodecCost, Uplinks, count_steps, simulate_program
-from penstock.strategies import Options, build
-from penstock.strategies.compressed import compressed_program
+from penstock.strategies import (
+    STRATEGIES,
+    Options,
+    bidirectional_exchange,
+    build,
+    compressed_program,
+    double_tree,
+    halving_doubling,
+    linear_pipeline,
+    parameter_server,
+    ring,
+    spanning_tree,
+)
+from penstock.strategies.closed_form import ceil_log2
 
 ALPHA, BETA, GAMMA = 1e-3, 1e-6, 1e-7
 NETWORK = Network(1, ALPHA, BETA, GAMMA)
@@ -27,14 +38,14 @@ def elements(p):
 @pytest.mark.parametrize("p", ANY)
 def test_ring_takes_its_closed_form(p):
     n = elements(p)
-    expected = collectives.ring(NETWORK, p).seconds(4 * n)
+    expected = ring.cost(NETWORK, p).seconds(4 * n)
     assert seconds("all_reduce", "ring", p, n, block_numel=n) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("p", ANY)
 @pytest.mark.parametrize("operation", ["broadcast", "reduce"])
 def test_spanning_trees_take_their_closed_form(p, operation):
-    cost = {"broadcast": collectives.spanning_tree_broadcast, "reduce": collectives.spanning_tree_reduce}[operation]
+    cost = {"broadcast": spanning_tree.broadcast_cost, "reduce": spanning_tree.reduce_cost}[operation]
     n = elements(p)
     for root in {0, p // 2, p - 1}:
         assert seconds(operation, "spanning_tree", p, n, root=root) == pytest.approx(cost(NETWORK, p).seconds(4 * n))
@@ -44,16 +55,16 @@ def test_spanning_trees_take_their_closed_form(p, operation):
 @pytest.mark.parametrize("name", ["spanning_tree", "binary_tree"])
 def test_reducing_and_broadcasting_trees_take_their_closed_form(p, name):
     n = elements(p)
-    expected = collectives.ALL_REDUCE[name](NETWORK, p).seconds(4 * n)
+    expected = STRATEGIES[name].cost(NETWORK, p, Options()).seconds(4 * n)
     assert seconds("all_reduce", name, p, n) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("p", ANY)
 @pytest.mark.parametrize("name", ["recursive_doubling", "halving_doubling"])
 def test_exchanges_take_their_closed_form_folding_included(p, name):
-    """An exchange of more ranks than a power of two begins and ends with whole messages: see `cost.collectives`."""
+    """An exchange of more ranks than a power of two begins and ends with whole messages: see `closed_form`."""
     n = elements(p) * 16
-    expected = collectives.ALL_REDUCE[name](NETWORK, p).seconds(4 * n)
+    expected = STRATEGIES[name].cost(NETWORK, p, Options()).seconds(4 * n)
     assert seconds("all_reduce", name, p, n) == pytest.approx(expected)
 
 
@@ -61,10 +72,10 @@ def test_exchanges_take_their_closed_form_folding_included(p, name):
 def test_bidirectional_exchange_takes_its_closed_form_on_powers_of_two(p):
     """Its broadcast gathers by exchange, log p startups, where Wang et al. count MPI's ring with p-1."""
     n = elements(p) * 16
-    all_reduce = collectives.bidirectional_exchange(NETWORK, p).seconds(4 * n)
-    reduce = collectives.bidirectional_exchange_reduce(NETWORK, p).seconds(4 * n)
-    broadcast = collectives.bidirectional_exchange_broadcast(NETWORK, p).seconds(4 * n)
-    saved = (p - 1 - collectives.ceil_log2(p)) * ALPHA
+    all_reduce = halving_doubling.cost(NETWORK, p).seconds(4 * n)
+    reduce = bidirectional_exchange.reduce_cost(NETWORK, p).seconds(4 * n)
+    broadcast = bidirectional_exchange.broadcast_cost(NETWORK, p).seconds(4 * n)
+    saved = (p - 1 - ceil_log2(p)) * ALPHA
     assert seconds("all_reduce", "bidirectional_exchange", p, n) == pytest.approx(all_reduce)
     assert seconds("reduce", "bidirectional_exchange", p, n) == pytest.approx(reduce)
     assert seconds("broadcast", "bidirectional_exchange", p, n) == pytest.approx(broadcast - saved)
@@ -75,11 +86,11 @@ def test_bidirectional_exchange_of_odd_worlds_sends_less_than_folding_for_a_few_
     """It does not fold: a rank without a partner shares another's, level by level, so whole messages never travel."""
     n = elements(p) * 16
     free_startups, free_bytes = Network(1, 0.0, BETA, GAMMA), Network(1, ALPHA, 0.0, 0.0)
-    closed = collectives.bidirectional_exchange
+    closed = halving_doubling.cost
     bytes_only = seconds("all_reduce", "bidirectional_exchange", p, n, free_startups)
     startups_only = seconds("all_reduce", "bidirectional_exchange", p, n, free_bytes)
     assert bytes_only < closed(free_startups, p).seconds(4 * n)
-    assert startups_only <= closed(free_bytes, p).seconds(4 * n) + 2 * collectives.ceil_log2(p) * ALPHA
+    assert startups_only <= closed(free_bytes, p).seconds(4 * n) + 2 * ceil_log2(p) * ALPHA
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 5, 8])
@@ -88,20 +99,22 @@ def test_parameter_servers_take_push_and_pull(p, servers):
     """Co-located: all parts travel at once, without conflict. One dedicated server is the last of p+1 ranks."""
     n, world = elements(p), p if servers is None else p + 1
     free_sums = Network(1, ALPHA, BETA, 0.0)
-    push, pull = collectives.parameter_server(free_sums, p, servers)
+    push, pull = parameter_server.stages(free_sums, p, Options(servers=servers)).values()
     found = seconds("all_reduce", "parameter_server", world, n, free_sums, servers=servers)
     assert found == pytest.approx((push + pull).seconds(4 * n))
-    push, pull = collectives.parameter_server(NETWORK, p, servers)  # summing one part overlaps receiving the next
+    push, pull = parameter_server.stages(
+        NETWORK, p, Options(servers=servers)
+    ).values()  # summing one part overlaps receiving the next
     assert found < seconds("all_reduce", "parameter_server", world, n, servers=servers) <= (push + pull).seconds(4 * n)
 
 
 @pytest.mark.parametrize("p", [2, 4, 8, 16])
 def test_double_trees_send_every_byte_twice_whatever_table_2_says(p):
-    """Table 2's slope is beta + gamma, less than any all-reduce can do: see `cost.collectives.double_tree`."""
+    """Table 2's slope is beta + gamma, less than any all-reduce can do: see `double_tree.cost`."""
     free = Network(1, 1e-9, BETA, 0.0)
     n = 1 << 20
     found = seconds("all_reduce", "double_tree", p, n, free, block_numel=n // 256)
-    assert collectives.double_tree(free, p).seconds(4 * n) < found
+    assert double_tree.cost(free, p).seconds(4 * n) < found
     assert 2 * (p - 1) / p * BETA * 4 * n <= found < 1.25 * 2 * BETA * 4 * n
 
 
@@ -110,7 +123,7 @@ def test_double_trees_send_every_byte_twice_whatever_table_2_says(p):
 def test_a_pipelined_broadcast_takes_one_block_less_than_wangs_formula(p, k):
     """Wang et al. count p-1+n/b steps; the last of p ranks has its last block after p-1 + n/b - 1, as Fig. 2a shows."""
     block, n = 100, 100 * k
-    formula = collectives.linear_pipeline_broadcast(NETWORK, p, 4 * block).seconds(4 * n)
+    formula = linear_pipeline.broadcast_cost(NETWORK, p, block_nbytes=4 * block).seconds(4 * n)
     step = ALPHA + BETA * 4 * block
     assert seconds("broadcast", "linear_pipeline", p, n, block_numel=block) == pytest.approx(formula - step)
 
@@ -134,7 +147,7 @@ def test_the_linear_pipeline_fills_once_9_steps_not_10():
 @pytest.mark.parametrize("p", ANY)
 def test_steps_of_ring_and_tree(p):
     assert count_steps(build("all_reduce", "ring", p, elements(p))) == 2 * (p - 1)
-    assert count_steps(build("broadcast", "spanning_tree", p, 10)) == collectives.ceil_log2(p)
+    assert count_steps(build("broadcast", "spanning_tree", p, 10)) == ceil_log2(p)
 
 
 def test_a_native_call_takes_what_the_engine_takes_on_all_ranks():

@@ -3,8 +3,7 @@
 from penstock.cost.ways import way_for
 from penstock.network import LinearCost, Network
 from penstock.planners import PLANNERS
-from penstock.simulator.iteration import predict
-from penstock.simulator.robust import TIE, predict_robust
+from penstock.simulator.iteration import TIE, predict, predict_robust
 from penstock.trace import Tensor, Trace
 
 TRACE = Trace("model", "cpu", 1, "float32", 0.0, tuple(Tensor(f"t{i}", 250_000, 1e-3) for i in range(4)))

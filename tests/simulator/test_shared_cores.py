@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
-from penstock.simulator.iteration import predict
-from penstock.simulator.shared_cores import squeezed, stretched
+from penstock.simulator.iteration import predict, squeezed, stretched
 from penstock.trace import Tensor, Trace
 
 times = st.floats(0, 10)

@@ -4,13 +4,14 @@ from collections.abc import Iterable
 
 import pytest
 
+from every_call import dense_calls, sparse_calls
 from penstock.errors import StrategyError
 from penstock.program import Collective
-from penstock.strategies import SPARSE, STRATEGIES, Options, build, names
+from penstock.strategies import Options, build, build_part, names
 from penstock.verify import require_proof
 
 ROOTED = ("broadcast", "reduce")
-EVERY = [*STRATEGIES, *SPARSE]
+EVERY = [*dense_calls(), *sparse_calls()]
 
 
 @pytest.mark.parametrize(("operation", "name"), EVERY)
@@ -71,4 +72,20 @@ def test_bad_numbers_are_refused_by_name() -> None:
 
 
 def test_names_lists_what_an_operation_has() -> None:
-    assert names("all_gather") == tuple(name for operation, name in STRATEGIES if operation == "all_gather")
+    assert names("all_gather") == tuple(name for operation, name in dense_calls() if operation == "all_gather")
+
+
+@pytest.mark.parametrize("name", list(names("all_reduce")))
+def test_a_part_of_a_large_job_is_the_size_of_that_part_alone(name):
+    """Of 2,048 ranks a ring's rank has about 5 instructions for each other one; all of them have 20 million."""
+    part = build_part("all_reduce", name, 1000, 2048, 25_000_000)
+    assert len(part.instructions) <= 5 * 2048
+    assert len(part.buffers) <= 3
+
+
+@pytest.mark.parametrize(("operation", "name"), EVERY)
+def test_a_program_is_all_parts(operation, name):
+    program = build(operation, name, 7, 50, Options(block_numel=4, root=0))
+    parts = [build_part(operation, name, rank, 7, 50, Options(block_numel=4, root=0)) for rank in range(7)]
+    assert program.ranks == tuple(part.instructions for part in parts)
+    assert all({each.name for each in part.buffers} <= {each.name for each in program.buffers} for part in parts)

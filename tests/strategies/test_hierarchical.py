@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from every_call import sparse_calls
 from penstock.errors import StrategyError
 from penstock.program import Op
-from penstock.strategies import SPARSE, Options, build, names
-from penstock.strategies.compressed import CHUNKS, compressed_program
+from penstock.strategies import Options, build, coded_names, compressed_program, names
 from penstock.verify import require_proof
 from penstock.verify.summary import summarise
 
@@ -42,11 +42,11 @@ def test_what_takes_all_ranks_cannot_be_a_part(place, name):
 
 
 def test_an_unknown_part_is_refused_by_name():
-    with pytest.raises(StrategyError, match="no strategy 'rung' for all_reduce"):
+    with pytest.raises(StrategyError, match="no strategy 'rung'; known: ring, "):
         build("all_reduce", "hierarchical", 4, 8, Options(outer="rung"))
 
 
-COMPRESSED = [*(name for name in CHUNKS if name != "hierarchical"), *(name for _, name in SPARSE)]
+COMPRESSED = [*(name for name in coded_names() if name != "hierarchical"), *(name for _, name in sparse_calls())]
 
 
 @st.composite
@@ -97,3 +97,11 @@ def test_more_servers_than_nodes_are_refused_with_what_was_found():
         StrategyError, match=r"3 servers between 2 nodes \(\(0, 2\), \(1, 3\)\); wanted at most one for"
     ):
         compressed_program("hierarchical", 4, 8, options)
+
+
+def test_a_leader_answers_other_nodes_before_its_own():
+    """Links inside a node are fast, and the ranks of other nodes wait longer."""
+    program = build("all_reduce", "hierarchical", 8, 4, Options(ranks_per_node=2, outer="binary_tree"))
+    sends = [(index, one) for index, one in enumerate(program.ranks[0]) if one.op is Op.SEND]
+    assert [one.peer for _, one in sends] == [4, 2, 1]
+    assert sends[1][0] in sends[2][1].after

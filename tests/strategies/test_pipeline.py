@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from every_call import dense_calls, sparse_calls
 from penstock.program import DATA, Op
 from penstock.runtime.schedule import choose_window
-from penstock.strategies import SPARSE, STRATEGIES, Options, build
+from penstock.strategies import Options, build, build_compressed, coded_names
 from penstock.strategies.pipeline import DEPTH, blocks
 
 
@@ -18,11 +19,20 @@ def test_blocks_cover_a_stretch_evenly_and_none_is_too_large(start, numel, block
     assert all(0 < block.numel <= block_numel for block in cut)
 
 
-@pytest.mark.parametrize(("operation", "name"), [*STRATEGIES, *SPARSE])
+@pytest.mark.parametrize(("operation", "name"), [*dense_calls(), *sparse_calls()])
 def test_as_many_messages_in_flight_as_slots_are_enough(operation, name):
     for world_size in (2, 3, 4, 7, 8, 13):
         for numel, block_numel in ((30, None), (200, 3)):
             program = build(operation, name, world_size, numel, Options(block_numel=block_numel))
+            assert choose_window(program, DEPTH) == DEPTH
+
+
+@pytest.mark.parametrize("name", coded_names())
+def test_as_many_are_enough_with_a_codec_too(name):
+    """Also where some chunks have fewer batches than others: what is left out keeps its place in the order."""
+    for world_size in (3, 5, 8):
+        for bounds in ((0, 100, 5000, 400_000), (0, 400_000)):
+            program, _ = build_compressed(name, world_size, bounds, Options(block_numel=20_000))
             assert choose_window(program, DEPTH) == DEPTH
 
 

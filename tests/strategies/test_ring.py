@@ -2,8 +2,8 @@ import pytest
 
 from penstock.program import DATA, Op
 from penstock.strategies import Options, build
-from penstock.strategies.options import CHUNK_BLOCK
 from penstock.strategies.pipeline import DEPTH
+from penstock.strategies.strategy import CHUNK_BLOCK
 from penstock.verify import require_proof
 from penstock.verify.summary import summarise
 

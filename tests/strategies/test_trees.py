@@ -7,7 +7,7 @@ import pytest
 from penstock.program import Op
 from penstock.strategies import Options, build
 from penstock.strategies.double_tree import place_in_tree
-from penstock.strategies.spanning_tree import edges
+from penstock.strategies.spanning_tree import edges_of
 from penstock.verify import require_proof
 from penstock.verify.summary import summarise
 
@@ -23,7 +23,10 @@ def test_a_spanning_tree_takes_the_fewest_steps_from_any_root(world_size):
 def test_a_spanning_tree_reaches_every_rank_once():
     for world_size in range(1, 20):
         for root in range(world_size):
-            assert sorted([root, *(edge.child for edge in edges(0, world_size, root))]) == list(range(world_size))
+            own = [edges_of(rank, world_size, root) for rank in range(world_size)]
+            into = [[edge.child for edge in edges if edge.child == rank] for rank, edges in enumerate(own)]
+            assert into == [[] if rank == root else [rank] for rank in range(world_size)]
+            assert all(edge in own[edge.parent] and edge in own[edge.child] for edges in own for edge in edges)
 
 
 def test_the_example_of_the_spanning_tree_page_comes_true():
@@ -53,15 +56,22 @@ def test_the_example_of_the_binary_tree_page_comes_true():
     assert {(one.step, one.source, one.target) for one in proof.carried} == up | down
 
 
+def depth(places, rank):
+    parent = places[rank].parent
+    return 0 if parent is None else 1 + depth(places, parent)
+
+
 @pytest.mark.parametrize("world_size", range(1, 70))
 def test_the_two_trees_are_trees_and_no_rank_is_inside_both(world_size):
     inner = []
     for second in (False, True):
         places = [place_in_tree(rank, world_size, second) for rank in range(world_size)]
         assert [place.parent for place in places].count(None) == 1
-        assert all(rank in places[place.parent].children for rank, place in enumerate(places) if place.depth)
+        assert all(
+            rank in places[place.parent].children for rank, place in enumerate(places) if place.parent is not None
+        )
         assert all(len(place.children) <= 2 for place in places)
-        assert max(place.depth for place in places) <= ceil(log2(world_size + 1))
+        assert max(depth(places, rank) for rank in range(world_size)) <= ceil(log2(world_size + 1))
         inner.append({rank for rank, place in enumerate(places) if place.children})
     assert not inner[0] & inner[1]
 

@@ -80,13 +80,13 @@ def test_a_result_received_in_the_wrong_place_is_a_wrong_element():
 def test_a_dropped_recv_leaves_an_unmatched_send():
     finding = verify(drop(PIPE, 2, find(PIPE, 2, Op.RECV))).findings[0]
     assert (finding.kind, finding.rank, finding.step) == (Kind.UNMATCHED_SEND, 1, 5)
-    assert "is received by nobody: 1 -> 2 has 4 sends and 3 recvs" in str(finding)
+    assert "is received by no rank: 1 -> 2 has 4 sends and 3 recvs" in str(finding)
 
 
 def test_a_dropped_send_leaves_an_unmatched_recv():
     finding = verify(drop(PIPE, 0, find(PIPE, 0, Op.SEND))).findings[0]
     assert (finding.kind, finding.rank, finding.step) == (Kind.UNMATCHED_RECV, 1, 1)
-    assert "waits for a message that nobody sends: 0 -> 1 has 3 sends and 4 recvs" in str(finding)
+    assert "waits for a message that no rank sends: 0 -> 1 has 3 sends and 4 recvs" in str(finding)
 
 
 def test_a_shortened_send_is_a_size_mismatch():

@@ -1,18 +1,16 @@
 """Whatever is done to a correct program, `verify` catches it or the program still keeps its promise."""
 
-from dataclasses import replace
-
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from every_call import dense_calls, sparse_calls
 from mutations import change, drop, duplicate, shifted, swap_operands, with_rank
 from oracle import meets_its_contract
 from penstock.program import Op, Program, Slice
-from penstock.strategies import SPARSE, STRATEGIES, Options, build
-from penstock.strategies.compressed import CHUNKS, compressed_program
+from penstock.strategies import Options, build, coded_names, compressed_program
 from penstock.verify import verify
 
-POINT_TO_POINT = [key for key in (*STRATEGIES, *SPARSE) if key[1] != "native"]
+POINT_TO_POINT = [key for key in (*dense_calls(), *sparse_calls()) if key[1] != "native"]
 SEEDS = range(12)
 
 
@@ -21,7 +19,7 @@ def programs(draw: st.DrawFn) -> Program:
     operation, name = draw(st.sampled_from(POINT_TO_POINT))
     world_size = draw(st.integers(2, 6))
     options = Options(block_numel=draw(st.integers(1, 4)), root=draw(st.integers(0, world_size - 1)))
-    if operation == "all_reduce" and name in CHUNKS and draw(st.booleans()):
+    if operation == "all_reduce" and name in coded_names() and draw(st.booleans()):
         return compressed_program(name, world_size, draw(st.integers(1, 12)), options)
     return build(operation, name, world_size, draw(st.integers(1, 12)), options)
 
@@ -67,9 +65,9 @@ def _within(program: Program, touched: Slice, by: int) -> Slice:
 def _move_first(program: Program, rank: int, index: int) -> Program:
     """Issue an instruction before all others, with its dependencies lost."""
     instructions = list(program.ranks[rank])
-    first = replace(instructions.pop(index), after=())
+    first = instructions.pop(index)._replace(after=())
     number = {old: old + 1 if old < index else old for old in range(len(program.ranks[rank]))} | {index: 0}
-    moved = [replace(one, after=tuple(sorted(number[old] for old in one.after))) for one in instructions]
+    moved = [one._replace(after=tuple(sorted(number[old] for old in one.after))) for one in instructions]
     return with_rank(program, rank, [first, *moved])
 
 

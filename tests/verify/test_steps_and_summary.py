@@ -4,10 +4,11 @@ from math import ceil, log2
 
 import pytest
 
+from every_call import dense_calls
 from penstock.program import DATA, Collective, Program, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.simulator.program import count_steps
-from penstock.strategies import STRATEGIES, Options, build
+from penstock.strategies import Options, build
 from penstock.verify import verify
 from penstock.verify.summary import least_nic_elements, summarise
 
@@ -56,7 +57,7 @@ def test_bytes_are_summed_per_link_and_per_rank():
     assert (summary.step_ratio, summary.byte_ratio) == (1.5, 3.0)
 
 
-@pytest.mark.parametrize(("operation", "name"), [key for key in STRATEGIES if key[1] != "native"])
+@pytest.mark.parametrize(("operation", "name"), [key for key in dense_calls() if key[1] != "native"])
 def test_no_strategy_beats_the_bounds(operation, name):
     for world_size in (2, 3, 5, 8, 13):
         for numel in (1, 7, 260):
@@ -73,7 +74,7 @@ def test_one_rank_needs_nothing():
 
 
 @pytest.mark.parametrize(
-    ("operation", "name"), [key for key in STRATEGIES if key[1] not in ("double_tree", "bidirectional_exchange")]
+    ("operation", "name"), [key for key in dense_calls() if key[1] not in ("double_tree", "bidirectional_exchange")]
 )
 def test_the_simulator_counts_the_same_steps(operation, name):
     """Two independent clocks; where ranks compete for a receiver they may choose differently, hence the exceptions."""

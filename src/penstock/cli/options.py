@@ -32,7 +32,8 @@ NetworkOption = Annotated[
 AllReduceOption = Annotated[
     str,
     typer.Option(
-        "--all-reduce", help="cost of a message: a line measured in the network file, or a closed form; default ring"
+        "--all-reduce",
+        help="how messages travel: any strategy, or a line measured in the network file; default ring",
     ),
 ]
 DtypeOption = Annotated[

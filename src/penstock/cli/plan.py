@@ -70,14 +70,15 @@ def plan(
 def _ways(network: "Network", all_reduce: str, workers: int, codecs: list[str], partitions: list[int]) -> "list[Way]":
     """Return dense ways first: planners that take one way for all take the first."""
     from penstock.cost.ways import comparable, way_for, ways_for
+    from penstock.simulator.fitted import fitted_cost
 
     measured = next(iter(network.all_reduce), "ring") if workers == network.workers else "ring"
     routes = split_list(all_reduce or measured)
     plain = [route for route in routes if "+" not in route]
-    packed = [way_for(network, route, workers) for route in routes if "+" in route]
+    packed = [way_for(network, route, workers, fitted_cost) for route in routes if "+" in route]
     for codec in codecs:
         way_for(network, f"ring+{codec}", workers)  # says what to do where its curves are not there
-    return comparable([*ways_for(network, plain, codecs, partitions, workers), *packed])
+    return comparable([*ways_for(network, plain, codecs, partitions, workers, fitted_cost), *packed])
 
 
 def _draw(plans: "dict[str, Plan]", trace: "Trace", picture: str, perfetto: str) -> None:
@@ -97,7 +98,7 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
 
     chosen = plans[planner]
     best = min(plan.iteration_seconds for plan in plans.values())
-    source = ", ".join(f"{way.route} ({'measured' if way.measured else 'closed form'})" for way in ways)
+    source = ", ".join(f"{way.route} ({way.source})" for way in ways)
     print_table(
         f"{trace.label} on {chosen.workers} workers: predicted iteration, messages by {source}",
         ("planner", "messages", "iteration", "not hidden", "against best"),

@@ -120,13 +120,14 @@ def _plans(trace: "Trace", network: "Network", plan: str, planners: str, routes:
     from penstock.cost.ways import comparable, way_for
     from penstock.plan import load_plan
     from penstock.planners import find_planner
+    from penstock.simulator.fitted import fitted_cost
     from penstock.simulator.iteration import predict
 
     if plan:
         given = load_plan(plan)
         given.check_against(trace)
         return {given.planner: given}
-    ways = comparable([way_for(network, route) for route in routes])
+    ways = comparable([way_for(network, route, None, fitted_cost) for route in routes])
     return {name: predict(trace, find_planner(name), ways, network.workers) for name in planners.split(",")}
 
 

@@ -94,10 +94,11 @@ def _plain(name: str) -> str:
 def _list(as_json: bool) -> None:
     from penstock.cli.output import print_json, print_table
     from penstock.program import Collective
-    from penstock.strategies import SPARSE, STRATEGIES
+    from penstock.strategies import STRATEGIES
 
-    keys = [*STRATEGIES, *SPARSE]
-    by_operation = {one.value: [name for known, name in keys if known == one.value] for one in Collective}
+    by_operation = {
+        one.value: [each.name for each in STRATEGIES.values() if one in each.builders] for one in Collective
+    }
     if as_json:
         print_json(by_operation)
         return
@@ -116,8 +117,7 @@ def _payload_nbytes(codec: str) -> "Callable[[int], int] | None":
 
 def _subject(name: str, operation: str, workers: int, numel: int, options: "Options", compressed: bool) -> "Program":
     from penstock.program.document import load_program
-    from penstock.strategies import build
-    from penstock.strategies.compressed import compressed_program
+    from penstock.strategies import build, compressed_program
 
     if not name:
         raise StrategyError("no strategy named; say which, as in `penstock verify ring`, or ask with --list")

@@ -27,6 +27,7 @@ from penstock.plan import Plan
 from penstock.runtime.agree_max import largest
 from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.communicator import Communicator
+from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
@@ -255,5 +256,7 @@ def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], s
 
 
 def _simulate(trace: Trace, plan: Plan, network: Network) -> Timeline:
-    ways = [way_for(network, route) for route in dict.fromkeys(bucket.route for bucket in plan.buckets)]
+    ways = [
+        way_for(network, route, None, fitted_cost) for route in dict.fromkeys(bucket.route for bucket in plan.buckets)
+    ]
     return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)

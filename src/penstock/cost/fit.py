@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import FitError
-from penstock.network import LinearCost, Network
+from penstock.network import LinearCost
 
 Points = Sequence[tuple[float, float]]  # (bytes, seconds)
 _HUBER = 1.345  # standard deviations beyond which a point's pull no longer grows; the usual constant
@@ -64,16 +64,6 @@ def fit_measured(measure: Callable[[], Points], what: str) -> Fit:
             continue
     _keep_least(least, measure())
     return fit_line(list(least.items()), what)
-
-
-def fit_network(
-    workers: int, link_points: Points, merge_points: Points, name: str = "measured"
-) -> tuple[Network, dict[str, Fit]]:
-    """Fit alpha and beta to point-to-point times and gamma to summation times."""
-    link = fit_line(link_points, "point-to-point times")
-    merge = fit_line(merge_points, "summation times")
-    alpha, beta, gamma = link.line.a_seconds, link.line.b_seconds_per_byte, merge.line.b_seconds_per_byte
-    return Network(workers, alpha, beta, gamma, name=name), {"link": link, "merge": merge}
 
 
 def _keep_least(least: dict[float, float], points: Points) -> None:

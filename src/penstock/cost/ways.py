@@ -1,18 +1,20 @@
-"""A `Way`: how a bucket can travel and what that costs; planners choose among ways without knowing more."""
+"""A `Way`: how a bucket can travel and what that costs; planners choose among ways without knowing more.
 
-from collections.abc import Mapping, Sequence
+What a route costs was measured, or its strategy has a closed form, or the caller hands in what estimates it: the
+simulator times any strategy's program (`simulator.fitted`), and is not known here.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.cost.collectives import ALL_REDUCE, CostFunction, parameter_server
-from penstock.cost.compressed import COMPRESSED, CompressedCost
-from penstock.cost.sparse import SPARSE, sparse_cost
 from penstock.errors import NetworkError
 from penstock.network import LinearCost, Network
 from penstock.plan import Route, parse_route
+from penstock.strategies import STRATEGIES, Options, Strategy, meeting_codec, parse_strategy
+from penstock.strategies.closed_form import CompressedCost
 
-PARAMETER_SERVER = "parameter_server"
 NETWORK_LANE = "network"
-_COMPRESSED_ONLY = set(COMPRESSED) - set(ALL_REDUCE) - {PARAMETER_SERVER}
+Estimate = Callable[[Network, Route, int], CompressedCost]  # what a route without a closed form costs on p workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,15 @@ class Way:
     stages: tuple[LinearCost, ...]  # one for an all-reduce; push and pull for parameter servers
     lanes: tuple[str, ...] = (NETWORK_LANE,)  # the resource each stage occupies, in timelines
     measured: bool = False  # False: computed from alpha, beta, gamma and the codec's curves
+    simulated: bool = False  # computed by timing the strategy's program, not by a closed form
     codec: str | None = None  # None: dense
     partitions: int = 1  # pieces of each tensor; 1: as the strategy cuts it
     seconds_per_tensor: float = 0.0  # of the first stage: each tensor's own calls of the codec
+
+    @property
+    def source(self) -> str:
+        """Where the cost comes from."""
+        return "measured" if self.measured else "simulated" if self.simulated else "closed form"
 
     @property
     def route(self) -> Route:
@@ -54,11 +62,11 @@ class Way:
         return sum(self.stage_seconds(nbytes, tensors))
 
 
-def way_for(network: Network, route: str | Route, workers: int | None = None) -> Way:
+def way_for(network: Network, route: str | Route, workers: int | None = None, estimate: Estimate | None = None) -> Way:
     """Return the way that `route` says on `network` with `workers` workers (default: the network's own number).
 
     A measured line of the network holds for the number of workers it was measured with; for any other number, and for
-    routes that were not measured, the closed form is used.
+    routes that were not measured, the closed form is used, and `estimate` where the strategy has none.
     """
     chosen = _as_route(network, route)
     p = network.workers if workers is None else workers
@@ -66,13 +74,13 @@ def way_for(network: Network, route: str | Route, workers: int | None = None) ->
         raise NetworkError(f"{p} workers; wanted at least 1")
     if str(chosen) in network.all_reduce and p == network.workers:
         return _measured_way(network, chosen)
+    found = _strategy(chosen)
+    if found is None:
+        raise NetworkError(_unknown(network, str(chosen), p))
+    strategy, options = found
     if chosen.codec is not None:
-        return _compressed_way(network, chosen, p)
-    if chosen.strategy == PARAMETER_SERVER:
-        return Way(chosen.strategy, parameter_server(network, p), ("push", "pull"))
-    if chosen.strategy in ALL_REDUCE:
-        return Way(chosen.strategy, (ALL_REDUCE[chosen.strategy](network, p),))
-    raise NetworkError(_unknown(network, str(chosen), p, ALL_REDUCE))
+        return _compressed_way(network, chosen, strategy, options, p, estimate)
+    return _dense_way(network, chosen, strategy, options, p, estimate)
 
 
 def ways_for(
@@ -81,6 +89,7 @@ def ways_for(
     codecs: Sequence[str] = (),
     partitions: Sequence[int] = (1,),
     workers: int | None = None,
+    estimate: Estimate | None = None,
 ) -> list[Way]:
     """Return every strategy dense and with every codec, each with every number of partitions that can be costed.
 
@@ -88,9 +97,12 @@ def ways_for(
     only what was measured is considered: beside a measurement a closed form looks better than it is, since it knows
     nothing of busy processors.
     """
-    names = _plain_names(network, strategies)
-    dense = [way_for(network, name, workers) for name in names if name not in (*_COMPRESSED_ONLY, *SPARSE)]
-    return [*dense, *compressed_ways(network, strategies, codecs, partitions, workers)]
+    dense = [
+        way_for(network, name, workers, estimate)
+        for name in _plain_names(network, strategies)
+        if (found := _strategy(Route(name))) is None or _carries_dense(*found)
+    ]
+    return [*dense, *compressed_ways(network, strategies, codecs, partitions, workers, estimate)]
 
 
 def compressed_ways(
@@ -99,16 +111,48 @@ def compressed_ways(
     codecs: Sequence[str],
     partitions: Sequence[int] = (1,),
     workers: int | None = None,
+    estimate: Estimate | None = None,
 ) -> list[Way]:
     """Return every strategy with every codec, as `ways_for` does; nothing dense."""
     names = _plain_names(network, strategies)
     routes = [Route(name, codec, k) for name in names for codec in codecs for k in partitions]
     measured = _measured_pairs(network) if workers in (None, network.workers) else set()
-    return [way_for(network, route, workers) for route in routes if _can_be_costed(network, route, measured)]
+    return [
+        way_for(network, route, workers, estimate)
+        for route in routes
+        if _can_be_costed(network, route, measured, estimate)
+    ]
 
 
-def _plain_names(network: Network, strategies: Sequence[str]) -> list[str]:
-    return [strategy if strategy in network.all_reduce else strategy.replace("-", "_") for strategy in strategies]
+def has_closed_form(route: Route) -> bool:
+    """Say whether a compressed route can be costed without measuring or simulating it."""
+    found = _strategy(route)
+    return found is not None and meeting_codec(*found).has_coded_form()
+
+
+def _strategy(route: Route) -> tuple[Strategy, Options] | None:
+    """Return the record and the options that a route names; None for a line that was only ever measured."""
+    name, options = parse_strategy(route.strategy)
+    strategy = STRATEGIES.get(name.replace("-", "_"))
+    return None if strategy is None else (strategy, Options(**options))
+
+
+def _carries_dense(strategy: Strategy, options: Options) -> bool:
+    return strategy.dense and meeting_codec(strategy, options).dense
+
+
+def _dense_way(
+    network: Network, route: Route, strategy: Strategy, options: Options, p: int, estimate: Estimate | None
+) -> Way:
+    if strategy.stages is not None:
+        stages = strategy.stages(network, p, options)
+        return Way(route.strategy, tuple(stages.values()), tuple(stages))
+    line = strategy.cost(network, p, options) if _carries_dense(strategy, options) else None
+    if line is not None:
+        return Way(route.strategy, (line,))
+    if estimate is None or not _carries_dense(strategy, options) or strategy.name == "native":
+        raise NetworkError(_unknown(network, str(route), p))
+    return Way(route.strategy, (estimate(network, route, p).line,), simulated=True)
 
 
 def comparable(ways: Sequence[Way]) -> list[Way]:
@@ -126,19 +170,28 @@ def _measured_pairs(network: Network) -> set[tuple[str, str | None]]:
     return {(route.strategy, route.codec) for route in routes if route.codec is not None}
 
 
-def _can_be_costed(network: Network, route: Route, measured: set[tuple[str, str | None]]) -> bool:
+def _can_be_costed(
+    network: Network, route: Route, measured: set[tuple[str, str | None]], estimate: Estimate | None
+) -> bool:
     if (route.strategy, route.codec) in measured:
         return str(route) in network.all_reduce
-    if route.strategy in SPARSE:
-        curves = network.codecs.get(str(route.codec))
+    found = _strategy(route)
+    if found is None:
+        return False
+    meeting, curves = meeting_codec(*found), network.codecs.get(str(route.codec))
+    if meeting.sparse:
         return route.partitions == 1 and curves is not None and curves.block_merge is not None
-    return route.strategy in COMPRESSED
+    return meeting.coded is not None and (meeting.has_coded_form() or estimate is not None)
 
 
 def _as_route(network: Network, route: str | Route) -> Route:
     if isinstance(route, Route):
         return route
     return Route(route) if route in network.all_reduce and "+" not in route else parse_route(route)
+
+
+def _plain_names(network: Network, strategies: Sequence[str]) -> list[str]:
+    return [strategy if strategy in network.all_reduce else strategy.replace("-", "_") for strategy in strategies]
 
 
 def _measured_way(network: Network, route: Route) -> Way:
@@ -149,9 +202,8 @@ def _measured_way(network: Network, route: Route) -> Way:
     """
     line = network.all_reduce[str(route)]
     further = line.c_seconds_per_tensor
-    if further is None and route.codec is not None and route.codec in network.codecs and route.strategy in COMPRESSED:
-        curves = network.codecs[route.codec]
-        further = COMPRESSED[route.strategy](network, curves, network.workers, route.partitions).seconds_per_tensor
+    if further is None and route.codec is not None and route.codec in network.codecs:
+        further = _closed_further_seconds(network, route)
     further = further or 0.0
     return Way(
         route.strategy,
@@ -163,7 +215,20 @@ def _measured_way(network: Network, route: Route) -> Way:
     )
 
 
-def _compressed_way(network: Network, route: Route, workers: int) -> Way:
+def _closed_further_seconds(network: Network, route: Route) -> float:
+    """Return what a further tensor costs by the closed form, of strategies that take any codec; 0 without one."""
+    found = _strategy(route)
+    if found is None or meeting_codec(*found).sparse:
+        return 0.0
+    strategy, options = found
+    curves = network.codecs[str(route.codec)]
+    cost = strategy.coded_cost(network, curves, network.workers, route.partitions, options)
+    return 0.0 if cost is None else cost.seconds_per_tensor
+
+
+def _compressed_way(
+    network: Network, route: Route, strategy: Strategy, options: Options, workers: int, estimate: Estimate | None
+) -> Way:
     assert route.codec is not None
     if route.codec not in network.codecs:
         known = ", ".join(network.codecs) or "none"
@@ -171,39 +236,44 @@ def _compressed_way(network: Network, route: Route, workers: int) -> Way:
             f"network {network.name!r} has no curves of codec {route.codec!r}; it has: {known}; "
             f"measure them with `penstock measure --codecs {route.codec}`"
         )
-    if route.strategy in SPARSE and network.codecs[route.codec].block_merge is None:
-        raise NetworkError(f"{route}: {route.strategy} merges blocks, which {route.codec} cannot; use sparse")
-    if route.strategy not in (*COMPRESSED, *SPARSE):
-        raise NetworkError(
-            f"{route}: no closed form of a compressed {route.strategy}; wanted one of "
-            f"{', '.join((*COMPRESSED, *SPARSE))}, "
-            f"or measure it with `penstock measure --strategies '{route}'`"
-        )
+    meeting = meeting_codec(strategy, options)
+    if meeting.sparse and network.codecs[route.codec].block_merge is None:
+        raise NetworkError(f"{route}: {meeting.name} merges blocks, which {route.codec} cannot; use sparse")
+    if meeting.coded is None and not meeting.sparse:
+        carrying = ", ".join(one.name for one in STRATEGIES.values() if one.coded is not None or one.sparse)
+        raise NetworkError(f"{route}: {meeting.name} carries nothing encoded; wanted one of {carrying}")
     if workers == 1:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
-    cost = _compressed_cost(network, route, workers)
+    cost = strategy.coded_cost(network, network.codecs[route.codec], workers, route.partitions, options)
+    simulated = cost is None
+    if cost is None:
+        if estimate is None:
+            raise NetworkError(_no_coded_form(route, meeting))
+        cost = estimate(network, route, workers)
     return Way(
         route.strategy,
         (cost.line,),
+        simulated=simulated,
         codec=route.codec,
         partitions=route.partitions,
         seconds_per_tensor=cost.seconds_per_tensor,
     )
 
 
-def _compressed_cost(network: Network, route: Route, workers: int) -> CompressedCost:
-    curves = network.codecs[str(route.codec)]
-    if route.strategy in SPARSE:
-        return sparse_cost(route.strategy, network, curves, workers)
-    return COMPRESSED[route.strategy](network, curves, workers, route.partitions)
+def _no_coded_form(route: Route, strategy: Strategy) -> str:
+    closed = ", ".join(one.name for one in STRATEGIES.values() if one.has_coded_form())
+    return (
+        f"{route}: no closed form of a compressed {strategy.name}; wanted one of {closed}, "
+        f"or measure it with `penstock measure --strategies '{route}'`"
+    )
 
 
-def _unknown(network: Network, strategy: str, p: int, known: Mapping[str, CostFunction]) -> str:
+def _unknown(network: Network, strategy: str, p: int) -> str:
+    known = ", ".join(one.name for one in STRATEGIES.values() if one.costs)
     if strategy in network.all_reduce:
         return (
             f"network {network.name!r} measured {strategy!r} with {network.workers} workers, and it has no closed form "
-            f"for {p}; use --workers {network.workers} or one of {', '.join([*known, PARAMETER_SERVER])}"
+            f"for {p}; use --workers {network.workers} or one of {known}"
         )
     measured = ", ".join(network.all_reduce) or "none"
-    names = ", ".join([*known, PARAMETER_SERVER])
-    return f"no all-reduce called {strategy!r}; measured in network {network.name!r}: {measured}; closed forms: {names}"
+    return f"no all-reduce called {strategy!r}; measured in network {network.name!r}: {measured}; closed forms: {known}"

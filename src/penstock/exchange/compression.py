@@ -17,12 +17,12 @@ from penstock.codecs.wire import SPARSE_CODECS, fingerprint, wire_codec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
+from penstock.strategies import coded_only_names, parse_strategy, sparse_names
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
-from penstock.strategies.options import parse_strategy
 
 AUTO = "auto"
 NATIVE = "native"
-COMPRESSED_ONLY = ("all_gather",)  # strategies that carry nothing dense
+COMPRESSED_ONLY = coded_only_names()  # strategies that carry nothing dense
 ANY = (
     "ring",
     "parameter_server",
@@ -60,7 +60,7 @@ SPARSE: Mapping[str, SparseExchange] = {
 }
 _WRITTEN = {"sparse": "gtopk", "published": "gtopk_published"}  # a codec as plans write it: the exchange it is of
 _SETTINGS = ("density", "value_bits")  # of a sparse exchange
-SPARSE_STRATEGIES = tuple(dict.fromkeys(name for exchange in SPARSE.values() for name in exchange.strategies))
+SPARSE_STRATEGIES = sparse_names()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
 from penstock.plan import Bucket
-from penstock.planners.exact import plan_exact
+from penstock.planners.exact import plan_exact, plan_joint
+from penstock.planners.fixed import plan_single, plan_threshold, plan_wfbp
 from penstock.planners.greedy import plan_greedy
-from penstock.planners.joint import plan_joint
 from penstock.planners.selective import plan_selective
-from penstock.planners.single import plan_single
-from penstock.planners.threshold import plan_threshold
-from penstock.planners.wfbp import plan_wfbp
 from penstock.trace import Trace
 
 PlanFunction = Callable[[Trace, Sequence[Way]], tuple[Bucket, ...]]

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from penstock.cost.ways import Way
+from penstock.cost.ways import Way, comparable
 from penstock.errors import PlanError
 from penstock.plan import Bucket, cut_into_buckets
 from penstock.trace import Trace
@@ -35,7 +35,12 @@ ROUNDING = 1e-12  # a message counts as in time within this relative error of fl
 
 
 def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
-    """Return the buckets, and the way of each, that end the iteration earliest."""
+    """Return the buckets, and the way of each, that end the iteration earliest: all choices at once.
+
+    Every combination of strategy, codec and number of partitions is one way with a line of its own (`cost.ways`), and
+    the dynamic programme takes any number of ways. It is exact: no schedule of consecutive buckets ends earlier,
+    whatever the way of each, so no single choice does either.
+    """
     if not ways:
         raise PlanError("no way to send a bucket was given; wanted at least one")
     prefix = list(accumulate(trace.nbytes, initial=0))
@@ -161,3 +166,39 @@ def _undominated(states: list[State]) -> list[State]:
         if not any(all(a <= b for a, b in zip(other[0], state[0], strict=True)) for other in kept):
             kept.append(state)
     return kept
+
+
+def plan_joint(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
+    """Return the buckets, and the way of each, that end the iteration earliest: all choices at once.
+
+    Every combination of strategy, codec and number of partitions is one way with a line of its own (`cost.ways`), and
+    the dynamic programme takes any number of ways. It is exact: no schedule of consecutive buckets ends earlier,
+    whatever the way of each, so no single choice does either.
+    """
+    if not ways:
+        raise PlanError("no way to send a bucket was given; wanted at least one")
+    return plan_exact(trace, undominated(comparable(ways)))
+
+
+def undominated(ways: Sequence[Way]) -> list[Way]:
+    """Return the ways that no other beats for every bucket; of equal ones the first.
+
+    Planning takes time in proportion to the ways, and of all combinations few are ever best.
+    """
+    kept: list[Way] = []
+    for index, way in enumerate(ways):
+        others = [*kept, *ways[index + 1 :]]
+        if not any(_beats(other, way, earlier=other in kept) for other in others):
+            kept.append(way)
+    return kept
+
+
+def _beats(one: Way, other: Way, earlier: bool) -> bool:
+    """Say whether `one` is never slower than `other`; of equal ways the earlier one wins."""
+    mine, theirs = _prices(one), _prices(other)
+    return all(a <= b for a, b in zip(mine, theirs, strict=True)) and (earlier or mine != theirs)
+
+
+def _prices(way: Way) -> tuple[float, ...]:
+    lines = (price for stage in way.stages for price in (stage.a_seconds, stage.b_seconds_per_byte))
+    return way.seconds_per_tensor, *lines

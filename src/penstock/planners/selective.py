@@ -7,15 +7,24 @@ not fall any more is best, and bisection finds it.
 
 What is not looked at is what else travels at the same time: a gradient that the backward pass hides is compressed too
 where that is faster by itself. `joint` decides for the whole iteration.
+
+Curves are of single calls and single messages: what the executor makes of a K (blocks, several messages under way,
+ranks that share cores) is in a line measured as it runs. So for plans in training the curves only say which K are worth
+a measurement (`partitions_to_measure`), and measured lines decide.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.cost.codecs import CodecCurves, CountFunction, Curve, sync_seconds
+from penstock.cost.papers import sync_seconds
 from penstock.cost.ways import Way
+from penstock.curves import CodecCurves, Curve
 from penstock.errors import PlanError
-from penstock.plan import Bucket, cut_into_buckets
+from penstock.network import Network
+from penstock.plan import Bucket, Route, cut_into_buckets
+from penstock.strategies import STRATEGIES
+from penstock.strategies.closed_form import CountFunction
+from penstock.strategies.strategy import Options
 from penstock.trace import Trace
 
 
@@ -67,3 +76,33 @@ def plan_selective(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
 def fastest_alone(trace: Trace, ways: Sequence[Way]) -> list[Way]:
     """Return each tensor's fastest way; of equally fast ones the first."""
     return [min(ways, key=lambda way: way.seconds(nbytes)) for nbytes in trace.nbytes]
+
+
+FINER = 4  # pieces per rank: encoding one overlaps sending another
+
+
+def partitions_to_measure(trace: Trace, network: Network, route: Route) -> tuple[int, ...]:
+    """Return the numbers of pieces worth measuring `route` with, besides what its strategy does by itself.
+
+    A plan says 1 for that, so that 1 is not among them; nor is one piece per rank, which it is. Beside what Eq. 2 finds
+    best that is one K on either side of it: where the cost is convex and neither side is cheaper, nothing beyond is.
+    """
+    workers = network.workers
+    wanted = {workers // 2, FINER * workers} | _best_of_each(trace, network, route)
+    return tuple(sorted(k for k in wanted if k > 1 and k != workers)) if workers > 1 else ()
+
+
+def counts_in_pieces(strategy: str) -> CountFunction | None:
+    """Return the counts of a strategy that cuts tensors into a piece per rank, or into more; None for any other."""
+    found = STRATEGIES.get(strategy)
+    return found.counts if found is not None and found.cut(2, Options()).chunks > 1 else None
+
+
+def _best_of_each(trace: Trace, network: Network, route: Route) -> set[int]:
+    """Return what Eq. 2 finds best for some gradient that Eq. 1 does not rather leave dense."""
+    curves, counts = network.codecs.get(str(route.codec)), counts_in_pieces(route.strategy)
+    if curves is None or counts is None:
+        return set()
+    send = Curve(network.beta_seconds_per_byte, network.alpha_seconds)
+    found = (choose(counts, network.workers, nbytes, send, curves) for nbytes in set(trace.nbytes))
+    return {choice.partitions for choice in found if choice.compress}

@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 
 from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, WireCodec, wire_codec
-from penstock.cost.compressed import COMPRESSED
-from penstock.cost.sparse import SPARSE
 from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
-from penstock.planners.partitions import COUNTS, partitions_to_measure
+from penstock.planners.selective import counts_in_pieces, partitions_to_measure
 from penstock.planning.decide import MIXING, best_plan, compared
-from penstock.strategies.options import parse_strategy
+from penstock.simulator.fitted import fitted_cost
+from penstock.strategies import find_strategy, parse_strategy
 from penstock.trace import Trace
 
 DENSE = (NATIVE, "ring", "recursive_doubling")  # what "auto" lets the planner choose from
@@ -189,10 +188,10 @@ def _estimate(trace: Trace, network: Network, route: Route, routes: Sequence[Rou
     """Return a line that flatters a route which was not measured."""
     if str(route) in network.all_reduce:
         return network.all_reduce[str(route)]
-    if route.codec is not None and route.strategy not in (*COMPRESSED, *SPARSE):
+    if route.codec is not None and not _has_closed_form(route):
         return LinearCost(0.0, 0.0)  # no closed form says what it takes at least
     if route.codec is None:
-        return LinearCost(0.0, 0.0) if network.workers == 1 else _line(way_for(network, route))
+        return LinearCost(0.0, 0.0) if network.workers == 1 else _line(way_for(network, route, estimate=fitted_cost))
     if route.codec not in network.codecs:
         free = {**network.codecs, route.codec: _free_curves(route.codec)}
         return _line(way_for(replace(network, codecs=free), route))
@@ -203,6 +202,12 @@ def _estimate(trace: Trace, network: Network, route: Route, routes: Sequence[Rou
     )
 
 
+def _has_closed_form(route: Route) -> bool:
+    """Say whether a closed form says what a route takes at least: links inside a node are faster than the network's."""
+    strategy = find_strategy(parse_strategy(route.strategy)[0])
+    return strategy.has_coded_form() and strategy.hands_to is None
+
+
 def _measured_over_estimated(trace: Trace, network: Network, codec: str, routes: Sequence[Route]) -> float:
     """Return by how much a measured route of a codec differs from its closed form, for one message with everything.
 
@@ -210,7 +215,7 @@ def _measured_over_estimated(trace: Trace, network: Network, codec: str, routes:
     """
     found = (each for each in routes if each.codec == codec and str(each) in network.all_reduce)
     for route in found:
-        if route.strategy in (*COMPRESSED, *SPARSE):
+        if _has_closed_form(route):
             closed = way_for(replace(network, all_reduce={}), route)
             size = sum(trace.nbytes), len(trace.tensors)
             return way_for(network, route).seconds(*size) / max(closed.seconds(*size), 1e-9)
@@ -249,6 +254,6 @@ def first_of_each_codec(routes: Sequence[Route]) -> tuple[Route, ...]:
 def _in_other_pieces(trace: Trace, network: Network, route: Route) -> list[Route]:
     """Return a route that was measured in other numbers of pieces; sparse blocks have none."""
     can_be_cut = route.codec is not None and parse_spec(route.codec)[0] not in SPARSE_CODECS
-    if not can_be_cut or str(route) not in network.all_reduce or route.strategy not in COUNTS:
+    if not can_be_cut or str(route) not in network.all_reduce or counts_in_pieces(route.strategy) is None:
         return []
     return [replace(route, partitions=k) for k in partitions_to_measure(trace, network, route)]

@@ -15,10 +15,9 @@ from penstock.plan import Plan, Route
 from penstock.planners import PLANNERS, Planner, find_planner
 from penstock.planners.batched import plan_batched
 from penstock.simulator.auto import CodecDecision, decide_among
-from penstock.simulator.iteration import predict, timed
-from penstock.simulator.robust import predict_robust
-from penstock.strategies import names
-from penstock.strategies.options import parse_strategy
+from penstock.simulator.fitted import fitted_cost
+from penstock.simulator.iteration import predict, predict_robust, timed
+from penstock.strategies import names, parse_strategy
 from penstock.torch.collective_errors import together
 from penstock.trace import Tensor, Trace
 
@@ -167,7 +166,7 @@ def _way(network: Network, route: Route) -> Way:
     """Return what a route costs; one worker sends nothing, by whatever route, but its codec may have been measured."""
     if network.workers == 1 and str(route) not in network.all_reduce:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
-    return way_for(network, route)
+    return way_for(network, route, estimate=fitted_cost)
 
 
 def only(trace: Trace, names: Container[str]) -> Trace:

@@ -4,48 +4,111 @@ The builder derives dependencies from it; the proof checks with it that none is 
 """
 
 import sys
-from dataclasses import dataclass
-
-from penstock.program.segments import SegmentMap
-
-
-@dataclass(frozen=True, slots=True)
-class _Users:
-    """Who wrote some elements last, and who has read them since."""
-
-    writer: int | None = None
-    readers: tuple[int, ...] = ()
+from bisect import bisect_right
+from collections.abc import Sequence
 
 
 class Accesses:
     """The users of each element of one rank's buffers.
 
-    Only the last writer and the readers since then are kept: whoever waits for these waits for all before them.
+    Only the last writer and the readers since then are kept: what waits for these waits for all before them.
     """
 
     def __init__(self) -> None:
-        self._users: dict[str, SegmentMap[_Users]] = {}
+        self._buffers: dict[str, _Buffer] = {}
 
-    def read(self, buffer: str, start: int, stop: int, index: int) -> set[int]:
-        """Note that instruction `index` reads the elements; return those that wrote them."""
-        users = self._of(buffer)
-        found = {one.writer for _, _, one in users.get(start, stop)}
-        users.update(start, stop, lambda one: _Users(one.writer, (*one.readers, index)))
-        return {one for one in found if one is not None}
-
-    def write(self, buffer: str, start: int, stop: int, index: int) -> set[int]:
-        """Note that instruction `index` writes the elements; return those that read or wrote them."""
-        users = self._of(buffer)
-        found: set[int] = set()
-        for _, _, one in users.get(start, stop):
-            if one.readers:  # they waited for the writer themselves
-                found.update(one.readers)
-            elif one.writer is not None:
+    def read(self, buffer: str, start: int, stop: int, index: int, found: set[int]) -> None:
+        """Note that instruction `index` reads the elements; add those that wrote them to `found`."""
+        touched = self._buffers.get(buffer) or self._of(buffer)
+        one = touched.by_start.get(start)
+        if one is not None and one.stop == stop:
+            if one.writer >= 0:
                 found.add(one.writer)
-        users.set(start, stop, _Users(index))
-        return found - {index}
+            one.readers.append(index)
+            return
+        for one in touched.stretches(start, stop):
+            if one.writer >= 0:
+                found.add(one.writer)
+            one.readers.append(index)
 
-    def _of(self, buffer: str) -> SegmentMap[_Users]:
-        if buffer not in self._users:
-            self._users[buffer] = SegmentMap(sys.maxsize, _Users())
-        return self._users[buffer]
+    def write(self, buffer: str, start: int, stop: int, index: int, found: set[int]) -> None:
+        """Note that instruction `index` writes the elements; add those that read or wrote them to `found`."""
+        touched = self._buffers.get(buffer) or self._of(buffer)
+        one = touched.by_start.get(start)
+        if one is None or one.stop != stop:
+            stretches = touched.stretches(start, stop)
+            for each in stretches:
+                each.add_users(found)
+            if not stretches:
+                return
+            one = touched.join(start, stop, stretches)
+        else:
+            one.add_users(found)
+        one.writer, one.readers = index, []
+        found.discard(index)
+
+    def _of(self, buffer: str) -> "_Buffer":
+        if buffer not in self._buffers:
+            self._buffers[buffer] = _Buffer()
+        return self._buffers[buffer]
+
+
+class _Stretch:
+    """Elements `start` to `stop` of a buffer, which the same instructions use."""
+
+    __slots__ = ("readers", "start", "stop", "writer")
+
+    def __init__(self, start: int, stop: int, writer: int, readers: list[int]) -> None:
+        self.start, self.stop = start, stop
+        self.writer, self.readers = writer, readers  # what wrote it last, -1 for nothing; what has read it since
+
+    def add_users(self, found: set[int]) -> None:
+        """Add what a write must wait for: readers, which have waited for the writer themselves, or else the writer."""
+        if self.readers:
+            found.update(self.readers)
+        elif self.writer >= 0:
+            found.add(self.writer)
+
+
+class _Buffer:
+    """The stretches of one buffer, in order and without a gap.
+
+    Most slices are touched again as they are, so that the stretch is found by its start, without a search.
+    """
+
+    def __init__(self) -> None:
+        whole = _Stretch(0, sys.maxsize, -1, [])
+        self.starts = [0]
+        self.by_start = {0: whole}
+
+    def stretches(self, start: int, stop: int) -> Sequence[_Stretch]:
+        """Return what `start` to `stop` consists of, cut at both ends."""
+        if start >= stop:
+            return ()
+        if start not in self.by_start:
+            self._cut(start)
+        if stop not in self.by_start:
+            self._cut(stop)
+        found = [self.by_start[start]]
+        while found[-1].stop < stop:
+            found.append(self.by_start[found[-1].stop])
+        return found
+
+    def join(self, start: int, stop: int, stretches: Sequence[_Stretch]) -> _Stretch:
+        """Make one stretch of several."""
+        first = stretches[0]
+        first.stop = stop
+        if len(stretches) > 1:
+            for one in stretches[1:]:
+                del self.by_start[one.start]
+            low = bisect_right(self.starts, start)
+            del self.starts[low : low + len(stretches) - 1]
+        return first
+
+    def _cut(self, position: int) -> None:
+        """Make a stretch begin at `position`."""
+        index = bisect_right(self.starts, position)
+        left = self.by_start[self.starts[index - 1]]
+        self.by_start[position] = _Stretch(position, left.stop, left.writer, left.readers.copy())
+        left.stop = position
+        self.starts.insert(index, position)

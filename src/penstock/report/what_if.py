@@ -4,12 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.cost.collectives import ALL_REDUCE
 from penstock.curves import CodecCurves
 from penstock.network import Network, network_document
+from penstock.program import Collective
 from penstock.report.found_runs import FoundRun
 from penstock.report.run_plans import run_codecs
+from penstock.strategies import STRATEGIES
 from penstock.trace import trace_document
+
+
+def closed_forms() -> list[str]:
+    """Return the strategies of one level whose dense all-reduce is one line in closed form."""
+    known = (one for one in STRATEGIES.values() if Collective.ALL_REDUCE in one.costs)
+    return [one.name for one in known if one.stages is None and one.hands_to is None]
 
 
 def what_if(runs: Sequence[FoundRun]) -> dict[str, Any]:
@@ -28,7 +35,7 @@ def _model(run: FoundRun, group: Sequence[FoundRun]) -> dict[str, Any]:
     return {
         "label": f"{trace.label}, {run.group}",
         "workers": run.record.workers,
-        "strategy": next((name for name in network.all_reduce if name in ALL_REDUCE), "ring"),
+        "strategy": next((name for name in network.all_reduce if name in closed_forms()), "ring"),
         "trace": trace_document(trace),
         "network": network_document(_with_codecs(network, group)),
         "measured": _efficiencies(group),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cost.clusters import CLUSTERS
-from penstock.cost.sparse import dense, gtop_k, top_k
+from penstock.cost.papers import dense, gtop_k, top_k
 from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers
 
 NETWORK = CLUSTERS["gtop-k-1gbe"]

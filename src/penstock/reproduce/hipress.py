@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any
 
 from penstock.compll.frontend.parser import parse
-from penstock.cost.codecs import CASYNC, SyncCounts
+from penstock.cost.papers import CASYNC, SyncCounts
 from penstock.reproduce.claim import Claim, compare_exactly, compare_numbers
 from penstock.reproduce.hipress_fig_11 import figure_11
 from penstock.reproduce.hipress_table_7 import table_7

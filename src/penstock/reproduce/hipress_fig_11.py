@@ -16,13 +16,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from penstock.cost.codecs import casync_ring_counts
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
 from penstock.reproduce.claim import Claim, compare_exactly
 from penstock.reproduce.hipress_table_7 import ONEBIT, RATIO, SEND
 from penstock.simulator.iteration import simulate_iteration
+from penstock.strategies import ring
 from penstock.trace import Trace
 from penstock.traces import load_shipped
 
@@ -56,7 +56,7 @@ def steps_seconds(trace: Trace) -> list[float]:
 
 def _ways() -> tuple[Way, Way]:
     """Return a dense and a compressed ring with the published curves, one piece per node, in two stages."""
-    count, share = casync_ring_counts(NODES, NODES), 1 / NODES
+    count, share = ring.counts(NODES, NODES), 1 / NODES
     line = LinearCost(count.sends * SEND.startup_seconds, count.sends * share * SEND.seconds_per_byte)
     dense = Way("ring", (LinearCost(0.0, 0.0), line), _LANES)
     calls = count.encodes * ONEBIT.encode.least_seconds + count.decodes * ONEBIT.decode.least_seconds

@@ -8,7 +8,7 @@ Cells are computed with the paper's counts; where only the planner's give the pu
 
 from dataclasses import dataclass
 
-from penstock.cost.codecs import CASYNC, sync_seconds
+from penstock.cost.papers import CASYNC, sync_seconds
 from penstock.curves import CodecCurves, Curve
 from penstock.planners.selective import Choice, choose
 from penstock.reproduce.claim import Claim

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Instruction, Op, Program, Slice
+from penstock.program import DATA, Instruction, Op, Part, Slice
 from penstock.runtime.codec_protocol import Codec, Deferred, Varying
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
@@ -54,12 +54,12 @@ class Binding:
 class Binder:
     """Makes bindings of one rank's instructions."""
 
-    def __init__(self, program: Program, rank: int, dtype: str, layout: Layout, codec: Codec | None) -> None:
-        self.instructions, self.dtype, self.layout = program.ranks[rank], dtype, layout
-        self.encoded = {buffer.name for buffer in program.buffers if buffer.encoded}
+    def __init__(self, part: Part, dtype: str, layout: Layout, codec: Codec | None) -> None:
+        self.instructions, self.dtype, self.layout = part.instructions, dtype, layout
+        self.encoded = {buffer.name for buffer in part.buffers if buffer.encoded}
         self.codec = codec
         self.merge = merge_kernel(dtype)
-        self._check_codec(program)
+        self._check_codec(part.strategy)
 
     def bind(self, addresses: tuple[float, ...], memories: Memories) -> Binding:
         """Return the instructions on this memory."""
@@ -77,7 +77,7 @@ class Binder:
     def only_receives(self) -> bool:
         """Whether this rank encodes and decodes nothing, though others do: what they decoded is sent to it."""
         codes = (self._is_encoded(slice_) for one in self.instructions for slice_ in (one.read, one.write))
-        return bool(self.encoded) and not any(codes)
+        return self.layout.batches is not None and not any(codes)
 
     @property
     def varies(self) -> bool:
@@ -101,12 +101,12 @@ class Binder:
         blocks = [Slice(slice_.buffer, place, place + 1) for place in range(slice_.start, slice_.stop)]
         return [(block, self.layout.pieces(block)) for block in blocks]
 
-    def _check_codec(self, program: Program) -> None:
+    def _check_codec(self, strategy: str) -> None:
         """Refuse what would fail in the middle of a run, when messages are under way."""
         merges = [one for one in self.instructions if one.op is Op.MERGE and self._is_encoded(one.write)]
         if merges and not hasattr(self.codec, "merge"):
             name = self.codec.name if self.codec else None
-            raise StrategyError(f"{program.strategy}: adds encoded blocks, which {name} cannot; use a sparse codec")
+            raise StrategyError(f"{strategy}: adds encoded blocks, which {name} cannot; use a sparse codec")
 
     def _message(self, instruction: Instruction, memories: Memories) -> Bytes | None:
         if instruction.op is Op.SEND:

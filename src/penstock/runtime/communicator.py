@@ -17,7 +17,6 @@ from typing import Any
 from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
-from penstock.runtime.blocks import coded_block, with_block
 from penstock.runtime.codec_protocol import Codec, Reporting, fingerprint_of
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.failure_diagnosis import asking_seconds, describe, explained
@@ -25,18 +24,17 @@ from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
+from penstock.runtime.request import OwnProgram, Request, with_block
 from penstock.runtime.transport import OnDevice, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
-from penstock.strategies import Options, build
-from penstock.strategies.batches import Batches
-from penstock.strategies.compressed import build_compressed
+from penstock.strategies import Options, parse_strategy
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 from penstock.strategies.hierarchical import leaders
-from penstock.strategies.options import parse_strategy
+from penstock.strategies.strategy import coded_block
 
 KEPT_PROGRAMS = 256
 UNUSED_CALLS = 1024  # after so many others a queued program gives its memory on the device back
-Made = tuple[Program, Batches | None]  # a program, and what it counts where that is not elements
+Ask = Callable[[Flat], Request | OwnProgram]
 
 
 class Communicator:
@@ -57,7 +55,7 @@ class Communicator:
     ) -> None:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
         self._host, self.messages = host, messages
-        self._nodes: Nodes | None = None  # the ranks of each host, once somebody wanted to know
+        self._nodes: Nodes | None = None  # the ranks of each host, once a call wanted to know
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
@@ -116,7 +114,7 @@ class Communicator:
 
     def run(self, program: Program, data: Any, codec: Codec | None = None, residual: Any = None) -> None:
         """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
-        self._run((id(program), id(codec)), lambda _target: (program, None), data, codec, residual)
+        self._run((id(program), id(codec)), lambda target: OwnProgram(program, target.dtype), data, codec, residual)
 
     def nodes(self) -> Nodes:
         """Return the ranks of each host; the first time, all ranks must ask, or use `hierarchical`, together."""
@@ -142,14 +140,14 @@ class Communicator:
         return form is not None and bool(form.queues)
 
     def encodes(self, strategy: str) -> bool:
-        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, whoever leads its node."""
+        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, a node's first rank."""
         name, options = parse_strategy(strategy)
         if name.replace("-", "_") != HIERARCHICAL:
             return True
         return self.transport.rank in leaders(self.transport.world_size, Options(**self._with_nodes(name, options)))
 
     def _with_nodes(self, strategy: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a strategy in two levels with the nodes that were found, where nobody said."""
+        """Return the options of a strategy in two levels with the nodes that were found, unless given."""
         if strategy.replace("-", "_") != HIERARCHICAL or "nodes" in options or "ranks_per_node" in options:
             return options
         return {**options, "nodes": self.nodes()}
@@ -159,12 +157,12 @@ class Communicator:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
 
     def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
-        def make(target: Flat) -> Made:
+        def ask(target: Flat) -> Request:
             world_size, cores = self.transport.world_size, self._shared_cores or 0
             chosen = with_block(options, collective, strategy, target, world_size, self.network, cores)
-            return build(collective, strategy, world_size, target.numel, Options(**chosen)), None
+            return Request(collective, strategy, world_size, target.numel, target.dtype, Options(**chosen))
 
-        self._run((collective, strategy, *sorted(options.items())), make, data, None)
+        self._run((collective, strategy, *sorted(options.items())), ask, data, None)
 
     def _compressed(
         self,
@@ -181,22 +179,24 @@ class Communicator:
         form = self._form_there(data, codec, residual)
         queues = not by_host and self._may_queue(codec, form)
 
-        def make(target: Flat) -> Made:
+        def ask(target: Flat) -> Request:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
-            block = max(target.numel, 1) if queues else coded_block(codec)  # a round's messages are one group
+            whole = max(target.numel, 1)  # where messages are queued, a round's are one group
+            block = whole if queues else coded_block(codec.max_nbytes(1 << 20))
             chosen = Options(**{"block_numel": block, **options})
-            return build_compressed(strategy, self.transport.world_size, ends, chosen)
+            world_size = self.transport.world_size
+            return Request(Collective.ALL_REDUCE, strategy, world_size, target.numel, target.dtype, chosen, ends)
 
         key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
         there = None if form is None else (form, None if queues else self._mirror(data.device))
-        self._run(key, make, data, codec, residual, scale, there)
+        self._run(key, ask, data, codec, residual, scale, there)
 
     def _run(
         self,
         key: Any,
-        make: Callable[[Flat], Made],
+        ask: Ask,
         data: Any,
         codec: Codec | None,
         residual: Any = None,
@@ -209,7 +209,7 @@ class Communicator:
         staged = None if direct or form is not None else self._stage(target)
         try:
             host = target if staged is None else staged.host
-            prepared = self._prepare(key, make, flat(host, direct or form is not None), codec, form)
+            prepared = self._prepare(key, ask, flat(host, direct or form is not None), codec, form)
             self._calls += 1
             if self._calls % UNUSED_CALLS == 0:
                 self._forget_unused()
@@ -236,7 +236,7 @@ class Communicator:
         try:
             prepared.run(host, self._calls, self._patience_seconds, self.recorder, staged, residual, scale)
         except TransportError as error:
-            mine = describe(self._calls, prepared.program, prepared.dtype, prepared.digest)
+            mine = describe(self._calls, prepared.part, prepared.dtype, prepared.digest)
             raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
 
     @property
@@ -248,7 +248,7 @@ class Communicator:
         try:
             return agree(self.transport, _claim(prepared, codec, self._host()), self._patience_seconds)
         except TransportError as error:
-            mine = describe(self._calls + 1, prepared.program, prepared.dtype)
+            mine = describe(self._calls + 1, prepared.part, prepared.dtype)
             raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
 
     def _stage(self, target: Any) -> Any:
@@ -275,9 +275,7 @@ class Communicator:
             self._mirrors[device] = Mirror(device)
         return self._mirrors[device]
 
-    def _prepare(
-        self, key: Any, make: Callable[[Flat], Made], target: Flat, codec: Codec | None, form: Any = None
-    ) -> Prepared:
+    def _prepare(self, key: Any, ask: Ask, target: Flat, codec: Codec | None, form: Any = None) -> Prepared:
         """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
         where = "here" if form is None else "queued" if form[1] is None else "there"
         key = (key, target.numel, target.dtype, where)
@@ -287,51 +285,57 @@ class Communicator:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            prepared = self._prepared_now(*make(target), target.dtype, codec, form)
+            prepared = self._prepared_now(ask(target), codec, form)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
             raise
         cores = self._agree(prepared, codec)
-        if self._shared_cores is None:  # the first agreement says where everybody is
+        if self._shared_cores is None:  # the first agreement says where all ranks are
             self._shared_cores = cores
             if cores:
-                return self._prepare(key[0], make, target, codec, form)  # perhaps with other blocks
+                return self._prepare(key[0], ask, target, codec, form)  # perhaps with other blocks
         self._prepared[key] = prepared
         if len(self._prepared) > KEPT_PROGRAMS:
             self._prepared.popitem(last=False)
         return prepared
 
-    def _prepared_now(
-        self, program: Program, batches: Batches | None, dtype: str, codec: Codec | None, form: Any
-    ) -> Prepared:
+    def _prepared_now(self, request: Request | OwnProgram, codec: Codec | None, form: Any) -> Prepared:
+        """Build this rank's part and resolve all of it that does not depend on the tensor."""
+        transport, dtype = self.transport, request.dtype
+        if isinstance(transport, OnDevice):
+            on_device: Prepared = transport.prepare_on_device(request.program()[0], dtype)  # used as if it were one
+            return on_device
+        if form is not None and form[1] is None:
+            from penstock.runtime.device.queued import prepare_queued
+
+            program, batches = request.program()
+            assert codec is not None
+            assert batches is not None
+            queued: Prepared = prepare_queued(  # type: ignore[assignment]  # used as if it were one
+                program, transport.rank, codec, form[0], batches, self.messages
+            )
+            return queued
+        part, batches = request.part(transport.rank)
+        digest = request.digest(codec)
         if form is not None:
             from penstock.runtime.device.coded import prepare_coded
-            from penstock.runtime.device.queued import prepare_queued
 
             assert codec is not None
             assert batches is not None
-            if form[1] is None:
-                queued: Prepared = prepare_queued(  # type: ignore[assignment]  # used as if it were one
-                    program, self.transport.rank, codec, form[0], batches, self.messages
-                )
-                return queued
-            return prepare_coded(program, self.transport, codec, form[0], self.window, form[1], batches)
-        if not isinstance(self.transport, OnDevice):
-            return prepare(program, self.transport, dtype, codec, self.window, self._scratch, batches)
-        on_device: Prepared = self.transport.prepare_on_device(program, dtype)  # used as if it were one
-        return on_device
+            return prepare_coded(part, transport, codec, form[0], self.window, form[1], batches, digest)
+        return prepare(part, transport, dtype, codec, self.window, self._scratch, batches, digest)
 
 
 def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
-    program = prepared.program
+    part = prepared.part
     return Claim(
-        collective=program.collective.value,
-        strategy=program.strategy,
-        world_size=program.world_size,
+        collective=part.collective.value,
+        strategy=part.strategy,
+        world_size=part.world_size,
         numel=prepared.numel,
         dtype=prepared.dtype,
-        root=program.root,
+        root=part.root,
         codec=codec.name if codec else "",
         codec_text=fingerprint_of(codec),
         digest=prepared.digest,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.errors import StrategyError, TransportError
-from penstock.program import Program
+from penstock.program import Part, Program
 from penstock.runtime.binding import Binder, Binding, Call, Memories
 from penstock.runtime.codec_protocol import Codec, Deferred, fingerprint_of
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
@@ -27,6 +27,7 @@ from penstock.runtime.schedule import Action, Do, choose_window, schedule
 from penstock.runtime.transport import LAST_TAG, Bytes, Transport
 from penstock.runtime.views import Flat, Scratch, bytes_at, flat
 from penstock.strategies.batches import Batches
+from penstock.strategies.pipeline import DEPTH
 
 WINDOW = 4  # messages in flight each way; with 8 or 16, 16 MB on 8 hosts took 1.06-1.22x as long, in one run each
 TIMEOUT_SECONDS = 300.0  # how long one message may keep a rank waiting
@@ -35,39 +36,45 @@ _CALLS = 64  # consecutive calls of a program have so many different tags
 
 
 def prepare(
-    program: Program,
+    program: Part | Program,
     transport: Transport,
     dtype: str,
     codec: Codec | None = None,
     window: int = WINDOW,
     scratch: Scratch | None = None,
     batches: Batches | None = None,
+    digest: str = "",
 ) -> "Prepared":
     """Resolve, for this transport's rank, all that does not depend on the tensor.
 
-    `batches` says what a position of the program stands for where that is not an element.
+    A strategy's part is made for `DEPTH` messages in flight, whatever the other ranks do; of a whole program it is
+    found out how many it needs. `batches` says what a position stands for where that is not an element, and `digest` is
+    a fingerprint of what all ranks have in common; a whole program has its own.
     """
     if program.world_size != transport.world_size:
         raise StrategyError(
             f"{program.strategy}: program for {program.world_size} ranks on {transport.world_size}; build it for these"
         )
-    rank = transport.rank
     if codec is not None and dtype not in ENCODED_DTYPES:
         raise StrategyError(
             f"{program.strategy}: elements of {dtype} with {codec.name}; wanted {' or '.join(ENCODED_DTYPES)}"
         )
-    layout = lay_out(program, rank, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
+    if isinstance(program, Program):
+        part, window = program.part(transport.rank), choose_window(program, window)
+        digest = digest or program_digest(program, dtype, codec, batches)
+    else:
+        part, window = program, max(window, DEPTH)
+    layout = lay_out(part, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
     scratch = scratch or Scratch()
     scratch.reserve(layout.nbytes)
-    actions = schedule(program.ranks[rank], choose_window(program, window))
-    binder = Binder(program, rank, dtype, layout, codec)
-    digest = program_digest(program, dtype, codec, batches)
-    numel = batches.numel if batches else program.numel
-    return Prepared(program, transport, dtype, numel, actions, scratch, digest, binder)
+    actions = schedule(part.instructions, window)
+    binder = Binder(part, dtype, layout, codec)
+    numel = batches.numel if batches else part.numel
+    return Prepared(part, transport, dtype, numel, actions, scratch, digest, binder)
 
 
 def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
-    """Return a fingerprint of all that ranks must agree on."""
+    """Return a fingerprint of a whole program and of all else that ranks must agree on."""
     named = f"{codec.name} {fingerprint_of(codec)}" if codec else None
     text = f"{program}\n{program.buffers}\n{program.root} {dtype} {named} {batches}"
     return hashlib.sha256(text.encode()).hexdigest()
@@ -84,7 +91,7 @@ class Stage(Protocol):
 class Prepared:
     """One rank's part of a program, ready to run any number of times."""
 
-    program: Program
+    part: Part
     transport: Transport
     dtype: str
     numel: int  # of the data
@@ -118,16 +125,16 @@ class Prepared:
         target = self._flat(data)
         if target.numel != self.numel or target.dtype != self.dtype:
             raise StrategyError(
-                f"{self.program.strategy}: {target.numel} elements of {target.dtype}; "
+                f"{self.part.strategy}: {target.numel} elements of {target.dtype}; "
                 f"prepared for {self.numel} of {self.dtype}"
             )
         if scale != 1.0 and self.dtype != "float32":
-            raise StrategyError(f"{self.program.strategy}: a scale for elements of {self.dtype}; wanted float32")
+            raise StrategyError(f"{self.part.strategy}: a scale for elements of {self.dtype}; wanted float32")
         residual, deferred = self._kept(residual)
         kept = None if residual is None else self._flat(residual)
         if kept is not None and (kept.numel != self.numel or kept.dtype != "float32"):
             found = f"a residual of {kept.numel} elements of {kept.dtype}"
-            raise StrategyError(f"{self.program.strategy}: {found}; wanted {self.numel} of float32")
+            raise StrategyError(f"{self.part.strategy}: {found}; wanted {self.numel} of float32")
         tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
         self._perform(
             self._bind(target, kept, deferred, self._scaled_ahead(target, scale)),
@@ -159,7 +166,7 @@ class Prepared:
     def _walk(self, recorder: Recorder | None, staged: "Stage | None") -> Iterable[Action]:
         """Return the actions as they are, or through whatever wants to be asked between them."""
         rank = self.transport.rank
-        instructions = self.program.ranks[rank]
+        instructions = self.part.instructions
         actions: Iterable[Action] = self.actions
         if staged is not None:
             batched = self.binder.layout.batches is not None
@@ -171,7 +178,7 @@ class Prepared:
 
     def _perform(self, binding: Binding, tag: int, timeout_seconds: float, actions: Iterable[Action]) -> None:
         """Walk the actions: the one loop that moves data."""
-        transport, instructions = self.transport, self.program.ranks[self.transport.rank]
+        transport, instructions = self.transport, self.part.instructions
         messages, computations, works = binding.messages, binding.computations, binding.works
         sizes = binding.sizes if getattr(transport, "takes_shorter", False) else None
         index = 0
@@ -196,7 +203,7 @@ class Prepared:
     def _native(self, binding: Binding, index: int, timeout_seconds: float) -> None:
         values = binding.natives[index]
         assert values is not None
-        self.transport.native(self.program.collective, values, self.dtype, self.program.root, timeout_seconds)
+        self.transport.native(self.part.collective, values, self.dtype, self.part.root, timeout_seconds)
 
     def _kept(self, residual: Any) -> tuple[Any, Deferred | None]:
         """Return the memory of a residual, and the residual itself where the codec is to put off what it leaves."""
@@ -238,9 +245,9 @@ class Prepared:
             self._bindings.popitem(last=False)
 
     def _failure(self, index: int, cause: Exception) -> TransportError:
-        instruction = self.program.ranks[self.transport.rank][index]
+        instruction = self.part.instructions[index]
         return TransportError(
-            self.program.strategy, self.transport.rank, f"{index}: {instruction}", instruction.peer, str(cause)
+            self.part.strategy, self.transport.rank, f"{index}: {instruction}", instruction.peer, str(cause)
         )
 
 

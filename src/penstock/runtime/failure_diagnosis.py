@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 
 from penstock.errors import TransportError
-from penstock.program import Program
+from penstock.program import Part, Program
 from penstock.runtime.transport import DeathError, Notes, Transport
 
 LONGEST_SECONDS = 2.0  # for reading notes
@@ -49,7 +49,7 @@ def asking_seconds(timeout_seconds: float) -> float:
     return min(LONGEST_SECONDS, SHARE * timeout_seconds)
 
 
-def describe(call: int, program: Program, dtype: str, digest: str = "") -> Note:
+def describe(call: int, program: Part | Program, dtype: str, digest: str = "") -> Note:
     """Return a note: which call this is, for people, and the program's fingerprint, where ranks have compared it."""
     what = f"{program.collective.value} by {program.strategy} of {program.numel} {dtype}"
     return Note(call, f"{what} (program {digest[:8]})" if digest else what)

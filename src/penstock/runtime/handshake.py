@@ -1,7 +1,8 @@
 """Ranks compare what they are about to run, before any data moves.
 
-Every rank sends rank 0 a claim of fixed size; rank 0 compares them and answers all with a verdict. It costs two
-small messages per rank, once per program. Later calls of the same program send nothing more: the program's
+Every rank sends rank 0 a claim of fixed size, which says what determines its program (collective, strategy, options,
+sizes, codec), not the program itself; rank 0 compares them and answers all with a verdict. It costs two small messages
+per rank, once per program. Later calls of the same program send nothing more: the program's
 fingerprint and the number of the call are part of every message's tag, so that ranks which run different calls do
 not exchange data but run into the timeout.
 """
@@ -16,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import MismatchError, TransportError
-from penstock.runtime.blocks import processors
-from penstock.runtime.hosts import this_host
+from penstock.runtime.hosts import processors, this_host
 from penstock.runtime.transport import CHECK_TAG, Bytes, DeathError, Transport
 
 _NBYTES = 1024  # of a claim and of a verdict
@@ -47,7 +47,7 @@ class Claim:
     root: int = 0
     codec: str = ""
     codec_text: str = ""  # fingerprint of what the codec is made from
-    digest: str = ""  # of all instructions: options such as the block size show here
+    digest: str = ""  # of all that determines the program: options such as the block size show here
     host: str = field(default_factory=this_host)  # where it runs, and on how many cores: these may differ
     cores: int = field(default_factory=processors)
 
@@ -104,7 +104,7 @@ def _decide(transport: Transport, claim: Claim, timeout_seconds: float) -> _Foun
     buffers = [np.zeros(_NBYTES, np.uint8) for _ in peers]
     verdict, failure = _collect(transport, claim, buffers, timeout_seconds * _PATIENCE)
     answer = _packed(asdict(verdict))
-    with contextlib.suppress(TimeoutError, ConnectionError):  # whoever cannot be told finds out by itself
+    with contextlib.suppress(TimeoutError, ConnectionError):  # a rank that cannot be told finds out by itself
         for work in [transport.isend(answer, peer, CHECK_TAG) for peer in peers if peer != verdict.missing]:
             work.wait(timeout_seconds * (1 - _PATIENCE))
     return verdict, failure

@@ -23,6 +23,11 @@ def this_host() -> str:
         return platform.node()
 
 
+def processors() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def network_namespace() -> int:
     """Return the number of this process's network namespace, which no other has until the machine is started again."""
     return os.stat("/proc/self/ns/net").st_ino

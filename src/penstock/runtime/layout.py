@@ -9,12 +9,12 @@ In a program that counts batches (`strategies.batches`) a position is a batch, a
 all pieces in its batches, one after the other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Instruction, Op, Program, Slice
+from penstock.program import DATA, Buffer, Instruction, Op, Part, Slice
 from penstock.strategies.batches import Batches, Piece
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two slices share one and every element type is aligned
@@ -41,6 +41,9 @@ class Layout:
     nbytes: int = 0  # of the scratch memory
     plain: dict[str, int] = field(default_factory=dict)  # buffer -> its first byte
     encoded: dict[str, dict[int, int]] = field(default_factory=dict)  # buffer -> edge of a block -> byte
+    padded: dict[int, int] = field(
+        default_factory=dict
+    )  # elements of a piece -> bytes of its payload, padding included
 
     def place(self, slice_: Slice) -> Place:
         """Return where a slice lies."""
@@ -64,6 +67,8 @@ class Layout:
         """Return what is encoded by itself within a block: (start, stop) of `data`."""
         if self.batches is None:
             return [(slice_.start, slice_.stop)]
+        if slice_.stop == slice_.start + 1:
+            return list(self.batches.pieces[slice_.start])
         return [piece for batch in self.batches.pieces[slice_.start : slice_.stop] for piece in batch]
 
     def payload_nbytes(self, piece: Piece) -> int:
@@ -73,7 +78,13 @@ class Layout:
 
     def block_nbytes(self, slice_: Slice) -> int:
         """Return the bytes that a block takes, padding included."""
-        return sum(_aligned(self.payload_nbytes(piece), PAYLOAD_ALIGNMENT) for piece in self.pieces(slice_))
+        total = 0
+        for start, stop in self.pieces(slice_):
+            if stop - start not in self.padded:
+                nbytes = self.payload_nbytes((start, stop))
+                self.padded[stop - start] = _aligned(nbytes, PAYLOAD_ALIGNMENT)
+            total += self.padded[stop - start]
+        return total
 
     def reserve(self, nbytes: int) -> int:
         """Return the first byte of a new aligned place for `nbytes`."""
@@ -83,42 +94,50 @@ class Layout:
 
 
 def lay_out(
-    program: Program,
-    rank: int,
+    part: Part,
     itemsize: int,
     max_nbytes: Callable[[int], int] | None = None,
     batches: Batches | None = None,
 ) -> Layout:
-    """Place the scratch that `rank` uses; `max_nbytes` is how many bytes so many elements can need encoded."""
+    """Place the scratch that a rank uses; `max_nbytes` is how many bytes so many elements can need encoded."""
     layout = Layout(itemsize, max_nbytes, batches)
-    instructions = program.ranks[rank]
-    for slice_ in _used(instructions):
-        buffer = program.buffer(slice_.buffer)
-        if not 0 <= slice_.start <= slice_.stop <= buffer.numel:
-            raise StrategyError(
-                f"{program.strategy}: rank {rank} uses {slice_}; the buffer has {buffer.numel} elements"
-            )
-        if buffer.encoded and slice_.buffer not in layout.encoded:
-            if max_nbytes is None:
+    buffers = {DATA: Buffer(DATA, part.numel)} | {buffer.name: buffer for buffer in part.buffers}
+    for name, slices in _used(part.instructions).items():
+        buffer = buffers[name]
+        for slice_ in slices:
+            if not 0 <= slice_.start <= slice_.stop <= buffer.numel:
                 raise StrategyError(
-                    f"{program.strategy}: buffer {slice_.buffer!r} is encoded; pass the codec that encodes it"
+                    f"{part.strategy}: rank {part.rank} uses {slice_}; the buffer has {buffer.numel} elements"
                 )
-            blocks = _blocks(instructions, slice_.buffer, program.strategy, batches is not None)
-            layout.encoded[slice_.buffer] = _place_blocks(layout, blocks)
-        elif not buffer.encoded and slice_.buffer != DATA and slice_.buffer not in layout.plain:
-            layout.plain[slice_.buffer] = layout.reserve(layout.element(buffer.numel) * itemsize)
+        if buffer.encoded:
+            if max_nbytes is None:
+                raise StrategyError(f"{part.strategy}: buffer {name!r} is encoded; pass the codec that encodes it")
+            layout.encoded[name] = _place_blocks(layout, _blocks(slices, part.strategy, batches is not None))
+        elif name != DATA:
+            layout.plain[name] = layout.reserve(layout.element(buffer.numel) * itemsize)
     return layout
 
 
-def _blocks(instructions: Sequence[Instruction], buffer: str, strategy: str, batched: bool) -> list[Slice]:
+def _used(instructions: Sequence[Instruction]) -> dict[str, dict[Slice, bool]]:
+    """Return the slices of each buffer, in the order of first use: whether each is encoded or decoded as a whole."""
+    found: dict[str, dict[Slice, bool]] = {}
+    for one in instructions:
+        codes = one.op in _CODES
+        for slice_ in (one.write, one.read):
+            if slice_ is not None:
+                slices = found.setdefault(slice_.buffer, {})
+                slices[slice_] = slices.get(slice_, False) or codes
+    return found
+
+
+def _blocks(slices: Mapping[Slice, bool], strategy: str, batched: bool) -> list[Slice]:
     """Return the blocks of an encoded buffer in order: what is coded as a whole, or else passed on as a whole."""
-    coded = {one for step in instructions if step.op in _CODES for one in (step.write, step.read) if one is not None}
-    found = {one for one in coded if one.buffer == buffer}
-    carried = {one for one in _used(instructions) if one.buffer == buffer} - found
     if batched:  # a block may consist of several batches, and be sent in several parts
-        positions = {position for one in found | carried for position in range(one.start, one.stop)}
+        buffer = next(iter(slices)).buffer
+        positions = {position for one in slices for position in range(one.start, one.stop)}
         return [Slice(buffer, position, position + 1) for position in sorted(positions)]
-    found |= {one for one in carried if not any(one.overlaps(other) for other in found)}
+    found = {one for one, coded in slices.items() if coded}
+    found |= {one for one in slices if not any(one.overlaps(other) for other in found)}
     blocks = sorted(found, key=lambda one: (one.start, -one.stop))
     for one, other in pairwise(blocks):
         if one.overlaps(other):
@@ -128,20 +147,15 @@ def _blocks(instructions: Sequence[Instruction], buffer: str, strategy: str, bat
 
 def _place_blocks(layout: Layout, blocks: Sequence[Slice]) -> dict[int, int]:
     """Return the byte of each edge of a block; blocks follow one another without gaps."""
-    nbytes = sum(layout.block_nbytes(block) for block in blocks)
-    byte = layout.reserve(nbytes)
+    sizes = [layout.block_nbytes(block) for block in blocks]
+    byte = layout.reserve(sum(sizes))
     edges: dict[int, int] = {}
-    for block in blocks:
+    for block, nbytes in zip(blocks, sizes, strict=True):
         edges[block.start] = byte
-        byte += layout.block_nbytes(block)
+        byte += nbytes
         edges[block.stop] = byte
     return edges
 
 
 def _aligned(nbytes: int, alignment: int) -> int:
     return -(-nbytes // alignment) * alignment
-
-
-def _used(instructions: Sequence[Instruction]) -> Iterator[Slice]:
-    for instruction in instructions:
-        yield from (slice_ for slice_ in (instruction.write, instruction.read) if slice_ is not None)

@@ -39,7 +39,7 @@ from penstock.runtime.measure_compressed import compressed_round
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.timed import noise
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
-from penstock.strategies.options import parse_strategy
+from penstock.strategies import parse_strategy
 
 PROCESSES = 2  # that compile in the background, at most; a machine with fewer cores has fewer
 TAKE_OVER_SECONDS = 15.0  # to wait for a process that may be another job's, and paused; then compile here

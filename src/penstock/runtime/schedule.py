@@ -17,6 +17,7 @@ and widens the window until they come to an end. A circle that stays is the prog
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from enum import Enum
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from penstock.errors import StrategyError
@@ -40,7 +41,8 @@ class Action(NamedTuple):
     step: int  # the index of the instruction
 
 
-_START = {Op.SEND: Do.SEND, Op.RECV: Do.RECV, Op.NATIVE: Do.NATIVE}  # all others: Do.COMPUTE
+_START = dict.fromkeys(Op, Do.COMPUTE) | {Op.SEND: Do.SEND, Op.RECV: Do.RECV, Op.NATIVE: Do.NATIVE}
+_new = tuple.__new__  # without the names of the fields: a schedule has thousands of actions
 
 
 def schedule(instructions: Sequence[Instruction], window: int) -> tuple[Action, ...]:
@@ -56,17 +58,36 @@ class _Scheduler:
         self.actions: list[Action] = []
         self.started = [False] * len(instructions)
         self.finished = [False] * len(instructions)
-        self.in_flight: dict[Op, deque[int]] = {Op.SEND: deque(), Op.RECV: deque()}
-        self.receives: dict[int | None, deque[int]] = defaultdict(deque)  # not posted yet, by peer, whose order holds
+        self.sends: deque[int] = deque()  # in flight
+        self.receives: deque[int] = deque()  # in flight
+        self.later: dict[int | None, deque[int]] = {}  # receives not posted yet, by peer, whose order holds
+        self.turn: dict[int | None, int] = {}  # of peers: those with an earlier first receive come first
+        self.ready: list[tuple[int, int]] = []  # heap of receives that could be posted, as (turn of the peer, index)
+        self.waits: dict[int, int] = {}  # of each receive: how many instructions it still waits for
+        self.followers: dict[int, list[int]] = {}  # receives that wait for an instruction
         for index, instruction in enumerate(instructions):
             if instruction.op is Op.RECV:
-                self.receives[instruction.peer].append(index)
+                self._note(index, instruction)
+
+    def _note(self, index: int, instruction: Instruction) -> None:
+        """Take note of a receive."""
+        self.waits[index] = len(instruction.after)
+        for earlier in instruction.after:
+            self.followers.setdefault(earlier, []).append(index)
+        queue = self.later.get(instruction.peer)
+        if queue is None:
+            queue = self.later[instruction.peer] = deque()
+            self.turn[instruction.peer] = len(self.turn)
+            if not instruction.after:
+                heappush(self.ready, (self.turn[instruction.peer], index))
+        queue.append(index)
 
     def run(self) -> tuple[Action, ...]:
         self.hoist()
         for index, instruction in enumerate(self.instructions):
             if not self.started[index]:
-                self.finish(instruction.after)
+                if instruction.after:
+                    self.finish(instruction.after)
                 self.make_room(index, instruction.op)
             if not self.started[index]:
                 self.start(index, instruction)
@@ -74,38 +95,58 @@ class _Scheduler:
         return tuple(self.actions)
 
     def start(self, index: int, instruction: Instruction) -> None:
-        self.actions.append(Action(_START.get(instruction.op, Do.COMPUTE), index))
+        op = instruction.op
+        self.actions.append(_new(Action, (_START[op], index)))
         self.started[index] = True
-        if instruction.op in self.in_flight:
-            self.in_flight[instruction.op].append(index)
-            if instruction.op is Op.RECV:
-                self.receives[instruction.peer].popleft()
+        if op is Op.RECV:
+            self.receives.append(index)
+            self.posted(instruction.peer)
+        elif op is Op.SEND:
+            self.sends.append(index)
         else:
-            self.finished[index] = True
-            self.hoist()
+            self.end(index)
+
+    def posted(self, peer: int | None) -> None:
+        """Go on to the next receive from a peer."""
+        queue = self.later[peer]
+        queue.popleft()
+        if queue and not self.waits[queue[0]]:
+            heappush(self.ready, (self.turn[peer], queue[0]))
 
     def finish(self, indices: Sequence[int]) -> None:
         """Await those of the sends and receives at `indices` that are not known to be finished."""
         for index in indices:
             if not self.finished[index]:
-                self.actions.append(Action(Do.WAIT, index))
-                self.finished[index] = True
-                self.in_flight[self.instructions[index].op].remove(index)
+                self.actions.append(_new(Action, (Do.WAIT, index)))
+                (self.sends if self.instructions[index].op is Op.SEND else self.receives).remove(index)
+                self.end(index)
+
+    def end(self, index: int) -> None:
+        """Note that an instruction is finished, and post what waited for it."""
+        self.finished[index] = True
+        if index not in self.followers:
+            if self.ready:
                 self.hoist()
+            return
+        for follower in self.followers[index]:
+            self.waits[follower] -= 1
+            peer = self.instructions[follower].peer
+            if not self.waits[follower] and not self.started[follower] and self.later[peer][0] == follower:
+                heappush(self.ready, (self.turn[peer], follower))
+        self.hoist()
 
     def make_room(self, index: int, op: Op) -> None:
-        flying: Sequence[int] = self.in_flight.get(op, ())
-        while len(flying) >= self.window and not self.started[index]:
-            self.finish([flying[0]])
+        if op is Op.SEND or op is Op.RECV:
+            flying = self.sends if op is Op.SEND else self.receives
+            while len(flying) >= self.window and not self.started[index]:
+                self.finish([flying[0]])
 
     def hoist(self) -> None:
         """Post every receive that is the next from its peer, waits for nothing unfinished, and fits the window."""
-        for waiting in self.receives.values():
-            while waiting and len(self.in_flight[Op.RECV]) < self.window:
-                instruction = self.instructions[waiting[0]]
-                if not all(self.finished[index] for index in instruction.after):
-                    break
-                self.start(waiting[0], instruction)
+        while self.ready and len(self.receives) < self.window:
+            _, index = heappop(self.ready)
+            if not self.started[index]:  # else it was started in its place in the list
+                self.start(index, self.instructions[index])
 
 
 def choose_window(program: Program, window: int) -> int:
@@ -131,7 +172,7 @@ def stuck_ranks(program: Program, schedules: Sequence[Sequence[Action]]) -> list
     """
     play = _Play(program, schedules)
     ranks = range(program.world_size)
-    while sum(play.advance(rank) for rank in ranks):  # a round in which somebody moved
+    while sum(play.advance(rank) for rank in ranks):  # a round in which some rank moved
         pass
     return [(rank, schedules[rank][play.position[rank]].step) for rank in ranks if not play.ended(rank)]
 

@@ -13,7 +13,8 @@ from penstock.cost.ways import Way, comparable, compressed_ways, way_for
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS, Planner
-from penstock.simulator.robust import predict_robust
+from penstock.simulator.fitted import fitted_cost
+from penstock.simulator.iteration import predict_robust
 from penstock.trace import Trace
 
 LEAST_GAIN = 0.05  # of the iteration that it is compared with
@@ -64,9 +65,9 @@ def decide_codec(
     While gradients are computed, messages take `slowdown` times as long.
     """
     wanted = list(network.codecs) if codecs is None else list(codecs)
-    dense = [way_for(network, strategy, workers) for strategy in strategies]
+    dense = [way_for(network, strategy, workers, fitted_cost) for strategy in strategies]
     packed = {
-        codec: compressed_ways(network, compressed_strategies, [codec], partitions, workers)
+        codec: compressed_ways(network, compressed_strategies, [codec], partitions, workers, fitted_cost)
         for codec in wanted
         if codec in network.codecs
     }
@@ -86,7 +87,7 @@ def decide_among(
 ) -> CodecDecision:
     """Return the plan to run, of the best without a codec and the best with each, which may leave buckets dense.
 
-    `packed` has the ways of each codec, the safest first; `missing` are codecs whose cost nobody knows.
+    `packed` has the ways of each codec, the safest first; `missing` are codecs whose cost is not known.
     """
     every = comparable([*dense, *(way for ways in packed.values() for way in ways)])
     plain = [way for way in every if way.codec is None]

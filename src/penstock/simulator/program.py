@@ -14,7 +14,7 @@ from penstock.program import Instruction, Op, Program, Slice
 from penstock.simulator.engine import Resource, Task, run_tasks
 from penstock.timeline import Span, Timeline
 
-CodecSeconds = Callable[[Op, int], float]  # (ENCODE, DECODE, or MERGE of two encoded blocks; dense bytes) -> seconds
+CodecSeconds = Callable[[Op, float], float]  # (ENCODE, DECODE, or MERGE of two encoded blocks; dense bytes) -> seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,21 @@ def simulate_program(
     NATIVE instruction cannot be timed.
     """
     translation = _Translation(program, network, itemsize, uplinks, codec or CodecCost(), native_seconds)
-    tasks, names = translation.tasks()
+    tasks, heads = translation.tasks()
     capacity: Mapping[Resource, int] = translation.capacity()
     spans = []
-    for task, ran, (name, lane, rank) in zip(tasks, run_tasks(tasks, capacity), names, strict=True):
+    for task, ran, head in zip(tasks, run_tasks(tasks, capacity), heads, strict=True):
         if task.seconds or task.uses:
+            name, lane, rank = translation.name(head)
             spans.append(Span(name, lane, ran.start_seconds, ran.end_seconds, rank))
     timeline = Timeline(tuple(spans))
     return ProgramTiming(timeline.iteration_seconds, timeline)
+
+
+def program_seconds(program: Program, network: Network, itemsize: float = 4, codec: CodecCost | None = None) -> float:
+    """Return only how long `program` takes: a picture of a large one takes longer than its timing."""
+    translation = _Translation(program, network, itemsize, None, codec or CodecCost(), None)
+    return max((ran.end_seconds for ran in run_tasks(translation.tasks()[0])), default=0.0)
 
 
 def count_steps(program: Program) -> int:
@@ -86,14 +93,18 @@ class _Translation:
 
     program: Program
     network: Network
-    itemsize: int
+    itemsize: float
     uplinks: Uplinks | None
     codec: CodecCost
     native_seconds: Callable[[float], float] | None
     previous: dict[Key, Key] = field(default_factory=dict)  # of a send: the one before it on the same link
+    encoded: frozenset[str] = field(init=False)  # buffers that hold a codec's output
 
-    def tasks(self) -> tuple[list[Task], list[tuple[str, str, int]]]:
-        """Return tasks in the order a rank-by-rank, step-by-step reading meets them, and a name for each."""
+    def __post_init__(self) -> None:
+        self.encoded = frozenset(buffer.name for buffer in self.program.buffers if buffer.encoded)
+
+    def tasks(self) -> tuple[list[Task], list[Key]]:
+        """Return tasks in the order a rank-by-rank, step-by-step reading meets them, and the first of each."""
         owner = self._group()
         order = sorted(owner, key=lambda key: (key[1], key[0]))
         index_of: dict[Key, int] = {}
@@ -104,7 +115,7 @@ class _Translation:
                 index_of[head] = len(members)
                 members.append([])
             members[index_of[head]].append(key)
-        return [self._task(keys, owner, index_of) for keys in members], [self._name(keys[0]) for keys in members]
+        return [self._task(keys, owner, index_of) for keys in members], [keys[0] for keys in members]
 
     def capacity(self) -> dict[Resource, int]:
         if self.uplinks is None:
@@ -163,22 +174,22 @@ class _Translation:
         assert instruction.write is not None
         assert instruction.read is not None
         dense = instruction.write.numel * self.itemsize
-        if instruction.op is Op.MERGE and self.program.buffer(instruction.write.buffer).encoded:
+        if instruction.op is Op.MERGE and instruction.write.buffer in self.encoded:
             return self.codec.seconds(Op.MERGE, dense)
         if instruction.op is Op.MERGE:
-            encoded = self.program.buffer(instruction.read.buffer).encoded
+            encoded = instruction.read.buffer in self.encoded
             decoding = self.codec.seconds(Op.DECODE, dense) if encoded else 0.0
             return self.network.gamma_seconds_per_byte * dense + decoding
         return self.codec.seconds(instruction.op, dense) if instruction.op in (Op.ENCODE, Op.DECODE) else 0.0
 
     def _nbytes(self, touched: Slice) -> float:
-        ratio = self.codec.ratio if self.program.buffer(touched.buffer).encoded else 1.0
+        ratio = self.codec.ratio if touched.buffer in self.encoded else 1.0
         return touched.numel * self.itemsize * ratio
 
     def _at(self, rank: int, index: int) -> Instruction:
         return self.program.ranks[rank][index]
 
-    def _name(self, key: Key) -> tuple[str, str, int]:
+    def name(self, key: Key) -> tuple[str, str, int]:
         instruction = self._at(*key)
         lane = "network" if instruction.op in (Op.SEND, Op.RECV) else "codec" if instruction.op in _CODEC else "merge"
         return str(instruction).split(" (")[0], lane, key[0]

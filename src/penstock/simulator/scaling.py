@@ -16,6 +16,7 @@ from penstock.cost.ways import Way, way_for
 from penstock.errors import PlanError
 from penstock.network import Network
 from penstock.planners import Planner
+from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import simulate_iteration
 from penstock.trace import Trace
 
@@ -67,7 +68,7 @@ class ScalingRow:
     non_overlapped_seconds: float
     speedup: float
     efficiency: float
-    cost: str  # "measured" line or "model" (closed form)
+    cost: str  # "measured" line, "model" (closed form) or "simulated" program
 
     def document(self) -> dict[str, Any]:
         """Return the row for `--json`."""
@@ -84,7 +85,7 @@ def scaling_study(
 ) -> list[ScalingRow]:
     """Simulate every planner on every number of workers."""
     return [
-        _row(trace, planner, way_for(network, strategy, p), p, variation)
+        _row(trace, planner, way_for(network, strategy, p, fitted_cost), p, variation)
         for p in workers
         for planner in planners
     ]  # fmt: skip
@@ -109,5 +110,5 @@ def _row(trace: Trace, planner: Planner, way: Way, p: int, variation: Variation 
         non_overlapped_seconds=fmean(run.non_overlapped_seconds for run in runs),
         speedup=speedup,
         efficiency=speedup / p,
-        cost="measured" if way.measured else "model",
+        cost="model" if way.source == "closed form" else way.source,
     )

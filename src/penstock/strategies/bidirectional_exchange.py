@@ -19,107 +19,149 @@ round a ring and takes p - 1 steps). Each chunk is summed by one rank, so all ra
 
 from collections.abc import Iterator
 
-from penstock.program import DATA, Collective, Program, Slice, split
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.options import Options
-from penstock.strategies.spanning_tree import edges
+from penstock.network import LinearCost, Network
+from penstock.program import DATA, Collective, Part, Slice, split
+from penstock.program.builder import PartBuilder
+from penstock.strategies import halving_doubling
+from penstock.strategies.closed_form import ZERO, ceil_log2, constants, floor_log2
+from penstock.strategies.compress import compressed
+from penstock.strategies.spanning_tree import edges_of
+from penstock.strategies.strategy import DEFAULT, Options, Strategy, one_chunk_per_rank
 
 INBOX = "inbox"
 NAME = "bidirectional_exchange"
 
 
-def all_reduce(world_size: int, numel: int, options: Options) -> Program:
+def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum each chunk on one rank, then collect the chunks: 2 log2 p steps."""
-    builder = ProgramBuilder(NAME, Collective.ALL_REDUCE, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
+    builder.units = [Slice(DATA, start, stop) for start, stop in split(numel, world_size) if start < stop]
     _reduce_scatter(builder)
     _all_gather(builder)
     return builder.build()
 
 
-def reduce_scatter(world_size: int, numel: int, options: Options) -> Program:
+def reduce_scatter(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Leave the sum of chunk r on rank r: log2 p steps."""
-    builder = ProgramBuilder(NAME, Collective.REDUCE_SCATTER, world_size, numel)
+    builder = PartBuilder(NAME, Collective.REDUCE_SCATTER, rank, world_size, numel)
     _reduce_scatter(builder)
     return builder.build()
 
 
-def all_gather(world_size: int, numel: int, options: Options) -> Program:
+def all_gather(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Give chunk r of rank r to every rank: log2 p steps."""
-    builder = ProgramBuilder(NAME, Collective.ALL_GATHER, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_GATHER, rank, world_size, numel)
     _all_gather(builder)
     return builder.build()
 
 
-def broadcast(world_size: int, numel: int, options: Options) -> Program:
+def broadcast(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Scatter the root's chunks down the spanning tree, then collect them: 2 log2 p steps, 2 (p-1)/p n bytes."""
-    builder = ProgramBuilder(NAME, Collective.BROADCAST, world_size, numel, options.root)
-    for edge in edges(0, world_size, options.root):
+    builder = PartBuilder(NAME, Collective.BROADCAST, rank, world_size, numel, options.root)
+    for edge in edges_of(rank, world_size, options.root):
         part = _chunks(builder, edge.low, edge.high)
         builder.message(edge.parent, edge.child, part, part, in_turn=True)
     _all_gather(builder)
     return builder.build()
 
 
-def reduce(world_size: int, numel: int, options: Options) -> Program:
+def reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum each chunk on one rank, then gather the chunks up the spanning tree: 2 log2 p steps, 2 (p-1)/p n bytes."""
-    builder = ProgramBuilder(NAME, Collective.REDUCE, world_size, numel, options.root)
+    builder = PartBuilder(NAME, Collective.REDUCE, rank, world_size, numel, options.root)
     _reduce_scatter(builder)
-    for edge in reversed(list(edges(0, world_size, options.root))):
+    for edge in reversed(edges_of(rank, world_size, options.root)):
         part = _chunks(builder, edge.low, edge.high)
         builder.message(edge.child, edge.parent, part, part)
     return builder.build()
 
 
-def _reduce_scatter(builder: ProgramBuilder) -> None:
-    used = [0] * builder.world_size  # inbox elements of each rank: no two messages share any, so all may run ahead
-    for low, middle, high in _halvings(0, builder.world_size):
-        left, right = _chunks(builder, low, middle), _chunks(builder, middle, high)
+def _reduce_scatter(builder: PartBuilder) -> None:
+    used = 0  # inbox elements: no two messages share any, so all may run ahead
+    for low, middle, high in _halvings(builder.rank, builder.world_size):
         arrived = []
-        for one, other in _pairs(low, middle, high):
-            arrived.append(_deliver(builder, one, other, right, used))
-            if one - low < high - middle:  # the odd rank's partner has answered another rank
-                arrived.append(_deliver(builder, other, one, left, used))
-        for rank, part, inbox in arrived:
-            builder.merge(rank, part, inbox)
+        for source, target in _messages(builder.rank, low, middle, high):
+            part = _chunks(builder, low, middle) if target < middle else _chunks(builder, middle, high)
+            inbox = Slice(INBOX, used, used + part.numel)
+            builder.message(source, target, part, inbox)
+            if target == builder.rank:
+                used += part.numel
+                arrived.append((part, inbox))
+        for part, inbox in arrived:
+            builder.merge(part, inbox)
     if builder.world_size > 1:
-        builder.scratch(INBOX, max(used))
+        builder.scratch(INBOX, used)
 
 
-def _deliver(
-    builder: ProgramBuilder, source: int, target: int, part: Slice, used: list[int]
-) -> tuple[int, Slice, Slice]:
-    """Send `part` to a fresh place in the target's inbox; return what is to be merged."""
-    inbox = Slice(INBOX, used[target], used[target] + part.numel)
-    used[target] += part.numel
-    builder.message(source, target, part, inbox)
-    return target, part, inbox
+def _all_gather(builder: PartBuilder) -> None:
+    for low, middle, high in reversed(list(_halvings(builder.rank, builder.world_size))):
+        for source, target in _messages(builder.rank, low, middle, high, right_first=True):
+            part = _chunks(builder, low, middle) if source < middle else _chunks(builder, middle, high)
+            builder.message(source, target, part, part)
 
 
-def _all_gather(builder: ProgramBuilder) -> None:
-    for low, middle, high in reversed(list(_halvings(0, builder.world_size))):
-        left, right = _chunks(builder, low, middle), _chunks(builder, middle, high)
-        for one, other in _pairs(low, middle, high):
-            builder.message(other, one, right, right)
-            if one - low < high - middle:
-                builder.message(one, other, left, left)
-
-
-def _halvings(low: int, high: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (low, middle, high) for each range of ranks that is halved, a range before its halves."""
-    if high - low > 1:
+def _halvings(rank: int, world_size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (low, middle, high) for each range of ranks around `rank` that is halved, the largest first."""
+    low, high = 0, world_size
+    while high - low > 1:
         middle = (low + high + 1) // 2
         yield low, middle, high
-        yield from _halvings(low, middle)
-        yield from _halvings(middle, high)
+        low, high = (low, middle) if rank < middle else (middle, high)
 
 
-def _pairs(low: int, middle: int, high: int) -> Iterator[tuple[int, int]]:
-    """Yield a partner in the right half for each rank of the left; the last right rank may have two."""
-    for offset in range(middle - low):
-        yield low + offset, min(middle + offset, high - 1)
+def _messages(rank: int, low: int, middle: int, high: int, right_first: bool = False) -> Iterator[tuple[int, int]]:
+    """Yield what `rank` sends to the other half or gets from it, as (source, target), in the order all ranks keep.
+
+    Each rank of the left half has a partner in the right; the last of the right may have two, and answers the first.
+    """
+    last = high - 1
+    lefts = [rank] if rank < middle else [low + rank - middle] + ([middle - 1] if rank == last else [])
+    for left in dict.fromkeys(lefts):
+        right = min(middle + left - low, last)
+        answered = left - low < high - middle
+        if right_first:
+            yield right, left
+            if answered:
+                yield left, right
+        else:
+            yield left, right
+            if answered:
+                yield right, left
 
 
-def _chunks(builder: ProgramBuilder, low: int, high: int) -> Slice:
+def _chunks(builder: PartBuilder, low: int, high: int) -> Slice:
     """Return the chunks of ranks `low` to `high`."""
-    chunks = split(builder.numel, builder.world_size)
-    return Slice(DATA, chunks[low][0], chunks[high - 1][1])
+    return Slice(DATA, builder.numel * low // builder.world_size, builder.numel * high // builder.world_size)
+
+
+def broadcast_cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
+    """Spanning-tree scatter, then a ring all-gather, as MPI does it for long messages (Wang et al. Table 1)."""
+    alpha, beta, _ = constants(network)
+    return LinearCost((ceil_log2(p) + p - 1) * alpha, 2 * (p - 1) / p * beta)
+
+
+def reduce_cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
+    """Reduce-scatter by exchange, then a gather to the root (Wang et al. Table 1)."""
+    alpha, beta, gamma = constants(network)
+    rounds = floor_log2(p)
+    share = 1 - 1 / 2**rounds
+    odd = ZERO if 2**rounds == p else LinearCost(alpha, beta + gamma)
+    return LinearCost(2 * rounds * alpha, 2 * share * beta + share * gamma) + odd
+
+
+BIDIRECTIONAL_EXCHANGE = Strategy(
+    NAME,
+    {
+        Collective.ALL_REDUCE: all_reduce,
+        Collective.BROADCAST: broadcast,
+        Collective.REDUCE: reduce,
+        Collective.REDUCE_SCATTER: reduce_scatter,
+        Collective.ALL_GATHER: all_gather,
+    },
+    coded=compressed(all_reduce),
+    cut=one_chunk_per_rank,
+    costs={
+        Collective.ALL_REDUCE: halving_doubling.cost,  # also where ranks are folded there: the program does better
+        Collective.BROADCAST: broadcast_cost,
+        Collective.REDUCE: reduce_cost,
+    },
+)

@@ -12,25 +12,63 @@
 2 ceil(log2 N) steps of n bytes each: log N (2 alpha + (2 beta + gamma) n).
 """
 
-from penstock.program import DATA, Collective, Program, Slice
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.options import Options
+from penstock.network import LinearCost, Network
+from penstock.program import DATA, Collective, Part, Slice
+from penstock.program.builder import PartBuilder
+from penstock.strategies.closed_form import ceil_log2, constants
+from penstock.strategies.compress import compressed
+from penstock.strategies.spanning_tree import counts
+from penstock.strategies.strategy import DEFAULT, Options, Strategy
 
+NAME = "binary_tree"
 INBOX = "inbox"
 
 
-def all_reduce(world_size: int, numel: int, options: Options) -> Program:
+def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum over all ranks in 2 ceil(log2 N) steps."""
-    builder = ProgramBuilder("binary_tree", Collective.ALL_REDUCE, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
+    builder.units = [Slice(DATA, 0, numel)] if numel else []
     if world_size > 1:
         builder.scratch(INBOX, numel)
     data, arrived = Slice(DATA, 0, numel), Slice(INBOX, 0, numel)
-    rounds = [1 << shift for shift in range((world_size - 1).bit_length())]
-    for distance in rounds:
-        for parent in range(0, world_size - distance, 2 * distance):
-            builder.message(parent + distance, parent, data, arrived)
-            builder.merge(parent, data, arrived)
-    for distance in reversed(rounds):
-        for parent in range(0, world_size - distance, 2 * distance):
-            builder.message(parent, parent + distance, data, data, in_turn=True)
+    edges = edges_of(rank, world_size)
+    for parent, child in edges:
+        builder.message(child, parent, data, arrived)
+        if parent == rank:
+            builder.merge(data, arrived)
+    for parent, child in reversed(edges):
+        builder.message(parent, child, data, data, in_turn=True)
     return builder.build()
+
+
+def edges_of(rank: int, world_size: int) -> list[tuple[int, int]]:
+    """Return the edges of a binomial tree that end at `rank`, as (parent, child), from the leaves to rank 0.
+
+    >>> edges_of(2, 6)
+    [(2, 3), (0, 2)]
+    """
+    found: list[tuple[int, int]] = []
+    distance = 1
+    while distance < world_size:
+        if rank % (2 * distance):
+            return [*found, (rank - distance, rank)]
+        if rank + distance < world_size:
+            found.append((rank, rank + distance))
+        distance *= 2
+    return found
+
+
+def cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
+    """All-reduce: reduce to one rank, then broadcast; each level carries the whole message (MG-WFBP Table 2)."""
+    alpha, beta, gamma = constants(network)
+    levels = ceil_log2(p)
+    return LinearCost(2 * alpha * levels, (2 * beta + gamma) * levels)
+
+
+BINARY_TREE = Strategy(
+    NAME,
+    {Collective.ALL_REDUCE: all_reduce},
+    coded=compressed(all_reduce),
+    costs={Collective.ALL_REDUCE: cost},
+    counts=counts,
+)

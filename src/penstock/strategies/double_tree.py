@@ -15,27 +15,45 @@ as the root has it.
 
 A rank receives and sends 2n bytes at most, as in a ring, but a block needs only about 2 log2 N steps to every rank.
 With an odd number of ranks the second tree is the first moved on by one rank.
+
+A rank has up to four neighbours, and which message it should handle next is not obvious; one that waits for the wrong
+message holds up others. So time is cut into steps, every edge of a tree sends a block up in each fourth step and
+another down in each fourth, and each rank lists its messages in the order of their steps. Even steps are for blocks on
+their way up, odd ones for those on their way down. Which of the two even steps an edge has is a colour: the edges to
+the two children of a rank have different ones, since it receives from both, and so have the edges to the two parents of
+a rank, since it sends to both. An edge shares an end in this sense with at most two others, so that edges form paths,
+and rings in which both kinds of sharing take turns: two colours are enough (Sanders et al.). Both ends of an edge find
+the same.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
-from penstock.program import Collective, Program, Slice, split
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.flows import Flow, emit_flows
-from penstock.strategies.options import Options
-from penstock.strategies.pipeline import blocks, declare_inbox
+from penstock.network import LinearCost, Network
+from penstock.program import Collective, Part, Slice, split
+from penstock.program.builder import PartBuilder
+from penstock.strategies.closed_form import ZERO, ceil_log2, constants
+from penstock.strategies.compress import compressed
+from penstock.strategies.pipeline import DEPTH, Arrival, Departure, blocks, declare_inbox, emit
+from penstock.strategies.strategy import DEFAULT, Cut, Options, Strategy
+
+NAME = "double_tree"
+PERIOD = 4  # steps from one block of an edge to the next in the same direction
 
 
-def all_reduce(world_size: int, numel: int, options: Options) -> Program:
+def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum each half of the data up and down its own tree."""
-    builder = ProgramBuilder("double_tree", Collective.ALL_REDUCE, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
     block_numel = min(options.pipe_block(-(-numel // 2)), numel)
+    halves = [blocks(start, stop, block_numel) for start, stop in split(numel, 2)]
+    builder.units = [block for half in halves for block in half]
     if world_size > 1:
         declare_inbox(builder, block_numel)
-        halves = [tuple(blocks(start, stop, block_numel)) for start, stop in split(numel, 2)]
-        flows = _tree_flows(world_size, halves[0], False, 0)
-        flows += _tree_flows(world_size, halves[1], True, len(flows))
-        emit_flows(builder, flows, block_numel)
+        coming, going = _messages(rank, world_size, halves)
+        arrivals = [Arrival(one.peer, one.block, one.up) for one in coming]
+        emit(builder, arrivals, _departures(coming, going), block_numel)
     return builder.build()
 
 
@@ -45,7 +63,6 @@ class Place:
 
     parent: int | None  # None for the root
     children: tuple[int, ...]
-    depth: int  # 0 for the root
 
 
 def place_in_tree(rank: int, world_size: int, second: bool) -> Place:
@@ -62,12 +79,10 @@ def place_in_tree(rank: int, world_size: int, second: bool) -> Place:
     while step and position + step > world_size:  # the right subtree is cut off: its root is smaller
         step //= 2
     children += [position + step] if step else []
-    ranks = {_position(other, world_size, second): other for other in range(world_size)}
     parent = _parent(position, world_size)
     return Place(
-        None if parent is None else ranks[parent],
-        tuple(ranks[child] for child in children),
-        _depth(position, world_size),
+        None if parent is None else _rank(parent, world_size, second),
+        tuple(_rank(child, world_size, second) for child in children),
     )
 
 
@@ -75,6 +90,12 @@ def _position(rank: int, world_size: int, second: bool) -> int:
     if not second:
         return rank + 1
     return world_size - rank if world_size % 2 == 0 else (rank + 1) % world_size + 1
+
+
+def _rank(position: int, world_size: int, second: bool) -> int:
+    if not second:
+        return position - 1
+    return world_size - position if world_size % 2 == 0 else (position - 2) % world_size
 
 
 def _parent(position: int, world_size: int) -> int | None:
@@ -88,30 +109,123 @@ def _parent(position: int, world_size: int) -> int | None:
     return above
 
 
-def _depth(position: int, world_size: int) -> int:
-    parent = _parent(position, world_size)
-    return 0 if parent is None else 1 + _depth(parent, world_size)
+class _Message(NamedTuple):
+    """A block that this rank sends or receives."""
+
+    step: int
+    peer: int
+    block: Slice
+    up: bool  # a partial sum; otherwise the finished one
 
 
-def _tree_flows(world_size: int, pieces: tuple[Slice, ...], second: bool, first_index: int) -> list[Flow]:
-    """Return the flows of one tree: up to the root, then down from it; `first_index` is that of the first."""
-    places = [place_in_tree(rank, world_size, second) for rank in range(world_size)]
-    below = [rank for rank in range(world_size) if places[rank].parent is not None]
-    up = {rank: first_index + index for index, rank in enumerate(below)}
-    down = {rank: index + len(below) for rank, index in up.items()}
-    flows = []
-    for rank in below:
-        parent = _required(places[rank].parent)
-        needs = tuple(up[one] for one in places[rank].children)
-        first = places[parent].children[0]
-        flows.append(Flow(rank, parent, pieces, True, needs, follows=None if rank == first else up[first]))
-    for rank in below:
-        parent = _required(places[rank].parent)
-        needs = (down[parent],) if parent in down else tuple(up[one] for one in places[parent].children)
-        flows.append(Flow(parent, rank, pieces, merged=False, needs=needs))
-    return flows
+def _messages(rank: int, world_size: int, halves: list[list[Slice]]) -> tuple[list[_Message], list[_Message]]:
+    """Return what a rank receives and what it sends, each in the order of its step."""
+    coming: list[_Message] = []
+    going: list[_Message] = []
+    for second, half in enumerate(halves):
+        place, tree = place_in_tree(rank, world_size, bool(second)), _trees(world_size)[second]
+        edges = [(child, child, coming, going) for child in place.children]
+        edges += [] if place.parent is None else [(rank, place.parent, going, coming)]
+        for child, peer, upward, downward in edges:
+            up, down = tree.up[child], tree.down[child]
+            upward += [_Message(up + PERIOD * index, peer, block, True) for index, block in enumerate(half)]
+            downward += [_Message(down + PERIOD * index, peer, block, False) for index, block in enumerate(half)]
+    return sorted(coming), sorted(going)
 
 
-def _required(parent: int | None) -> int:
-    assert parent is not None
-    return parent
+def _departures(coming: list[_Message], going: list[_Message]) -> list[Departure]:
+    """Return the departures of a rank, each after what it needs and not far ahead of what comes in earlier steps."""
+    summed = {one.block: index for index, one in enumerate(coming) if one.up}  # the last that is added to a block
+    finished = {one.block: index for index, one in enumerate(coming) if not one.up}
+    steps = [one.step for one in coming]
+    departures = []
+    for one in going:
+        needed = summed.get(one.block, -1) if one.up else finished.get(one.block, summed.get(one.block, -1))
+        ahead = bisect_left(steps, one.step) - 1 - DEPTH
+        departures.append(Departure(one.peer, one.block, max(needed, ahead), finished=not one.up))
+    return departures
+
+
+class _Tree(NamedTuple):
+    """When the first block crosses the edge between a rank and its parent, by rank; the root has none."""
+
+    up: dict[int, int]
+    down: dict[int, int]
+
+
+@lru_cache(maxsize=8)
+def _trees(world_size: int) -> tuple[_Tree, _Tree]:
+    """Return the steps of both trees: 20 ms for 2,048 ranks, the same on each of them."""
+    places = tuple([place_in_tree(rank, world_size, second) for rank in range(world_size)] for second in (False, True))
+    colours = _colours(places)
+    return _tree(places[0], colours[0], world_size, False), _tree(places[1], colours[1], world_size, True)
+
+
+def _colours(places: tuple[list[Place], ...]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return 0 or 1 for the edge to each rank's parent, in both trees; see the top of this file."""
+    found: tuple[dict[int, int], dict[int, int]] = {}, {}
+    for first in range(len(places[0])):
+        for start in (0, 1):
+            walk, colour = [(start, first)], 0
+            while walk:
+                tree, rank = walk.pop()
+                parent = places[tree][rank].parent
+                if parent is None or rank in found[tree]:
+                    continue
+                others = [found[tree][one] for one in places[tree][parent].children if one in found[tree]]
+                others += [found[1 - tree][rank]] if rank in found[1 - tree] else []
+                colour = 1 - others[0] if others else 0
+                assert all(other != colour for other in others)
+                found[tree][rank] = colour
+                walk += [(tree, one) for one in places[tree][parent].children] + [(1 - tree, rank)]
+    return found
+
+
+def _tree(places: list[Place], colours: dict[int, int], world_size: int, second: bool) -> _Tree:
+    """Give every edge the first step of its colour in which what it needs is there.
+
+    Of two children the first is added first, for every block: else a sum's rounding would depend on where it stands.
+    """
+    up: dict[int, int] = {}
+    down: dict[int, int] = {}
+    positions = sorted(range(1, world_size + 1), key=lambda position: position & -position)
+    ranks = [_rank(position, world_size, second) for position in positions]  # children before parents
+    summed: dict[int, int] = {}  # rank: the step in which its last child's block comes
+    for rank in ranks:
+        ready = -1
+        for child in places[rank].children:
+            up[child] = _next_step(max(ready, summed[child]), 2 * colours[child])
+            ready = up[child]
+        summed[rank] = ready
+    for rank in reversed(ranks):
+        ready = down.get(rank, summed[rank])
+        for child in places[rank].children:
+            down[child] = _next_step(ready, 2 * colours[child] + 1)
+    return _Tree(up, down)
+
+
+def _next_step(after: int, slot: int) -> int:
+    """Return the first step after `after` that is `slot` modulo the period."""
+    return after + 1 + (slot - after - 1) % PERIOD
+
+
+def cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
+    """All-reduce: both trees at once, pipelined (MG-WFBP Table 2).
+
+    As published, and not attainable. Table 2 prints the startup as `2 log N`, without the alpha. Its slope,
+    `beta + gamma`, is that of a reduce or a broadcast alone: an all-reduce has to send every byte in and out,
+    `2 (p-1)/p beta` on each NIC, and the program takes about `2 beta` (tests/simulator/test_program.py).
+    """
+    if p == 1:
+        return ZERO
+    alpha, beta, gamma = constants(network)
+    return LinearCost(2 * alpha * ceil_log2(p), beta + gamma)
+
+
+DOUBLE_TREE = Strategy(
+    NAME,
+    {Collective.ALL_REDUCE: all_reduce},
+    coded=compressed(all_reduce),
+    cut=lambda _, __: Cut(2),
+    costs={Collective.ALL_REDUCE: cost},
+)

@@ -25,41 +25,42 @@ All ranks add the payloads in the order of the ranks, so all end with the same b
 is in that rank's residual.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
-from penstock.program import Collective, Program, Slice
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.fold import largest_power_of_two
-from penstock.strategies.options import Options
-from penstock.strategies.pipeline import blocks
+from penstock.program import Collective, Part, Slice
+from penstock.program.builder import PartBuilder
+from penstock.strategies.closed_form import SyncCounts, floor_log2
+from penstock.strategies.pipeline import DEPTH, blocks
+from penstock.strategies.strategy import Options, Strategy
 
-Message = tuple[int, int, int]  # (from, to, whose payload)
+Turn = tuple[int | None, int, int | None, int]  # receive whose payload from which rank, and send whose to which
 
 
-def all_gather(world_size: int, numel: int, options: Options, empty: Collection[int] = ()) -> Program:
+def all_gather(rank: int, world_size: int, numel: int, options: Options, empty: Collection[int] = ()) -> Part:
     """Give every rank's payload to every rank directly: N-1 messages each way; nothing at positions in `empty`."""
-    return _gather("all_gather", world_size, numel, options, empty, list(_direct(world_size)))
+    builder = PartBuilder("all_gather", Collective.ALL_REDUCE, rank, world_size, numel)
+    return _gather(builder, options, empty, list(_direct(rank, world_size)))
 
 
-def recursive_doubling(world_size: int, numel: int, options: Options, empty: Collection[int] = ()) -> Program:
+def doubling(rank: int, world_size: int, numel: int, options: Options, empty: Collection[int] = ()) -> Part:
     """Give every rank's payload to every rank by exchanges at doubling distances."""
-    return _gather("recursive_doubling", world_size, numel, options, empty, list(_doubling(world_size)))
+    builder = PartBuilder("recursive_doubling", Collective.ALL_REDUCE, rank, world_size, numel)
+    return _gather(builder, options, empty, list(_doubling(rank, world_size)))
 
 
-def _gather(
-    name: str, world_size: int, numel: int, options: Options, empty: Collection[int], messages: Iterable[Message]
-) -> Program:
-    """Encode, carry out `messages` and add up, block by block: one travels while the next is encoded."""
-    builder = ProgramBuilder(name, Collective.ALL_REDUCE, world_size, numel)
+def _gather(builder: PartBuilder, options: Options, empty: Collection[int], turns: list[Turn]) -> Part:
+    """Encode, take all turns and add up, block by block: one travels while the next is encoded."""
+    numel = builder.numel
     pieces = [
         block
         for block in blocks(0, numel, options.block_numel or numel)
         if not all(position in empty for position in range(block.start, block.stop))
     ]
-    for rank in range(world_size if pieces else 0):
+    for rank in range(builder.world_size if pieces else 0):
         builder.scratch(_buffer(rank), numel, encoded=True)
+    receives: list[int] = []
     for block, before in zip(pieces, [None, *pieces], strict=False):
-        _send_all(builder, block, messages)
+        _send_all(builder, block, turns, receives)
         if before is not None:
             _add_all(builder, before)
     for block in pieces[-1:]:
@@ -67,43 +68,64 @@ def _gather(
     return builder.build()
 
 
-def _send_all(builder: ProgramBuilder, block: Slice, messages: Iterable[Message]) -> None:
-    for rank in range(builder.world_size):
-        builder.encode(rank, _payload(rank, block), block)
-    for source, target, whose in messages:
-        builder.message(source, target, _payload(whose, block), _payload(whose, block))
+def _send_all(builder: PartBuilder, block: Slice, turns: list[Turn], receives: list[int]) -> None:
+    """Take the turns of one block; `receives` are those so far, each posted after the one `DEPTH` before it.
+
+    All ranks take them in the same order, so that those in flight are the next on both sides of every link.
+    """
+    builder.encode(_payload(builder.rank, block), block)
+    for arriving, source, leaving, target in turns:
+        if arriving is not None:
+            receives.append(builder.issued)
+            builder.recv(source, _payload(arriving, block), after=receives[-DEPTH - 1 : -DEPTH])
+        if leaving is not None:
+            builder.send(target, _payload(leaving, block))
 
 
-def _add_all(builder: ProgramBuilder, block: Slice) -> None:
-    for rank in range(builder.world_size):
-        builder.decode(rank, block, _payload(0, block))
-        for other in range(1, builder.world_size):
-            builder.merge(rank, block, _payload(other, block))
+def _add_all(builder: PartBuilder, block: Slice) -> None:
+    builder.decode(block, _payload(0, block))
+    for other in range(1, builder.world_size):
+        builder.merge(block, _payload(other, block))
 
 
-def _direct(world_size: int) -> Iterator[Message]:
+def _direct(rank: int, world_size: int) -> Iterator[Turn]:
     for step in range(1, world_size):
-        for rank in range(world_size):
-            yield rank, (rank + step) % world_size, rank
+        source = (rank - step) % world_size
+        yield source, source, rank, (rank + step) % world_size
 
 
-def _doubling(world_size: int) -> Iterator[Message]:
-    power = largest_power_of_two(world_size)
-    held = [[rank] for rank in range(world_size)]
-    for extra in range(power, world_size):
-        yield from _give(held, [(extra, extra - power)])
+def _doubling(rank: int, world_size: int) -> Iterator[Turn]:
+    """Yield the turns of a rank: what it gets of each partner, and what that lacks."""
+    power = 1 << floor_log2(world_size)
+    if rank >= power:
+        yield None, rank - power, rank, rank - power
+        yield from ((whose, rank - power, None, rank - power) for whose in range(world_size) if whose != rank)
+        return
+    if rank + power < world_size:
+        yield rank + power, rank + power, None, rank + power
     for turn in range(power.bit_length() - 1):
-        yield from _give(held, [(rank, rank ^ 1 << turn) for rank in range(power)])
-    for extra in range(power, world_size):
-        yield from _give(held, [(extra - power, extra)])
+        partner = rank ^ 1 << turn
+        arriving, leaving = (_held(one, turn, power, world_size) for one in (partner, rank))
+        for index in range(max(len(arriving), len(leaving))):
+            yield (
+                arriving[index] if index < len(arriving) else None,
+                partner,
+                leaving[index] if index < len(leaving) else None,
+                partner,
+            )
+    if rank + power < world_size:
+        yield from ((None, rank + power, whose, rank + power) for whose in range(world_size) if whose != rank + power)
 
 
-def _give(held: list[list[int]], pairs: Iterable[tuple[int, int]]) -> Iterator[Message]:
-    """Yield what each source has and its target lacks, all at once."""
-    given = [(source, target, [one for one in held[source] if one not in held[target]]) for source, target in pairs]
-    for source, target, payloads in given:
-        held[target] += payloads
-        yield from ((source, target, whose) for whose in payloads)
+def _held(rank: int, turn: int, power: int, world_size: int) -> list[int]:
+    """Return whose payloads a rank has after `turn` exchanges: those of an aligned group, and of ranks folded into it.
+
+    >>> _held(1, 1, 4, 5)
+    [0, 1, 4]
+    """
+    first = rank >> turn << turn
+    group = range(first, first + (1 << turn))
+    return [*group, *(one + power for one in group if one + power < world_size)]
 
 
 def _payload(whose: int, block: Slice) -> Slice:
@@ -112,3 +134,11 @@ def _payload(whose: int, block: Slice) -> Slice:
 
 def _buffer(rank: int) -> str:
     return f"rank{rank}"
+
+
+def counts(workers: int, pieces: int) -> SyncCounts:
+    """Every rank encodes its pieces once, sends them to all others and decodes those of all: few steps, many bytes."""
+    return SyncCounts(workers - 1, 1, workers)
+
+
+ALL_GATHER = Strategy("all_gather", coded=all_gather, counts=counts)

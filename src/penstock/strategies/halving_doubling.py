@@ -15,48 +15,69 @@ the chunks.
 of ranks is folded. Each chunk is summed by one rank, so all ranks end with the same bits.
 """
 
-from penstock.program import DATA, Collective, Program, Slice, split
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.fold import fold, largest_power_of_two, unfold
-from penstock.strategies.options import Options
+from penstock.network import LinearCost, Network
+from penstock.program import DATA, Collective, Part, Slice, split
+from penstock.program.builder import PartBuilder
+from penstock.strategies.closed_form import constants, floor_log2, folding
+from penstock.strategies.compress import compressed
+from penstock.strategies.recursive_doubling import both_ways, fold, largest_power_of_two, unfold
+from penstock.strategies.strategy import DEFAULT, Cut, Options, Strategy
 
+NAME = "halving_doubling"
 INBOX = "inbox"
 
 
-def all_reduce(world_size: int, numel: int, options: Options) -> Program:
+def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum over all ranks in 2 log2 N exchanges of halves, quarters, and so on."""
-    builder = ProgramBuilder("halving_doubling", Collective.ALL_REDUCE, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
     power = largest_power_of_two(world_size)
+    builder.units = [Slice(DATA, start, stop) for start, stop in split(numel, power) if start < stop]
     if power > 1:
         builder.scratch(INBOX, numel)
     fold(builder)
-    distances = [power >> shift for shift in range(1, power.bit_length())]
-    for distance in distances:
-        _halve(builder, power, distance)
-    for distance in reversed(distances):
-        _double(builder, power, distance)
+    if rank < power:
+        distances = [power >> shift for shift in range(1, power.bit_length())]
+        for distance in distances:
+            _halve(builder, power, distance)
+        for distance in reversed(distances):
+            _double(builder, power, distance)
     unfold(builder)
     return builder.build()
 
 
-def _halve(builder: ProgramBuilder, power: int, distance: int) -> None:
-    for rank in range(power):
-        partner = rank ^ distance
-        given = _kept(builder, power, partner, distance)
-        builder.message(rank, partner, given, Slice(INBOX, given.start, given.stop))
-    for rank in range(power):
-        kept = _kept(builder, power, rank, distance)
-        builder.merge(rank, kept, Slice(INBOX, kept.start, kept.stop))
+def _halve(builder: PartBuilder, power: int, distance: int) -> None:
+    rank, partner = builder.rank, builder.rank ^ distance
+    for source, target in both_ways(rank, partner):
+        given = _kept(builder, power, target, distance)
+        builder.message(source, target, given, Slice(INBOX, given.start, given.stop))
+    kept = _kept(builder, power, rank, distance)
+    builder.merge(kept, Slice(INBOX, kept.start, kept.stop))
 
 
-def _double(builder: ProgramBuilder, power: int, distance: int) -> None:
-    for rank in range(power):
-        own = _kept(builder, power, rank, distance)
-        builder.message(rank, rank ^ distance, own, own)
+def _double(builder: PartBuilder, power: int, distance: int) -> None:
+    for source, target in both_ways(builder.rank, builder.rank ^ distance):
+        own = _kept(builder, power, source, distance)
+        builder.message(source, target, own, own)
 
 
-def _kept(builder: ProgramBuilder, power: int, rank: int, distance: int) -> Slice:
+def _kept(builder: PartBuilder, power: int, rank: int, distance: int) -> Slice:
     """Return what `rank` keeps in the exchange at `distance`: the chunks of the aligned group of that size it is in."""
     first = rank // distance * distance
-    chunks = split(builder.numel, power)
-    return Slice(DATA, chunks[first][0], chunks[first + distance - 1][1])
+    return Slice(DATA, builder.numel * first // power, builder.numel * (first + distance) // power)
+
+
+def cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
+    """All-reduce: reduce-scatter by recursive halving, all-gather by recursive doubling (MG-WFBP Table 2)."""
+    alpha, beta, gamma = constants(network)
+    rounds = floor_log2(p)
+    share = 1 - 1 / 2**rounds  # as one factor: Table 2's difference of terms falls below 0 by rounding where p is 1
+    return LinearCost(2 * alpha * rounds, share * (2 * beta + gamma)) + folding(network, p)
+
+
+HALVING_DOUBLING = Strategy(
+    NAME,
+    {Collective.ALL_REDUCE: all_reduce},
+    coded=compressed(all_reduce),
+    cut=lambda world_size, _: Cut(largest_power_of_two(world_size)),
+    costs={Collective.ALL_REDUCE: cost},
+)

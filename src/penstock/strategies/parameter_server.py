@@ -18,43 +18,43 @@ come in waves. Each partition is summed by one rank in one order, so all ranks e
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from penstock.errors import StrategyError
-from penstock.program import DATA, Collective, Program, Slice, split
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.options import Options
+from penstock.network import LinearCost, Network
+from penstock.program import DATA, Collective, Part, Slice, split
+from penstock.program.builder import PartBuilder
+from penstock.strategies.closed_form import SyncCounts, constants
+from penstock.strategies.compress import compressed
 from penstock.strategies.pipeline import DEPTH, Arrival, Departure, declare_inbox, emit
+from penstock.strategies.strategy import DEFAULT, Cut, Options, Strategy
 
 NAME = "parameter_server"
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    when: tuple[int, int]  # (turn, round): all ranks keep to this order
-    source: int
-    target: int
+class _Message(NamedTuple):
+    """A message that this rank sends or receives."""
+
+    turn: int  # all ranks keep to the order of turn and step
+    step: int
+    peer: int
     part: Slice
-    push: bool  # merged by the target; otherwise the finished sum
+    push: bool  # merged by the aggregator; otherwise the finished sum
 
 
-def all_reduce(world_size: int, numel: int, options: Options) -> Program:
+def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum each partition on its aggregator and send the sum back; a partition is never cut further."""
-    builder = ProgramBuilder(NAME, Collective.ALL_REDUCE, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
     owners = aggregators(world_size, options.servers)
     parts = [Slice(DATA, start, stop) for start, stop in split(numel, options.partitions or len(owners))]
+    builder.units = [part for part in parts if part.numel]
     largest = max(part.numel for part in parts)
-    coming: list[list[_Message]] = [[] for _ in range(world_size)]
-    going: list[list[_Message]] = [[] for _ in range(world_size)]
-    for message in sorted(_messages(world_size, parts, owners), key=lambda one: one.when):
-        coming[message.target].append(message)
-        going[message.source].append(message)
+    coming, going = _messages(rank, world_size, parts, owners)
     if world_size > 1:
         declare_inbox(builder, largest)
-    for rank in range(world_size):
-        arrivals = [Arrival(one.source, one.part, merged=one.push) for one in coming[rank]]
-        emit(builder, rank, arrivals, _departures(coming[rank], going[rank]), largest, in_turn=True)
+    arrivals = [Arrival(one.peer, one.part, one.push) for one in coming]
+    emit(builder, arrivals, _departures(coming, going), largest, in_turn=True)
     return builder.build()
 
 
@@ -65,15 +65,28 @@ def aggregators(world_size: int, servers: int | None) -> range:
     return range(world_size - (servers or world_size), world_size)
 
 
-def _messages(world_size: int, parts: list[Slice], owners: range) -> Iterator[_Message]:
-    """Yield every push and pull; in a wave each aggregator has one partition, and it is pulled after the next push."""
+def _messages(rank: int, world_size: int, parts: list[Slice], owners: range) -> tuple[list[_Message], list[_Message]]:
+    """Return what a rank receives and what it sends, in order.
+
+    In a wave each aggregator has one partition, and it is pulled after the push of the next wave.
+    """
+    coming: list[_Message] = []
+    going: list[_Message] = []
     for index, part in enumerate(parts):
-        if not part.numel:
+        if part.start == part.stop:
             continue
         wave, owner = index // len(owners), owners[index % len(owners)]
-        for step in range(1, world_size):
-            yield _Message((2 * wave, step), (owner - step) % world_size, owner, part, push=True)
-            yield _Message((2 * wave + 3, step), owner, (owner + step) % world_size, part, push=False)
+        push, pull = 2 * wave, 2 * wave + 3
+        if owner == rank:
+            steps = range(1, world_size)
+            coming += [_Message(push, step, (rank - step) % world_size, part, True) for step in steps]
+            going += [_Message(pull, step, (rank + step) % world_size, part, False) for step in steps]
+        else:
+            going.append(_Message(push, (owner - rank) % world_size, owner, part, True))
+            coming.append(_Message(pull, (rank - owner) % world_size, owner, part, False))
+    for messages in (coming, going):
+        messages.sort(key=lambda one: one[:2])
+    return coming, going
 
 
 def _departures(coming: list[_Message], going: list[_Message]) -> list[Departure]:
@@ -82,9 +95,48 @@ def _departures(coming: list[_Message], going: list[_Message]) -> list[Departure
     Without that limit all ranks could fill their send queues before any of them receives.
     """
     last_push = {one.part: index for index, one in enumerate(coming) if one.push}
-    times = [one.when for one in coming]
+    times = [one[:2] for one in coming]
     departures = []
     for one in going:
         needed = -1 if one.push else last_push[one.part]
-        departures.append(Departure(one.target, one.part, max(needed, bisect_left(times, one.when) - 1 - DEPTH)))
+        after = max(needed, bisect_left(times, one[:2]) - 1 - DEPTH)
+        departures.append(Departure(one.peer, one.part, after, finished=not one.push))
     return departures
+
+
+def stages(network: Network, p: int, options: Options = DEFAULT) -> Mapping[str, LinearCost]:
+    """Push and pull, which overlap those of other buckets, as two lines (MG-WFBP section 4.3).
+
+    Co-located (`servers` None): each of the p workers keeps and sums a p-th part, so p-1 parts travel each way.
+    Dedicated: each of `servers` machines receives its part from p workers, one after the other.
+    """
+    alpha, beta, gamma = constants(network)
+    messages, share = (p - 1, 1 / p) if options.servers is None else (p, 1 / options.servers)
+    push = LinearCost(messages * alpha, messages * share * (beta + gamma))
+    return {"push": push, "pull": LinearCost(messages * alpha, messages * share * beta)}
+
+
+def cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
+    """Push, then pull."""
+    push, pull = stages(network, p, options).values()
+    return push + pull
+
+
+def counts(workers: int, pieces: int) -> SyncCounts:
+    """CaSync-PS with aggregators on the workers, as HiPress section 6 ran it (erratum 7).
+
+    Every rank encodes all pieces; an aggregator decodes N of each of its own.
+    """
+    return SyncCounts(2 * (workers - 1), pieces, workers)
+
+
+PARAMETER_SERVER = Strategy(
+    NAME,
+    {Collective.ALL_REDUCE: all_reduce},
+    coded=compressed(all_reduce),
+    options=("servers",),
+    cut=lambda world_size, options: Cut(len(aggregators(world_size, options.servers)), waves=True),
+    costs={Collective.ALL_REDUCE: cost},
+    stages=stages,
+    counts=counts,
+)

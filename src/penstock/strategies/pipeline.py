@@ -11,69 +11,67 @@ one of `DEPTH` scratch slots used in turn; any other arrives in its place in `da
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain, islice, pairwise, takewhile
+from typing import NamedTuple
 
 from penstock.program import DATA, Slice
-from penstock.program.builder import ProgramBuilder
+from penstock.program.builder import PartBuilder
 
 DEPTH = 4  # blocks received ahead: one travels, one is merged, two absorb uneven arrivals
 INBOX = "inbox"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A block of `data` that comes from another rank."""
 
     source: int
     block: Slice
-    merged: bool  # added to what is there; otherwise it replaces it
+    merged: bool  # added to what is there; otherwise it is a finished sum and replaces it
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """A block of `data` that goes to another rank."""
 
     target: int
     block: Slice
     after: int = -1  # issued after this many-th arrival (0 is the first); -1: at once
+    finished: bool = False  # the sum over all ranks, which replaces what the target has
 
 
 def blocks(start: int, stop: int, block_numel: int) -> list[Slice]:
     """Cut `start` to `stop` of `data` into blocks of at most `block_numel`, as even as possible."""
-    count = -(-(stop - start) // max(block_numel, 1))
-    edges = [start + (stop - start) * i // count for i in range(count + 1)] if count else []
-    return [Slice(DATA, low, high) for low, high in pairwise(edges)]
+    numel = stop - start
+    count = -(-numel // max(block_numel, 1))
+    return [Slice(DATA, start + numel * i // count, start + numel * (i + 1) // count) for i in range(count)]
 
 
-def declare_inbox(builder: ProgramBuilder, block_numel: int) -> None:
+def declare_inbox(builder: PartBuilder, block_numel: int) -> None:
     """Declare the scratch slots that `emit` uses for blocks of up to `block_numel`."""
     builder.scratch(INBOX, DEPTH * block_numel)
 
 
 def emit(
-    builder: ProgramBuilder,
-    rank: int,
+    builder: PartBuilder,
     arrivals: Sequence[Arrival],
     departures: Sequence[Departure],
     block_numel: int,
     *,
     in_turn: bool = False,
 ) -> None:
-    """Issue one rank's whole pipeline; `departures` are issued in their order, none before its `after`.
+    """Issue a rank's whole pipeline; `departures` are issued in their order, none before its `after`.
 
-    With `in_turn` a block leaves only after the one before it has arrived (see `ProgramBuilder.send`).
+    With `in_turn` a block leaves only after the one before it has arrived (see `PartBuilder.send`).
     """
-    inbox = _Inbox(builder, rank, arrivals, departures, block_numel)
-    left = 0
+    inbox = _Inbox(builder, arrivals, departures, block_numel)
+    left, count = 0, len(departures)
     for done in range(-1, len(arrivals)):
         inbox.merge(done)
         inbox.post_ahead(done, left)  # before each send, which may have to wait
-        while left < len(departures) and departures[left].after <= done:
-            builder.send(rank, departures[left].target, departures[left].block, in_turn=in_turn)
+        while left < count and departures[left].after <= done:
+            target, block, _, finished = departures[left]
+            builder.send(target, block, in_turn=in_turn, finished=finished)
             left += 1
             inbox.post_ahead(done, left)
-    assert left == len(departures), "a block leaves after an arrival that does not happen"
+    assert left == count, "a block leaves after an arrival that does not happen"
     assert inbox.posted == len(arrivals), "a block arrives before what it replaces has left"
 
 
@@ -81,14 +79,9 @@ class _Inbox:
     """The receives of one rank: posted ahead, into slots where they are to be merged."""
 
     def __init__(
-        self,
-        builder: ProgramBuilder,
-        rank: int,
-        arrivals: Sequence[Arrival],
-        departures: Sequence[Departure],
-        block_numel: int,
+        self, builder: PartBuilder, arrivals: Sequence[Arrival], departures: Sequence[Departure], block_numel: int
     ) -> None:
-        self.builder, self.rank, self.block_numel = builder, rank, block_numel
+        self.builder, self.block_numel = builder, block_numel
         self.arrivals, self.departures = arrivals, departures
         self.slots: dict[int, Slice] = {}  # arrival: where it lands
         self.settled: dict[int, int] = {}  # arrival: the instruction that ends it, a merge or the recv itself
@@ -97,28 +90,29 @@ class _Inbox:
     def merge(self, index: int) -> None:
         """Merge arrival `index` if it is one to be merged."""
         if index in self.slots:
-            self.settled[index] = self.builder.issued(self.rank)
-            self.builder.merge(self.rank, self.arrivals[index].block, self.slots[index])
+            self.settled[index] = self.builder.issued
+            self.builder.merge(self.arrivals[index].block, self.slots[index])
 
     def post_ahead(self, done: int, left: int) -> None:
         """Post receives up to `DEPTH` after arrival `done`, as far as what they replace has been used."""
-        while self.posted < min(done + 1 + DEPTH, len(self.arrivals)) and not self._too_early(done, left):
-            arrival = self.arrivals[self.posted]
-            target = arrival.block
-            if arrival.merged:
+        last = min(done + 1 + DEPTH, len(self.arrivals))
+        while self.posted < last and not self._too_early(done, left):
+            source, target, merged = self.arrivals[self.posted]
+            if merged:
                 start = len(self.slots) % DEPTH * self.block_numel
-                target = self.slots[self.posted] = Slice(INBOX, start, start + target.numel)
+                target = self.slots[self.posted] = Slice(INBOX, start, start + target.stop - target.start)
             before = self.posted - DEPTH  # so that no engine has more than DEPTH receives waiting
-            self.settled[self.posted] = self.builder.issued(self.rank)
-            self.builder.recv(self.rank, arrival.source, target, after=[self.settled[before]] if before >= 0 else [])
+            self.settled[self.posted] = self.builder.issued
+            self.builder.recv(source, target, after=(self.settled[before],) if before >= 0 else ())
             self.posted += 1
 
     def _too_early(self, done: int, left: int) -> bool:
         """Say whether what the next receive would replace has yet to be merged or sent."""
-        arrival = self.arrivals[self.posted]
-        if arrival.merged:
+        _, block, merged = self.arrivals[self.posted]
+        if merged:
             return False  # it lands in a slot
-        unsent = takewhile(lambda one: one.after < self.posted, islice(self.departures, left, None))
-        unmerged = self.arrivals[done + 1 : self.posted]
-        unused = chain((one.block for one in unsent), (one.block for one in unmerged))
-        return any(block.overlaps(arrival.block) for block in unused)
+        while left < len(self.departures) and self.departures[left].after < self.posted:
+            if self.departures[left].block.overlaps(block):
+                return True
+            left += 1
+        return any(one.block.overlaps(block) for one in self.arrivals[done + 1 : self.posted])

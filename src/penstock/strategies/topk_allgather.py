@@ -11,26 +11,36 @@ link. N-1 messages and (N-1) 8k bytes each way, so the time grows with N: (N-1)(
 all end with the same bits. The result has between k and N k entries; what a rank did not send is in its residual.
 """
 
-from penstock.program import DATA, Collective, Program, Slice
-from penstock.program.builder import ProgramBuilder
-from penstock.strategies.options import Options
+from penstock.program import DATA, Collective, Part, Slice
+from penstock.program.builder import PartBuilder
+from penstock.strategies.closed_form import SparseSteps
+from penstock.strategies.strategy import Options, Strategy
+
+NAME = "topk_allgather"
 
 
-def all_reduce(world_size: int, numel: int, options: Options) -> Program:
+def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum the blocks of all ranks on every rank in N-1 steps."""
-    builder = ProgramBuilder("topk_allgather", Collective.ALL_REDUCE, world_size, numel)
+    builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
     if not numel:
         return builder.build()
-    data, blocks = Slice(DATA, 0, numel), [Slice(f"block{rank}", 0, numel) for rank in range(world_size)]
+    data, blocks = Slice(DATA, 0, numel), [Slice(f"block{one}", 0, numel) for one in range(world_size)]
     for block in blocks:
         builder.scratch(block.buffer, numel, encoded=True)
-    for rank in range(world_size):
-        builder.encode(rank, blocks[rank], data)
-        for step in range(1, world_size):
-            source = (rank - step) % world_size
-            builder.recv(rank, source, blocks[source])
-            builder.send(rank, (rank + step) % world_size, blocks[rank])
-        builder.decode(rank, data, blocks[0])
-        for block in blocks[1:]:
-            builder.merge(rank, data, block)
+    builder.encode(blocks[rank], data)
+    for step in range(1, world_size):
+        source = (rank - step) % world_size
+        builder.recv(source, blocks[source])
+        builder.send((rank + step) % world_size, blocks[rank])
+    builder.decode(data, blocks[0])
+    for block in blocks[1:]:
+        builder.merge(data, block)
     return builder.build()
+
+
+def steps(p: int) -> SparseSteps:
+    """N-1 messages on every NIC, then N-1 blocks are added to the first."""
+    return SparseSteps(p - 1, adds=p - 1)
+
+
+TOPK_ALLGATHER = Strategy(NAME, {Collective.ALL_REDUCE: all_reduce}, sparse=True, steps=steps)

@@ -11,8 +11,7 @@ from penstock.fields import Fields, read_json
 from penstock.network import Network, network_document, network_from_fields
 from penstock.plan import Plan, plan_document, plan_from_fields
 from penstock.planners import find_planner
-from penstock.strategies import names
-from penstock.strategies.options import parse_strategy
+from penstock.strategies import names, parse_strategy
 from penstock.trace import Trace, trace_document, trace_from_fields
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.program import Program
-from penstock.verify.conservation import check_conservation
-from penstock.verify.contract import check_contract
+from penstock.verify.contract import check_conservation, check_contract
 from penstock.verify.findings import Finding, Kind
-from penstock.verify.form import check_form
+from penstock.verify.form import check_form, find_races
 from penstock.verify.machine import Carried, run_program
 from penstock.verify.matching import match
-from penstock.verify.races import find_races
 
 __all__ = ["Carried", "Finding", "Kind", "Proof", "require_proof", "verify"]
 

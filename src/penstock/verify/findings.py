@@ -30,7 +30,7 @@ class Kind(Enum):
     FOREIGN = "foreign contribution"  # one that the collective does not ask for
     OVERWRITTEN = "overwritten contribution"
     WRONG_ELEMENT = "wrong element"
-    LOST = "values kept by nobody"  # what a merge of encoded blocks drops
+    LOST = "values kept by no rank"  # what a merge of encoded blocks drops
     KEPT_TWICE = "values kept twice"
     CUT_ENCODING = "encoding cut in pieces"
     DIFFERENT_SUMS = "different order of summation"  # ranks would end with different bits

@@ -1,9 +1,15 @@
-"""The first stage of a proof: each instruction by itself makes sense."""
+"""The first stage of a proof: each instruction by itself makes sense.
 
-from collections.abc import Iterator
+The third stage is here too: no rank touches the same elements twice at once. Sends and receives go on while later
+instructions are issued. Two of them that overlap in memory, one writing, must be ordered by `after`, directly or
+through others; the list order alone is not enough.
+"""
+
+from collections.abc import Iterable, Iterator
 
 from penstock.program import DATA, Buffer, Instruction, Op, Program, Slice
-from penstock.verify.findings import Finding, Kind, blame
+from penstock.program.accesses import Accesses
+from penstock.verify.findings import Finding, Kind, blame, quote
 
 _OPERANDS = {  # op: (writes, reads, has a peer)
     Op.SEND: (False, True, True),
@@ -81,3 +87,39 @@ def _pair_problems(instruction: Instruction, buffers: dict[str, Buffer]) -> Iter
     if coded not in _ENCODED[instruction.op]:
         names = ["encoded" if one else "dense" for one in coded]
         yield Kind.ENCODING, f"writes {names[0]} elements from {names[1]} ones"
+
+
+def find_races(program: Program) -> list[Finding]:
+    """Return one finding per instruction that does not wait for one it conflicts with."""
+    findings = []
+    for rank, instructions in enumerate(program.ranks):
+        accesses = Accesses()
+        finished_before = _finished_before(instructions)
+        for index, instruction in enumerate(instructions):
+            rivals = [one for one in _conflicts(accesses, instruction, index) if not finished_before[index] >> one & 1]
+            if rivals:
+                detail = f"does not wait for instruction {rivals[0]}, `{quote(instructions[rivals[0]])}`"
+                findings.append(blame(program, Kind.RACE, rank, index, detail))
+    return findings
+
+
+def _finished_before(instructions: Iterable[Instruction]) -> list[int]:
+    """Return for each instruction the bit set of those that `after` puts before it."""
+    sets: list[int] = []
+    for instruction in instructions:
+        earlier = 0
+        for index in instruction.after:
+            earlier |= sets[index] | 1 << index
+        sets.append(earlier)
+    return sets
+
+
+def _conflicts(accesses: Accesses, instruction: Instruction, index: int) -> list[int]:
+    """Note what an instruction touches; return the earlier ones it must wait for."""
+    read, write = instruction.read, instruction.write
+    found: set[int] = set()
+    if read is not None:
+        accesses.read(*read, index, found)
+    if write is not None:
+        accesses.write(*write, index, found)
+    return sorted(found - {index})

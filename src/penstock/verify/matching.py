@@ -52,9 +52,9 @@ def _by_link(program: Program, op: Op) -> defaultdict[tuple[int, int], list[Key]
 def _unmatched(program: Program, link: tuple[int, int], sends: list[Key], recvs: list[Key]) -> Iterator[Finding]:
     counts = f"{link[0]} -> {link[1]} has {len(sends)} sends and {len(recvs)} recvs"
     for rank, index in sends[len(recvs) :]:
-        yield blame(program, Kind.UNMATCHED_SEND, rank, index, f"is received by nobody: {counts}")
+        yield blame(program, Kind.UNMATCHED_SEND, rank, index, f"is received by no rank: {counts}")
     for rank, index in recvs[len(sends) :]:
-        yield blame(program, Kind.UNMATCHED_RECV, rank, index, f"waits for a message that nobody sends: {counts}")
+        yield blame(program, Kind.UNMATCHED_RECV, rank, index, f"waits for a message that no rank sends: {counts}")
 
 
 def _fitting(program: Program, sends: list[Key], recvs: list[Key]) -> int:

@@ -5,12 +5,12 @@ associative, so `a + b` and `b + a` are the same expression while `(a + b) + c` 
 that end with the same expression end with the same bits.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
 
 from penstock.program import DATA, Program, Slice
-from penstock.program.segments import SegmentMap
 
 
 class Expressions:
@@ -139,3 +139,55 @@ def place(pieces: Iterable[Piece], read: Slice, write: Slice, writer: int) -> li
     return [
         (start + distance, stop + distance, value and value.moved(distance, writer)) for start, stop, value in pieces
     ]
+
+
+V = TypeVar("V")
+
+
+class SegmentMap(Generic[V]):
+    """Maps positions 0 to `numel` to values; cuts segments where it must.
+
+    >>> held = SegmentMap(10, "a")
+    >>> held.set(4, 6, "b")
+    >>> held.get(3, 10)
+    [(3, 4, 'a'), (4, 6, 'b'), (6, 10, 'a')]
+    """
+
+    def __init__(self, numel: int, value: V) -> None:
+        self._numel = numel
+        self._starts = [0]  # segment i runs from _starts[i] to _starts[i + 1] or the end
+        self._values = [value]
+
+    def get(self, start: int, stop: int) -> list[tuple[int, int, V]]:
+        """Return the segments of `start` to `stop` as (start, stop, value)."""
+        found = []
+        index = bisect_right(self._starts, start) - 1
+        while start < stop:
+            end = self._starts[index + 1] if index + 1 < len(self._starts) else self._numel
+            found.append((start, min(end, stop), self._values[index]))
+            start, index = end, index + 1
+        return found
+
+    def set(self, start: int, stop: int, value: V) -> None:
+        """Put `value` on all of `start` to `stop`."""
+        if start < stop:
+            first, last = self._cut(start), self._cut(stop)
+            self._starts[first:last] = [start]
+            self._values[first:last] = [value]
+
+    def update(self, start: int, stop: int, change: Callable[[V], V]) -> None:
+        """Replace each value on `start` to `stop` by `change(value)`."""
+        if start < stop:
+            for index in range(self._cut(start), self._cut(stop)):
+                self._values[index] = change(self._values[index])
+
+    def _cut(self, position: int) -> int:
+        """Make a segment start at `position`; return its index (one past the last at the end of the range)."""
+        if position >= self._numel:
+            return len(self._starts)
+        index = bisect_right(self._starts, position) - 1
+        if self._starts[index] == position:
+            return index
+        self._starts.insert(index + 1, position)
+        self._values.insert(index + 1, self._values[index])
+        return index + 1

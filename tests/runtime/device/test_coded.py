@@ -16,8 +16,7 @@ from penstock.exchange.nonfinite import watched_codec  # noqa: E402
 from penstock.runtime.device.coded import prepare_coded  # noqa: E402
 from penstock.runtime.device.mirror import Mirror  # noqa: E402
 from penstock.runtime.executor import WINDOW, prepare  # noqa: E402
-from penstock.strategies import Options  # noqa: E402
-from penstock.strategies.compressed import build_compressed  # noqa: E402
+from penstock.strategies import Options, build_compressed  # noqa: E402
 from runtime.threads import run_ranks  # noqa: E402
 from sparse_oracle import dyadic  # noqa: E402
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from every_call import dense_calls
 from penstock.errors import StrategyError
 from penstock.program import Collective, Program
 from penstock.runtime import Communicator
 from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.executor import prepare, program_digest
 from penstock.runtime.transport.memory import MemoryTransport
-from penstock.strategies import STRATEGIES, Options, build
+from penstock.strategies import Options, build
 from runtime.oracle import check, random_tensors
 from runtime.programs import coded_exchange
 from runtime.threads import run_ranks
@@ -21,7 +22,7 @@ torch = pytest.importorskip("torch")
 from penstock.runtime.device.direct import Direct, Message  # noqa: E402  # needs torch
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-OURS = sorted(which for which in STRATEGIES if which[1] != "native")
+OURS = sorted(which for which in dense_calls() if which[1] != "native")
 
 
 class SharedDevice:

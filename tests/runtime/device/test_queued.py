@@ -9,8 +9,7 @@ from penstock.errors import StrategyError
 from penstock.program import Op
 from penstock.runtime.device.queued import Bindings, prepare_queued, steps
 from penstock.runtime.device.rounds import widen
-from penstock.strategies import Options
-from penstock.strategies.compressed import CHUNKS, build_compressed
+from penstock.strategies import Options, build_compressed, coded_names
 from penstock.verify import require_proof
 from runtime.queued_workers import NUMEL, PARTS, both_routes, spoil_one_rank
 from spawn import spawn
@@ -23,7 +22,7 @@ def program_of(strategy, world_size):
     return widen(build_compressed(strategy, world_size, BOUNDS, options)[0])
 
 
-@pytest.mark.parametrize("strategy", CHUNKS)
+@pytest.mark.parametrize("strategy", coded_names())
 def test_what_is_queued_is_proved_too(strategy):
     for world_size in (1, 2, 3, 4, 7, 8):
         require_proof(program_of(strategy, world_size))
@@ -38,7 +37,7 @@ def test_four_ranks_start_so_many_groups_of_messages(strategy, groups):
 
 
 def test_every_instruction_is_queued_once_behind_those_it_waits_for():
-    for strategy in CHUNKS:
+    for strategy in coded_names():
         for world_size in (2, 5):
             program = program_of(strategy, world_size)
             for rank, instructions in enumerate(program.ranks):

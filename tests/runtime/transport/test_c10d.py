@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+from every_call import dense_calls, sparse_calls
 from penstock.runtime.dtypes import DTYPES
-from penstock.strategies import SPARSE, STRATEGIES
 from runtime.oracle import check, random_tensors
 from runtime.workers import (
     disagree_about_size,
@@ -25,7 +25,7 @@ def cases(world_size: int) -> list[tuple[str, str, int, str, int]]:
     sizes = (0, 1, world_size - 1, 10 * world_size + 1, 200_003)
     chosen = [
         (operation, strategy, numel, "float32", world_size - 1)
-        for operation, strategy in sorted(STRATEGIES)
+        for operation, strategy in sorted(dense_calls())
         for numel in sizes
     ]
     chosen += [("all_reduce", "ring", 1001, dtype, 0) for dtype in DTYPES]
@@ -69,7 +69,7 @@ def test_native_refuses_what_gloo_lacks() -> None:
 def test_sparse_all_reduces_over_gloo_lose_nothing_and_agree() -> None:
     gradients = dyadic(np.random.default_rng(0), (3, 3, 20_000))
     results = spawn(3, reduce_sparsely, gradients, 0.01)
-    for _, strategy in SPARSE:
+    for _, strategy in sparse_calls():
         applied, kept = (np.array([result[strategy][part] for result in results]) for part in (0, 1))
         assert all(np.array_equal(one, applied[0]) for one in applied)
         assert np.array_equal(applied[0].sum(axis=0) + kept.sum(axis=0), gradients.sum(axis=(0, 1)))

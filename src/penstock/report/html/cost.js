@@ -1,4 +1,5 @@
-// How many seconds a message takes: penstock.cost.collectives once more, same arithmetic, same order; tests compare.
+// How many seconds a message takes: the closed forms of penstock.strategies once more, same arithmetic; tests compare
+// them, and that none is missing.
 // A network is a penstock-network/1 document, a line is {a, b}: a seconds + b seconds per byte of the dense gradient.
 
 const DEFAULT_BLOCK_NBYTES = 256 * 1024;

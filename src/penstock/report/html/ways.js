@@ -1,4 +1,4 @@
-// A way for a bucket to travel: penstock.cost.compressed and penstock.cost.ways once more.
+// A way for a bucket to travel: penstock.strategies.closed_form and penstock.cost.ways once more.
 // A route is written "ring", "ring+onebit" or "ring+onebit/4"; a way is {route, a, b, each, measured}: a bucket of n
 // tensors and m dense bytes takes a + b m + each n seconds, for a codec compresses every tensor by itself.
 
@@ -39,7 +39,9 @@ const COMPRESSED = {
   ring: compressedRing,
   parameter_server: compressedParameterServer,
   binary_tree: compressedBinaryTree,
+  spanning_tree: compressedBinaryTree,
   all_gather: compressedAllGather,
+  recursive_doubling: compressedAllGather,
 };
 
 function parseRoute(text) {

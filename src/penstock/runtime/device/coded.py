@@ -22,7 +22,7 @@ import torch
 
 from penstock.codecs.payload_block import Block, DeviceForm, MergingForm, Task, pinned
 from penstock.errors import StrategyError
-from penstock.program import Instruction, Op, Program, Slice
+from penstock.program import Instruction, Op, Part, Program, Slice
 from penstock.runtime.binding import Binding
 from penstock.runtime.codec_protocol import Codec, Deferred
 from penstock.runtime.device.mirror import Mark, Mirror, view_at
@@ -37,20 +37,21 @@ Guards = dict[int, list[Callable[[], object]]]  # position of an action: what is
 
 
 def prepare_coded(
-    program: Program,
+    program: Part | Program,
     transport: Transport,
     codec: Codec,
     form: DeviceForm,
     window: int,
     mirror: Mirror,
     batches: Batches,
+    digest: str = "",
 ) -> "Coded":
     """Resolve, for this transport's rank, all that does not depend on the bucket, which is float32."""
-    base = prepare(program, transport, "float32", codec, window, mirror, batches)
-    if any(instruction.op is Op.NATIVE for instruction in program.ranks[transport.rank]):
+    base = prepare(program, transport, "float32", codec, window, mirror, batches, digest)
+    if any(instruction.op is Op.NATIVE for instruction in base.part.instructions):
         raise StrategyError(f"{program.strategy}: the engine's own collective in a compressed program")
     digest = f"{base.digest} on a device"  # sizes of messages may differ from those of ranks on the host
-    prepared = (program, transport, "float32", base.numel, base.actions, mirror, digest, base.binder)
+    prepared = (base.part, transport, "float32", base.numel, base.actions, mirror, digest, base.binder)
     kind = Alone if transport.world_size == 1 else Coded
     return kind(*prepared, form=form, mirror=mirror)
 
@@ -80,7 +81,7 @@ class Coded(Prepared):
 
     def _walk(self, recorder: Any, staged: Any) -> Iterable[Action]:
         actions, rank = self._guarded(), self.transport.rank
-        return actions if recorder is None else recorder.watch(rank, self.program.ranks[rank], actions)
+        return actions if recorder is None else recorder.watch(rank, self.part.instructions, actions)
 
     def _guarded(self) -> Iterator[Action]:
         """Yield the actions, with what the host does between them."""
@@ -177,7 +178,7 @@ class _Builder:
 
     def __init__(self, coded: Coded, bucket: torch.Tensor, residual: torch.Tensor | None) -> None:
         self.form, self.mirror, self.residual, self.actions = coded.form, coded.mirror, residual, coded.actions
-        self.instructions = coded.program.ranks[coded.transport.rank]
+        self.instructions = coded.part.instructions
         self.layout, self.encoded = coded.binder.layout, coded.binder.encoded
         self.ordinals = numbered(self.layout)
         self.bucket = bucket

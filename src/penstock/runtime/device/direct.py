@@ -34,6 +34,7 @@ class Direct:
     def __init__(self, program: Program, rank: int, dtype: str, digest: str, engine: Engine) -> None:
         if any(buffer.encoded for buffer in program.buffers):
             raise StrategyError(f"{program.strategy}: encoded messages over NCCL; codecs run where gloo or MPI do")
+        self.part = program.part(rank)
         self.program, self.dtype, self.numel, self.digest = program, dtype, program.numel, digest
         self.instructions, self._engine = program.ranks[rank], engine
         self._native = any(instruction.op is Op.NATIVE for instruction in self.instructions)

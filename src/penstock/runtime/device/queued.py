@@ -70,7 +70,7 @@ def prepare_queued(
         if one.op is Op.NATIVE or (one.op is Op.MERGE and one.write is not None and one.write.buffer in encoded):
             raise StrategyError(f"{program.strategy}: {one} on the device; send it over gloo or MPI")
     digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
-    layout = lay_out(wide, rank, _ITEMSIZE, codec.max_nbytes, batches)
+    layout = lay_out(wide.part(rank), _ITEMSIZE, codec.max_nbytes, batches)
     return Queued(wide, rank, form, messages, layout, steps(wide, rank), digest)
 
 
@@ -144,6 +144,7 @@ class Queued:
     ) -> None:  # fmt: skip
         assert layout.batches is not None
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
+        self.part = program.part(rank)
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
 

@@ -22,7 +22,8 @@ class Fabric:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = [threading.Condition(self.lock) for _ in range(world_size)]  # what a rank waits for
         self.waiting: dict[tuple[str, int, int, int], deque[_Work]] = defaultdict(deque)  # (kind, source, target, tag)
         self.dead: set[int] = set()
         self.notes: dict[int, str] = {}  # rank: the line it left
@@ -34,13 +35,18 @@ class Fabric:
 
     def kill(self, rank: int) -> None:
         """Let every present and future message with `rank` fail."""
-        with self.changed:
+        with self.lock:
             self.dead.add(rank)
-            self.changed.notify_all()
+            self.wake()
+
+    def wake(self) -> None:
+        """Let every rank look again; the lock must be held."""
+        for changed in self.changed:
+            changed.notify_all()
 
     def post(self, kind: str, other: str, source: int, target: int, tag: int, work: "_Work") -> None:
         """Pair a send with the oldest receive that waits for it, or the other way round, or let it wait."""
-        with self.changed:
+        with self.lock:
             partners = self.waiting[other, source, target, tag]
             if not partners:
                 self.waiting[kind, source, target, tag].append(work)
@@ -49,15 +55,15 @@ class Fabric:
             reader, writer = (work, partner) if kind == "send" else (partner, work)
             _copy(reader.view, writer.view, source, target)
             work.done = partner.done = True
-            self.changed.notify_all()
+            self.changed[partner.rank].notify_all()  # nothing else became ready: many ranks would wake for nothing
 
-    def wait(self, ready: Callable[[], bool], peers: set[int], seconds: float) -> None:
-        """Block until `ready`, a peer's death, or the timeout; the lock must be held."""
+    def wait(self, rank: int, ready: Callable[[], bool], peers: set[int], seconds: float) -> None:
+        """Block `rank` until `ready`, a peer's death, or the timeout; the lock must be held."""
         deadline = monotonic() + seconds
         while not ready():
             if gone := peers & self.dead:
                 raise ConnectionError(f"rank {min(gone)} is gone")
-            if not self.changed.wait(deadline - monotonic()) and not ready():
+            if not self.changed[rank].wait(deadline - monotonic()) and not ready():
                 raise TimeoutError(f"nothing for {seconds:g} s")
 
 
@@ -70,12 +76,13 @@ def _copy(read: Bytes, write: Bytes, source: int, target: int) -> None:
 class _Work:
     fabric: Fabric
     view: Bytes
+    rank: int  # whose it is
     peer: int
     done: bool = False
 
     def wait(self, seconds: float) -> None:
-        with self.fabric.changed:
-            self.fabric.wait(lambda: self.done, {self.peer}, seconds)
+        with self.fabric.lock:
+            self.fabric.wait(self.rank, lambda: self.done, {self.peer}, seconds)
 
 
 class MemoryTransport:
@@ -99,26 +106,26 @@ class MemoryTransport:
 
     def isend(self, view: Bytes, peer: int, tag: int) -> _Work:
         """Start sending."""
-        work = _Work(self._fabric, view, peer)
+        work = _Work(self._fabric, view, self._rank, peer)
         self._fabric.post("send", "recv", self._rank, peer, tag, work)
         return work
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> _Work:
         """Start receiving."""
-        work = _Work(self._fabric, view, peer)
+        work = _Work(self._fabric, view, self._rank, peer)
         self._fabric.post("recv", "send", peer, self._rank, tag, work)
         return work
 
     def leave_note(self, text: str) -> None:
         """Leave a line for the other ranks."""
-        with self._fabric.changed:
+        with self._fabric.lock:
             self._fabric.notes[self._rank] = text
-            self._fabric.changed.notify_all()
+            self._fabric.wake()
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left."""
-        with self._fabric.changed:
-            self._fabric.changed.wait_for(lambda: peer in self._fabric.notes, seconds)
+        with self._fabric.lock:
+            self._fabric.changed[self._rank].wait_for(lambda: peer in self._fabric.notes, seconds)
             return self._fabric.notes.get(peer)
 
     def hang_up(self) -> None:
@@ -129,11 +136,11 @@ class MemoryTransport:
         """Give everybody a copy of everybody's values, then let each make its own result of them."""
         fabric, others = self._fabric, set(range(self.world_size)) - {self._rank}
         self._natives += 1
-        with fabric.changed:
+        with fabric.lock:
             gathered = fabric.calls[self._natives]
             gathered[self._rank] = values.copy()
-            fabric.changed.notify_all()
-            fabric.wait(lambda: len(gathered) == fabric.world_size, others, seconds)
+            fabric.wake()
+            fabric.wait(self._rank, lambda: len(gathered) == fabric.world_size, others, seconds)
             fabric.calls.pop(self._natives - 1, None)  # whoever is in this call has left the one before
         _finish_native(collective, values, [gathered[rank] for rank in range(self.world_size)], dtype, self._rank, root)
 

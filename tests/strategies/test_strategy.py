@@ -5,14 +5,14 @@ import re
 
 import pytest
 
+import penstock.strategies
 from penstock.errors import StrategyError
 from penstock.plan import Route, parse_route
-from penstock.strategies import options
-from penstock.strategies.options import parse_strategy
+from penstock.strategies import parse_strategy
 
 
 def test_examples_in_the_docstrings_hold():
-    assert doctest.testmod(options).failed == 0
+    assert doctest.testmod(penstock.strategies).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Fixed bucket sizes: what stock DistributedDataParallel does, whatever the network."""
+"""Buckets that do not depend on the network: one per tensor, one for all, or of fixed sizes as stock DDP makes them."""
 
 from collections.abc import Sequence
 
@@ -25,3 +25,14 @@ def plan_threshold(
             ends.append(index)
             held, limit = 0, next_nbytes
     return cut_into_buckets(trace, ends, [ways[0].route] * len(ends))
+
+
+def plan_single(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
+    """Put all tensors into one bucket: one startup, no overlap (SyncEASGD; MG-WFBP section 2.4)."""
+    return cut_into_buckets(trace, [len(trace.tensors) - 1], [ways[0].route])
+
+
+def plan_wfbp(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
+    """Put each tensor into its own bucket: the most overlap, one startup per tensor (WFBP; MG-WFBP section 2.3)."""
+    count = len(trace.tensors)
+    return cut_into_buckets(trace, range(count), [ways[0].route] * count)

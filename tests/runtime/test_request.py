@@ -8,8 +8,8 @@ import pytest
 from penstock.network import Network
 from penstock.program import Collective
 from penstock.runtime import Communicator, handshake
-from penstock.runtime.blocks import CROWDED_NBYTES, with_block
 from penstock.runtime.handshake import Claim, shared_cores
+from penstock.runtime.request import CROWDED_NBYTES, with_block
 from penstock.runtime.transport.memory import MemoryTransport
 from penstock.runtime.views import Flat
 from runtime.threads import run_ranks
@@ -57,6 +57,6 @@ def test_the_first_program_is_cut_for_the_host_all_ranks_found_themselves_on(
         communicator, values = Communicator(transport, timeout_seconds=120), np.ones(4 * (1 << 20), np.float32)
         communicator.all_reduce(values)
         (prepared,) = communicator._prepared.values()
-        return sum(one.op.value == "send" for one in prepared.program.ranks[0]), float(values[0])
+        return sum(one.op.value == "send" for one in prepared.part.instructions), float(values[0])
 
     assert run_ranks(4, rank) == [(messages, 4.0)] * 4

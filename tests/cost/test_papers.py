@@ -2,39 +2,33 @@
 
 import pytest
 
-from penstock.cost.codecs import (
-    CASYNC,
-    SyncCounts,
-    casync_ps_colocated_counts,
-    casync_ps_counts,
-    casync_ring_counts,
-    sync_seconds,
-)
+from penstock.cost.papers import CASYNC, SyncCounts, casync_ps_counts, sync_seconds
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
+from penstock.strategies import parameter_server, ring
 
 SEND, ENCODE, DECODE = Curve(2.0, 3.0), Curve(5.0, 7.0), Curve(11.0 / 4, 13.0)  # a quarter of 11 per payload byte
 CODEC = CodecCurves(0.25, ENCODE, DECODE)
 
 
 def test_table_3():
-    assert casync_ring_counts(8, 4) == SyncCounts(14, 8, 8)
+    assert ring.counts(8, 4) == SyncCounts(14, 8, 8)
     assert casync_ps_counts(8, 4) == SyncCounts(16, 5, 9)
-    assert casync_ps_colocated_counts(8, 4) == SyncCounts(14, 4, 8)
+    assert parameter_server.counts(8, 4) == SyncCounts(14, 4, 8)
 
 
 @pytest.mark.parametrize(("k", "part"), [(1, 64.0), (4, 16.0)])
 def test_equations_1_and_2(k, part):
     plain = 14 * (3 + 2 * part)
-    assert sync_seconds(casync_ring_counts, 8, k, 64, SEND) == pytest.approx(plain)
+    assert sync_seconds(ring.counts, 8, k, 64, SEND) == pytest.approx(plain)
     packed = 14 * (3 + 2 * part / 4) + 8 * (7 + 5 * part) + 8 * (13 + 11 * part / 4)
-    assert sync_seconds(casync_ring_counts, 8, k, 64, SEND, CODEC) == pytest.approx(packed)
+    assert sync_seconds(ring.counts, 8, k, 64, SEND, CODEC) == pytest.approx(packed)
 
 
 def test_more_partitions_than_workers_go_in_batches():
     part = 64 / 10
     one_batch = 2 * 3 * (3 + 2 * part / 4) + 4 * (7 + 5 * part) + 4 * (13 + 11 * part / 4)
-    assert sync_seconds(casync_ps_colocated_counts, 4, 10, 64, SEND, CODEC) == pytest.approx(3 * one_batch)
+    assert sync_seconds(parameter_server.counts, 4, 10, 64, SEND, CODEC) == pytest.approx(3 * one_batch)
 
 
 def test_a_curve_never_falls_below_its_floor():
@@ -49,4 +43,4 @@ def test_one_worker_needs_no_synchronisation(name):
 
 def test_no_partitions_are_refused():
     with pytest.raises(NetworkError, match="0 partitions among 4 workers; wanted at least 1 of each"):
-        sync_seconds(casync_ring_counts, 4, 0, 64, SEND)
+        sync_seconds(ring.counts, 4, 0, 64, SEND)

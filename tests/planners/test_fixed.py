@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
-from penstock.planners.threshold import FIRST_NBYTES, NEXT_NBYTES, plan_threshold
+from penstock.planners.fixed import FIRST_NBYTES, NEXT_NBYTES, plan_threshold
 from planners.instances import make_trace
 
 WAYS = [Way("ring", (LinearCost(1.0, 1.0),))]

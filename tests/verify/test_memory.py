@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.program.segments import SegmentMap
+from penstock.verify.memory import SegmentMap
 
 NUMEL = 12
 edits = st.lists(st.tuples(st.booleans(), st.integers(0, NUMEL), st.integers(0, NUMEL), st.integers(1, 9)), max_size=12)
