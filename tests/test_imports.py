@@ -37,7 +37,7 @@ ALLOWED = {
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},
     "cluster": VALUES | {"runtime", "cost", "simulator", "codecs"},
-    "exchange": VALUES | {"codecs", "runtime", "strategies", "torch"},  # torch: to go
+    "exchange": VALUES | {"codecs", "runtime", "strategies"},
     "planning": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "torch"},
     "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "planning"},
     "doctor": VALUES | {"cluster", "compll", "runtime"},
@@ -53,7 +53,6 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
         "codecs/",
         "compll/backends/",
         "torch/",
-        "exchange/",
         "planning/",
         "cli/",
         "zoo/",

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.plan import Route
 from penstock.program import Collective
@@ -33,6 +32,15 @@ class Used:
     sent_nbytes: int  # put on the wire by this rank
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """When one bucket was on the communication thread; seconds on `time.perf_counter`'s clock."""
+
+    name: str
+    start_seconds: float
+    end_seconds: float
+
+
 def by_route(used: Iterable[Used]) -> tuple[RouteUse, ...]:
     """Return what each route carried, all its messages together."""
     found: dict[Route, list[Used]] = {}
@@ -42,16 +50,6 @@ def by_route(used: Iterable[Used]) -> tuple[RouteUse, ...]:
         RouteUse(str(route), len(parts), sum(each.nbytes for each in parts), sum(each.sent_nbytes for each in parts))
         for route, parts in found.items()
     )
-
-
-def sparse_nbytes(values: Any, world_size: int) -> Traffic:
-    """Return what a rank sends of a sparse tensor (torch's COO): indices and values, to every other rank.
-
-    Dense is what a ring sends of all its elements.
-    """
-    indices, kept = values._indices(), values._values()
-    sent = (world_size - 1) * (indices.numel() * indices.element_size() + kept.numel() * kept.element_size())
-    return Traffic(sent, ring_nbytes(values.numel() * values.element_size(), world_size))
 
 
 def ring_nbytes(nbytes: int, world_size: int) -> int:

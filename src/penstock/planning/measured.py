@@ -5,23 +5,14 @@ that arrives, on CUDA by events. What each bucket took is known where our commun
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.exchange.traffic import Sent
 from penstock.runtime.recorder import Recorder
 from penstock.timeline import COMPUTE, Span, Timeline
 
 NETWORK = "network"
 _NANO = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One bucket on the communication thread; seconds on `time.perf_counter`'s clock."""
-
-    name: str
-    start_seconds: float
-    end_seconds: float
 
 
 def measured_timeline(

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from penstock.errors import FitError, PlanError
 from penstock.exchange.compression import AUTO, NATIVE, Compression
-from penstock.exchange.parameter_state import Memory
 from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
@@ -45,6 +44,7 @@ from penstock.torch.buckets import (
     sending_order,
 )
 from penstock.torch.check_inputs import Given
+from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.collective_errors import together
 from penstock.torch.holder import Holder
 from penstock.torch.nodes import nodes_of
@@ -62,7 +62,12 @@ class Conductor:
     """The planning side of one wrapper."""
 
     def __init__(
-        self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory, compiling: Compiling
+        self,
+        wrapper: TorchDDP,
+        settings: Settings,
+        arguments: dict[str, Any],
+        memory: TorchMemory,
+        compiling: Compiling,
     ) -> None:
         """`arguments` are those that torch's wrapper was made with, the module excepted."""
         self.settings, self.memory = settings, memory
@@ -112,8 +117,8 @@ class Conductor:
         Buckets change at the first forward pass after a synchronised backward pass, inside of `no_sync` or not: a
         reducer knows which parameters the passes inside used, and must not be replaced after them.
         """
-        if (sender := self.holder.sender) is not None and sender.failure is not None:
-            raise sender.failure
+        if (sender := self.holder.sender) is not None and sender.exchange.failure is not None:
+            raise sender.exchange.failure
         if self._decision is None and not self.obstacle and not self._joining:
             self._go_on_planning()
         elif self._decision is not None and self.settings.replan_drift and self._unwatched and not self._joining:
@@ -160,7 +165,7 @@ class Conductor:
         if not data or not self._started:
             return None
         sender = self.holder.sender
-        sent, notes = ((), None) if sender is None else (sender.sent, sender.recorder)
+        sent, notes = ((), None) if sender is None else (sender.exchange.sent, sender.exchange.communicator.recorder)
         return measured_timeline(data, sent, self._started[-1], dist.get_rank(self._group), notes)
 
     def record_instructions(self, on: bool) -> None:

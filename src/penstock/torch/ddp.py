@@ -22,6 +22,7 @@ from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, Warmup, make_compression
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.parameter_state import Memory, Scaler
+from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
@@ -31,7 +32,7 @@ from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.check_inputs import compare_ranks, torch_options
-from penstock.torch.checkpoint import Loads, State
+from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import together
 from penstock.torch.conductor import Conductor, compile_ahead
 from penstock.torch.settings import Settings
@@ -114,7 +115,7 @@ class DistributedDataParallel(TorchDDP):
         compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select, candidates)
         compression.check_strategy(strategy)
         compression.check_planner(planner)
-        memory = Memory(compression, on_nonfinite, grad_scaler)
+        memory = TorchMemory(compression, on_nonfinite, grad_scaler)
         bound = _TORCH_SIGNATURE.bind(self, module, *arguments, **options)  # a TypeError is what torch's would be
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
@@ -125,7 +126,7 @@ class DistributedDataParallel(TorchDDP):
         compiling = compile_ahead(module, settings, compression)  # while torch shares the parameters
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
-        memory.know(dict(module.named_parameters()))
+        memory.know_parameters(dict(module.named_parameters()))
         self._conductor = Conductor(self, settings, options, memory, compiling)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

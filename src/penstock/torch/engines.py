@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import MismatchError, PlanError
-from penstock.plan import Route
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.collective_errors import together
@@ -23,7 +22,6 @@ from penstock.torch.collective_errors import together
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
 HALF = (torch.float16, torch.bfloat16)  # MPI has no sums of these
-OURS = "ring"  # all-reduce of what MPI's own cannot sum
 
 
 def check_engine(engine: str | None) -> None:
@@ -67,11 +65,6 @@ def mpi_transport(group: dist.ProcessGroup) -> Transport:
     from penstock.runtime.transport.mpi import MpiTransport
 
     return MpiTransport(rest_seconds=REST_SECONDS)
-
-
-def route_over(engine: str | None, route: Route, dtype: torch.dtype) -> Route:
-    """Return the route of a bucket of `dtype`: ours where MPI's own all-reduce knows no such numbers."""
-    return Route(OURS) if engine == MPI and route == Route("native") and dtype in HALF else route
 
 
 def _place() -> tuple[int, int, bool] | str:

@@ -9,8 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from penstock.exchange.compression import NATIVE
-from penstock.exchange.parameter_state import Memory
-from penstock.exchange.traffic import Traffic, by_route, ring_nbytes
+from penstock.exchange.traffic import Traffic, ring_nbytes
 from penstock.plan import Plan, Route
 from penstock.run_record import RouteUse
 from penstock.torch.buckets import (
@@ -22,6 +21,7 @@ from penstock.torch.buckets import (
     sending_order,
     take_buckets,
 )
+from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender
 
 
@@ -29,7 +29,7 @@ class Holder:
     """The buckets of one wrapper and who sends them."""
 
     def __init__(
-        self, wrapper: TorchDDP, arguments: dict[str, Any], memory: Memory, engine: str | None, is_watched: bool
+        self, wrapper: TorchDDP, arguments: dict[str, Any], memory: TorchMemory, engine: str | None, is_watched: bool
     ) -> None:
         """`arguments` are those that torch's wrapper was made with; `is_watched`: drift is, at every iteration."""
         self.user_hook: Hook | None = None
@@ -55,7 +55,7 @@ class Holder:
     def routes_used(self) -> tuple[RouteUse, ...]:
         """Return what each route carried in the last iteration; by a hook of the user's, that is not known."""
         if self._sender is not None:
-            return by_route(self._sender.used)
+            return self._sender.exchange.routes_used()
         if self.user_hook is not None or not self._counted:
             return ()
         nbytes = gradient_nbytes(self.parameters)
@@ -64,12 +64,12 @@ class Holder:
     def recover(self) -> None:
         """Go on after a gradient that was not finite: what is owed is known again."""
         if self._sender is not None:
-            self._sender.recover()
+            self._sender.exchange.recover()
 
     def hang_up(self) -> None:
         """Let ranks fail that wait for our buckets; nothing can be sent afterwards."""
         if self._sender is not None:
-            self._sender.hang_up()
+            self._sender.exchange.hang_up()
 
     def count_iteration(self) -> None:
         """Count an iteration, and what torch sent of it, where it did."""
@@ -98,7 +98,7 @@ class Holder:
             if self._sender is None:
                 self._sender = self._make_sender(route)
                 Hook(self._sender.hook).register(self._wrapper)
-            self._sender.otherwise = route
+            self._sender.exchange.send_others_by(route)
         self.time_iterations()
 
     def register(self, hook: Hook) -> None:
@@ -121,7 +121,7 @@ class Holder:
         """Drop the plan and who sent its buckets: the process group is another one, whose ranks plan anew."""
         self._traffic = self.traffic()
         if self._sender is not None:
-            self._sender.abandon()
+            self._sender.exchange.close()  # without the other ranks, some of which may be gone
         self._plan = self._sender = None
         self._take(None, self.user_hook)
 
@@ -146,7 +146,9 @@ class Holder:
         self.parameters = averaged(self._wrapper)
 
     def _take(self, limits: list[float] | None, hook: Hook | None) -> None:
-        self._memory.know({each.name: each.parameter for each in self.parameters})  # as they lie in memory now
+        self._memory.know_parameters(
+            {each.name: each.parameter for each in self.parameters}
+        )  # as they lie in memory now
         take_buckets(self._wrapper, self.parameters, self._arguments, limits, hook)
         self.logged_before = self._counted
         self.time_iterations()

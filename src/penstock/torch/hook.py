@@ -6,13 +6,13 @@ import torch.distributed as dist
 from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, Warmup, make_compression
 from penstock.exchange.momentum import Momentum
-from penstock.exchange.parameter_state import Memory, Scaler
+from penstock.exchange.parameter_state import Scaler
 from penstock.log import Voice
 from penstock.plan import Route
 from penstock.planning.decide import check_strategy
 from penstock.runtime.rehearse import Compiling
 from penstock.torch.check_inputs import compare_ranks
-from penstock.torch.checkpoint import Loads
+from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.engines import check_engine
 from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender, Hook
 
@@ -60,11 +60,11 @@ def comm_hook(
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
-    memory = Memory(compression, on_nonfinite, grad_scaler)
+    memory = TorchMemory(compression, on_nonfinite, grad_scaler)
     asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
     token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
     memory.loads = Loads(group, token, by_exchange=True)
-    memory.know({} if module is None else dict(module.named_parameters()))
+    memory.know_parameters({} if module is None else dict(module.named_parameters()))
     route = Route(strategy, compression.codec)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
     _get_ready(route, module, group)
