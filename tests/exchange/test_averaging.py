@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exchange.parcels import average
 from penstock.exchange.averaging import Averaging
-from penstock.exchange.compression import make_compression
+from penstock.exchange.compression import make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.nonfinite import watched_codec
 from penstock.exchange.traffic import CountingTransport
@@ -26,7 +26,7 @@ from runtime.threads import run_ranks
 
 def exchanged(codec: str, iterations: int = 3) -> TorchMemory:
     transport = CountingTransport(Fabric(1).transport(0))
-    memory = TorchMemory(make_compression(codec))
+    memory = TorchMemory(make_scheme(codec))
     exchange = Averaging(Communicator(transport), transport, memory, leaves_out=False)
     for _ in range(iterations):
         values = torch.linspace(-1, 1, 2000)
@@ -60,7 +60,7 @@ def one_rank(memory: TorchMemory, leaves_out: bool = False) -> Averaging:
 
 
 def test_what_a_codec_left_is_sent_as_soon_as_its_bucket_travels_dense() -> None:
-    memory = TorchMemory(make_compression(EXACT))
+    memory = TorchMemory(make_scheme(EXACT))
     exchange, applied = one_rank(memory), torch.zeros(NUMEL)
     for codec in (EXACT, EXACT, None, None):
         values = GRADIENT.clone()
@@ -71,7 +71,7 @@ def test_what_a_codec_left_is_sent_as_soon_as_its_bucket_travels_dense() -> None
 
 
 def test_what_a_codec_left_is_handed_to_one_that_keeps_nothing() -> None:
-    memory = TorchMemory(make_compression(EXACT))
+    memory = TorchMemory(make_scheme(EXACT))
     exchange = one_rank(memory)
     average(exchange, torch.ones(NUMEL), Route("ring", EXACT))
     owed = memory.residuals.values()["weight"]
@@ -83,7 +83,7 @@ def test_what_a_codec_left_is_handed_to_one_that_keeps_nothing() -> None:
 
 
 def test_a_step_that_dense_gradients_spoil_takes_back_what_others_sent() -> None:
-    memory = TorchMemory(make_compression(EXACT), on_nonfinite="skip")
+    memory = TorchMemory(make_scheme(EXACT), on_nonfinite="skip")
     exchange = one_rank(memory)
     average(exchange, GRADIENT.clone(), Route("ring", EXACT), ("a",))
     before = memory.state_dict(0, 1)["memories"]["residual"]["a"].numpy()
@@ -94,14 +94,14 @@ def test_a_step_that_dense_gradients_spoil_takes_back_what_others_sent() -> None
 
 
 def test_so_does_one_that_small_tensors_spoil() -> None:
-    memory = TorchMemory(make_compression(EXACT, dense_below=4), on_nonfinite="skip")
+    memory = TorchMemory(make_scheme(EXACT, dense_below=4), on_nonfinite="skip")
     values = torch.cat([GRADIENT, torch.full((3,), torch.inf)])
     average(one_rank(memory), values, Route("ring", EXACT), ("a", "b"), (NUMEL, 3))
     assert memory.spoilt
 
 
 def test_a_tensor_without_a_gradient_keeps_what_it_owes_and_its_velocity() -> None:
-    memory = TorchMemory(make_compression(EXACT, momentum=Momentum(0.5)))
+    memory = TorchMemory(make_scheme(EXACT, momentum=Momentum(0.5)))
     exchange = one_rank(memory, leaves_out=True)
     average(exchange, GRADIENT.clone(), Route("ring", EXACT))
     before = memory.state_dict(0, 1)["memories"]
@@ -117,14 +117,14 @@ def test_a_tensor_without_a_gradient_keeps_what_it_owes_and_its_velocity() -> No
 def test_gradients_of_64_bits_are_compressed_as_those_of_32_are() -> None:
     found = []
     for values in (GRADIENT.double(), GRADIENT.clone()):
-        average(one_rank(TorchMemory(make_compression("onebit"))), values, Route("all_gather", "onebit"))
+        average(one_rank(TorchMemory(make_scheme("onebit"))), values, Route("all_gather", "onebit"))
         found.append(values.numpy())
     np.testing.assert_array_equal(*found)
     assert len(np.unique(found[0])) == 2
 
 
 def test_gradients_of_64_bits_are_clipped_too() -> None:
-    memory = TorchMemory(make_compression(None, momentum=Momentum(clip=1.0)))
+    memory = TorchMemory(make_scheme(None, momentum=Momentum(clip=1.0)))
     values = torch.full((4,), 3.0, dtype=torch.float64)
     one_rank(memory).clip([values])
     np.testing.assert_allclose(values, 0.5)
@@ -146,7 +146,7 @@ def on_ranks(
     """Exchange dyadic gradients on several ranks, some of which owe something to begin with; return sum and memory."""
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), TorchMemory(make_compression(route.codec))
+        counting, memory = CountingTransport(transport), TorchMemory(make_scheme(route.codec))
         communicator = Communicator(counting, timeout_seconds=120, host=lambda: HOSTS[transport.rank])
         exchange = Averaging(communicator, counting, memory, leaves_out=False)
         if transport.rank in debts:
@@ -179,7 +179,7 @@ def test_whatever_becomes_of_buckets_routes_and_pieces_nothing_is_lost_and_ranks
     """Before every step each bucket may change from compressed to dense and back, and its number of pieces."""
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), TorchMemory(make_compression(EXACT))
+        counting, memory = CountingTransport(transport), TorchMemory(make_scheme(EXACT))
         exchange = Averaging(Communicator(counting, timeout_seconds=120), counting, memory, leaves_out=False)
         generator = np.random.default_rng(transport.rank)
         history, applied, given = [], dict.fromkeys(SIZES, 0.0), dict.fromkeys(SIZES, 0.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import NonFiniteError
-from penstock.exchange.compression import make_compression
+from penstock.exchange.compression import Compression, make_scheme
 from penstock.exchange.exchange import Exchange
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.parameter_state import Memory
@@ -48,7 +48,7 @@ def train(transport, memory: Memory, plan: Plan | None = None, steps: int = 4, b
 @pytest.mark.parametrize("codec", [EXACT, "onebit", "sparse(density=0.1)"])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_all_that_ranks_give_is_applied_or_owed_and_all_get_the_same(codec: str, world_size: int) -> None:
-    ranks = run_ranks(world_size, lambda transport: train(transport, Memory(make_compression(codec))))
+    ranks = run_ranks(world_size, lambda transport: train(transport, Memory(make_scheme(codec))))
     for names, index in (("ab", 0), ("c", 1)):
         for step in range(4):
             for found, _ in ranks[1:]:
@@ -65,7 +65,7 @@ def test_all_that_ranks_give_is_applied_or_owed_and_all_get_the_same(codec: str,
 def test_every_tensor_of_a_bucket_travels_by_its_own_route() -> None:
     buckets = (Bucket(("a",), 4 * 37, "ring", EXACT), Bucket(("b",), 2400, "ring"), Bucket(("c",), 20, "native"))
     plan = Plan("model", 2, "exact", buckets)
-    ranks = run_ranks(2, lambda transport: train(transport, Memory(make_compression(EXACT)), plan, 1, ("abc",)))
+    ranks = run_ranks(2, lambda transport: train(transport, Memory(make_scheme(EXACT)), plan, 1, ("abc",)))
     used = {each.route: each.nbytes for each in ranks[0][1].routes_used()}
     assert used == {f"ring+{EXACT}": 4 * 37, "ring": 2400, "native": 20}
     mean = (gradients(0, 0, "abc") + gradients(1, 0, "abc")) / 2
@@ -81,7 +81,7 @@ def test_what_an_engine_cannot_sum_by_itself_goes_by_ring() -> None:
 
 def test_a_model_that_is_clipped_sends_nothing_before_all_gradients_are_there() -> None:
     def rank(transport):
-        memory = Memory(make_compression(None, momentum=Momentum(clip=1.0)))
+        memory = Memory(make_scheme(None, momentum=Momentum(clip=1.0)))
         exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory, route=Route("ring"))
         first, second = exchange.bucket(["a"], [1]), exchange.bucket(["b"], [1])
         exchange.begin()
@@ -97,7 +97,7 @@ def test_a_model_that_is_clipped_sends_nothing_before_all_gradients_are_there() 
 
 def test_a_gradient_that_is_not_finite_is_raised_on_every_rank_until_a_state_is_loaded() -> None:
     def rank(transport):
-        exchange = Exchange(Communicator(transport, timeout_seconds=120), make_compression("onebit"))
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), Compression("onebit"))
         bucket, before = exchange.bucket(["a"], [37]), exchange.state_dict()
         told = []
         for step in range(3):
@@ -117,15 +117,15 @@ def test_a_gradient_that_is_not_finite_is_raised_on_every_rank_until_a_state_is_
 
 def test_a_run_goes_on_from_its_states_as_if_it_had_not_ended() -> None:
     def rank(transport):
-        whole, _ = train(transport, Memory(make_compression("onebit")), steps=6)
-        _, first = train(transport, Memory(make_compression("onebit")), steps=3)
+        whole, _ = train(transport, Memory(make_scheme("onebit")), steps=6)
+        _, first = train(transport, Memory(make_scheme("onebit")), steps=3)
         return whole, first.state_dict()
 
     whole = run_ranks(2, rank)
     states = [state for _, state in whole]
 
     def resumed(transport):
-        memory = Memory(make_compression("onebit"))
+        memory = Memory(make_scheme("onebit"))
         memory.load_state_dicts(states, transport.rank, 2)
         exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory)
         buckets = [exchange.bucket(list(names), [SIZES[name] for name in names]) for names in ("ab", "c")]
@@ -162,7 +162,7 @@ def test_numpy_and_torch_buffers_give_the_same_bits(case: str) -> None:
     def rank(transport):
         results = []
         for make in (Memory, TorchMemory):
-            memory = make(make_compression(**CASES[case]), on_nonfinite="skip")
+            memory = make(make_scheme(**CASES[case]), on_nonfinite="skip")
             exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory)
             bucket, found = exchange.bucket(list("abc"), list(SIZES.values())), []
             for step in range(5):
@@ -185,12 +185,12 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # any import of torch now fails
 import numpy as np
-from penstock.exchange.compression import make_compression
+from penstock.exchange.compression import Compression
 from penstock.exchange.exchange import Exchange
 from penstock.runtime.communicator import Communicator
 {transport}
 def run(transport):
-    exchange = Exchange(Communicator(transport), make_compression("onebit"))
+    exchange = Exchange(Communicator(transport), Compression("onebit"))
     bucket = exchange.bucket(["weight"], [1000])
     for step in range(3):
         exchange.begin()

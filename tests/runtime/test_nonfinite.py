@@ -13,7 +13,7 @@ from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import SPARSE_CODECS, WireCodec, WireSparse, wire_codec
 from penstock.errors import NonFiniteError
 from penstock.exchange.averaging import Averaging
-from penstock.exchange.compression import Compression
+from penstock.exchange.compression import Scheme
 from penstock.exchange.traffic import CountingTransport
 from penstock.plan import Route
 from penstock.runtime import Communicator
@@ -101,7 +101,7 @@ def test_an_exchange_raises_the_same_on_every_rank_or_spoils_the_step_on_every_r
     compiled(name)
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), TorchMemory(Compression(name), on_nonfinite)
+        counting, memory = CountingTransport(transport), TorchMemory(Scheme(name), on_nonfinite)
         exchange = Averaging(Communicator(counting, TIMEOUT_SECONDS), counting, memory, leaves_out=False)
         for step in range(2):
             values = torch.ones(NUMEL)

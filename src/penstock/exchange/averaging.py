@@ -4,12 +4,12 @@ A `Parcel` is made when a plan is adopted or buckets change. What it needs on ev
 of its tensors) is found the first time that it is averaged and used again from then on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
 from threading import Lock
-from typing import Any
 
 from penstock.codecs.feedback import PutOff
 from penstock.errors import CodecError, NonFiniteError
@@ -45,11 +45,12 @@ class Parcel:
     small: tuple[Bounds, ...] = field(init=False)  # of those that travel dense
     parts: tuple[int, ...] = field(init=False)  # boundaries of what a codec sees by itself
     stop: int = field(init=False)
-    options: dict[str, Any] = field(init=False)  # of the route's strategy
     # Found when it is first averaged, and again when one of them changes:
     codec: Watched | None = None
-    spec: str | None = None  # of the codec, in this iteration
     device: Device = None  # where the codec works; None: in host memory
+    is_queued: bool = False  # on a device, without a wait of the host
+    call: Callable[..., None] | None = None  # the all-reduce of encoded values, prepared
+    dense_call: Callable[..., None] | None = None  # that of values as they are
     in_place: bool = False  # the codec reads and writes the bucket itself, not a float32 copy
     keeps_residual: bool = False
     residual: PutOff | None = None
@@ -62,7 +63,7 @@ class Parcel:
         self.bounds = tuple(pairwise(ends))
         self.small = tuple((start, stop) for start, stop in self.bounds if 0 < stop - start < self.dense_below)
         self.parts = ends if self.select == "tensor" else (0, ends[-1])
-        self.stop, self.options = self.start + ends[-1], self.route.options
+        self.stop = self.start + ends[-1]
 
 
 class Averaging:
@@ -132,8 +133,8 @@ class Averaging:
             if spec is None:
                 self._average_dense(parcel, values, queued)
                 return
-            if parcel.codec is None or parcel.codec is not self._codecs.get(spec):
-                self._resolve(parcel, spec, values)
+            if parcel.call is None or parcel.codec is not self._codecs.get(spec) or parcel.is_queued != queued:
+                self._resolve(parcel, spec, values, queued)
             if memory.moments is None:
                 self._average_compressed(parcel, values, queued)
             else:
@@ -162,9 +163,10 @@ class Averaging:
         for codec in self._codecs.values():
             codec.begin(self.memory.iterations)
 
-    def _resolve(self, parcel: Parcel, spec: str, values: Buffer) -> None:
+    def _resolve(self, parcel: Parcel, spec: str, values: Buffer, queued: bool) -> None:
         """Find what a parcel needs with the codec of this iteration."""
-        parcel.codec, parcel.spec = self._codec(spec), spec
+        parcel.codec, parcel.is_queued = self._codec(spec), queued
+        parcel.call = self._prepared(parcel.route, parcel.codec, parcel.parts, by_host=not queued)
         there = self._arrays.device(values)
         parcel.device = there if there is not None and parcel.codec.on_device(there) is not None else None
         parcel.in_place = parcel.dtype == "float32" and there == parcel.device
@@ -173,6 +175,13 @@ class Averaging:
         parcel.version = -1
         if parcel.in_place and there is None:
             self._move_once(self._arrays.float32(values, None))
+
+    def _prepared(
+        self, route: Route, codec: Watched | None = None, parts: Sequence[int] | None = None, by_host: bool = False
+    ) -> Callable[..., None]:
+        """Return what sums values over all ranks by a route, for every iteration to come."""
+        kept = {"codec": codec, "parts": parts, "by_host": by_host, **route.options}
+        return partial(self._communicator.all_reduce, strategy=route.strategy, **kept)
 
     def _find_residual(self, parcel: Parcel) -> None:
         """Find a parcel's residual, or whether it owes something that must be paid since none is kept."""
@@ -203,10 +212,10 @@ class Averaging:
         self._pay(values, parcel, absent)
         if queued:
             self._communicator.messages.all_reduce(values)
-        elif parcel.route.codec:
-            self._communicator.all_reduce(values, strategy=DENSE)
         else:
-            self._communicator.all_reduce(values, strategy=parcel.route.strategy, **parcel.options)
+            if parcel.dense_call is None:
+                parcel.dense_call = self._prepared(Route(DENSE) if parcel.route.codec else parcel.route)
+            parcel.dense_call(values)
         if with_momentum:
             self._arrays.copy(given, values)
         self._look(given)
@@ -218,6 +227,7 @@ class Averaging:
         """
         memory, codec, given = self.memory, parcel.codec, values
         assert codec is not None
+        assert parcel.call is not None
         if queued and not parcel.in_place:
             values = self._float32(parcel, given)
         else:
@@ -239,7 +249,10 @@ class Averaging:
             self._pay(values, parcel, absent)
         residual = parcel.residual
         aside = self._set_aside(residual, absent) if residual is not None and absent else []
-        self._send(parcel, values, scale, queued)
+        if residual is not None and parcel.device is not None:  # nothing is put off there
+            parcel.call(values, residual=residual.memory, scale=scale)
+        else:
+            parcel.call(values, residual=residual, scale=scale)
         if velocity is not None and residual is not None:
             memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel, absent))
         for start, kept in aside:
@@ -255,22 +268,6 @@ class Averaging:
             self._look(given)
         if residual is not None and parcel.dtype != "float32" and self._transport.rank == 0:
             self._keep_rounding(residual, values, given)
-
-    def _send(self, parcel: Parcel, values: Buffer, scale: float, queued: bool) -> None:
-        """Sum encoded values over all ranks."""
-        residual: Any = parcel.residual
-        if residual is not None and parcel.device is not None:  # nothing is put off there
-            residual = residual.memory
-        self._communicator.all_reduce(
-            values,
-            strategy=parcel.route.strategy,
-            codec=parcel.codec,
-            residual=residual,
-            parts=parcel.parts,
-            scale=scale,
-            by_host=not queued,
-            **parcel.options,
-        )
 
     def _pay(self, values: Buffer, parcel: Parcel, absent: Sequence[Bounds]) -> None:
         """Add what another codec left of these gradients: where no residual is kept, all of it is sent now.

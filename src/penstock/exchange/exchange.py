@@ -1,6 +1,6 @@
 """From "gradients are ready" to "the average is there", for any framework: one communication thread, one fixed order.
 
-    exchange = Exchange(Communicator(MpiTransport()), make_compression("onebit"))
+    exchange = Exchange(Communicator(MpiTransport()), Compression("onebit"))
     bucket = exchange.bucket(["weight", "bias"], [4096, 64])      # once; all ranks alike
     for step in range(steps):
         exchange.begin()                                          # an iteration
@@ -25,7 +25,7 @@ from typing import Any
 from penstock.errors import NonFiniteError
 from penstock.exchange.arrays import Buffer
 from penstock.exchange.averaging import Averaging, Parcel
-from penstock.exchange.compression import AUTO, NATIVE, Compression
+from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.state import State
 from penstock.exchange.traffic import CountingTransport, Sent, Traffic, Used, by_route, ring_nbytes
@@ -79,7 +79,7 @@ class Exchange:
         leaves_out: bool = False,  # parameters may have no gradient in some iterations
         without_native: Sequence[str] = (),  # types that the engine's own all-reduce cannot sum: they go by ring
     ) -> None:
-        self.memory = memory or Memory(compression)
+        self.memory = memory or Memory((compression or Compression()).scheme())
         self.communicator = communicator
         self._transport = communicator.transport = CountingTransport(communicator.transport)
         self.rank, self.world_size = self._transport.rank, self._transport.world_size
@@ -282,7 +282,7 @@ class Exchange:
         self._thread.shutdown()
 
 
-def _route(compression: Compression) -> Route:
+def _route(compression: Scheme) -> Route:
     """Return how everything travels without a plan."""
     if compression.codec in (None, AUTO):
         return Route(NATIVE)

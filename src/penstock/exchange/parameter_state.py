@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from penstock.codecs.header import ON_NONFINITE
 from penstock.errors import CodecError, FormatError, NonFiniteError, PenstockError, PlanError
 from penstock.exchange.arrays import NUMPY, Arrays, Buffer, Floats
-from penstock.exchange.compression import Compression
+from penstock.exchange.compression import Scheme
 from penstock.exchange.residuals import Layout, Residuals
 from penstock.exchange.state import FORMAT, State, check_states, state_for
 
@@ -51,7 +51,7 @@ class Memory:
 
     def __init__(
         self,
-        compression: Compression | None = None,
+        compression: Scheme | None = None,
         on_nonfinite: str = "raise",
         scaler: Scaler | None = None,
         arrays: Arrays = NUMPY,
@@ -64,7 +64,7 @@ class Memory:
             raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise CodecError(f"grad_scaler is {scaler!r}; wanted torch's GradScaler, whose get_scale residuals follow")
-        self.compression = compression or Compression()
+        self.compression = compression or Scheme()
         self.arrays = arrays
         self.residuals, self.velocities = Residuals(arrays), Residuals(arrays)
         self.skips = on_nonfinite == "skip" or scaler is not None

@@ -17,7 +17,7 @@ from penstock.cost.compressed import COMPRESSED
 from penstock.cost.sparse import SPARSE
 from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
-from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
+from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Scheme
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
 from penstock.planners.partitions import COUNTS, partitions_to_measure
@@ -32,7 +32,7 @@ _SIZES = (1 << 12, 1 << 22)  # elements, whose payloads say how many bytes a cod
 
 
 def candidates(
-    strategy: str, compression: Compression, planner: str, engine: str = "gloo", shares_hosts: bool = False
+    strategy: str, compression: Scheme, planner: str, engine: str = "gloo", shares_hosts: bool = False
 ) -> tuple[Route, ...]:
     """Return the routes that a plan may use, in as many pieces as strategies cut tensors by themselves.
 
@@ -48,7 +48,7 @@ def candidates(
     return (*(dense if planner in MIXING else ()), *_packed(strategy, compression, shares_hosts))
 
 
-def _packed(strategy: str, compression: Compression, shares_hosts: bool) -> tuple[Route, ...]:
+def _packed(strategy: str, compression: Scheme, shares_hosts: bool) -> tuple[Route, ...]:
     """Return the routes of a codec."""
     local = (compression.local_strategy,) if shares_hosts and compression.local_strategy else ()
     names = (*compression.strategies, *local) if strategy == AUTO else (strategy,)

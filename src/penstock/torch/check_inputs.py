@@ -25,7 +25,7 @@ import penstock
 from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import PenstockError, PlanError
-from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Compression, check_known, texts_of
+from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Scheme, check_known, texts_of
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.decide import check_strategy
@@ -115,7 +115,7 @@ class Given:
     network: Network | None
 
     def agree(
-        self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, group: dist.ProcessGroup
+        self, gradients: Mapping[str, int], may_lack: bool, compression: Scheme, group: dist.ProcessGroup
     ) -> None:
         """Raise on every rank unless all are given the same, and everything fits the model and the ranks.
 
@@ -146,7 +146,7 @@ class Given:
         kinds += ["a network"] if self.network else []
         return " and ".join(kinds) or "nothing"
 
-    def _complaint(self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, workers: int) -> str:
+    def _complaint(self, gradients: Mapping[str, int], may_lack: bool, compression: Scheme, workers: int) -> str:
         try:
             if self.plan is not None:
                 check_plan(self.plan, gradients, may_lack, workers)
@@ -201,14 +201,14 @@ def check_route(route: Route) -> None:
     """Refuse an unknown strategy or codec, and a pair of them that does not go together."""
     check_strategy(route.strategy)
     if route.codec is None:
-        return Compression().check_strategy(route.strategy)
+        return Scheme().check_strategy(route.strategy)
     check_known(route.codec)
     wire_codec(route.codec)
     is_sparse = parse_spec(route.codec)[0] in SPARSE_CODECS
-    return Compression(route.codec, SPARSE_STRATEGIES if is_sparse else ANY).check_strategy(route.strategy)
+    return Scheme(route.codec, SPARSE_STRATEGIES if is_sparse else ANY).check_strategy(route.strategy)
 
 
-def check_codecs(plan: Plan, compression: Compression) -> None:
+def check_codecs(plan: Plan, compression: Scheme) -> None:
     """Refuse a codec that the plan does not use: buckets travel as the plan says."""
     held = list(dict.fromkeys(bucket.codec for bucket in plan.buckets if bucket.codec))
     asked = compression.codec

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import PenstockError, PlanError
-from penstock.exchange.compression import Compression
+from penstock.exchange.compression import Scheme
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.residuals import Layout
 from penstock.exchange.state import State, checksum
@@ -26,7 +26,7 @@ class TorchMemory(Memory):
     """The memory of an exchange whose gradients are torch tensors, and how parameters lay when buckets were made."""
 
     def __init__(
-        self, compression: Compression | None = None, on_nonfinite: str = "raise", scaler: Scaler | None = None
+        self, compression: Scheme | None = None, on_nonfinite: str = "raise", scaler: Scaler | None = None
     ) -> None:
         super().__init__(compression, on_nonfinite, scaler, TORCH)
         self._parameters: dict[str, tuple[torch.Tensor, tuple[int, ...], Layout]] = {}  # by name, with their strides

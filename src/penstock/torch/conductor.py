@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import FitError, PlanError
-from penstock.exchange.compression import AUTO, NATIVE, Compression
+from penstock.exchange.compression import AUTO, NATIVE, Scheme
 from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
@@ -24,6 +24,7 @@ from penstock.planning.drift import Drift
 from penstock.planning.explain import explain, summary
 from penstock.planning.measure import Gauge, engine_of
 from penstock.planning.measured import communication_seconds, measured_timeline
+from penstock.planning.planning import WARMUP, Settings
 from penstock.planning.slowdown import Sending
 from penstock.planning.survey import Question, Survey
 from penstock.planning.text_picture import text_picture
@@ -50,7 +51,6 @@ from penstock.torch.holder import Holder
 from penstock.torch.nodes import nodes_of
 from penstock.torch.optimizers import OptimizerWatch
 from penstock.torch.profile import Profiler
-from penstock.torch.settings import WARMUP, Settings
 from penstock.torch.sizes import gradient_sizes
 from penstock.trace import Trace
 
@@ -474,7 +474,7 @@ class Conductor:
         return dist.get_rank(self._group) == 0
 
 
-def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Compression) -> Compiling:
+def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Scheme) -> Compiling:
     """Have other processes of this host compile the kernels that training may need; on a GPU there are others."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
     plan, (strategy, planner) = settings.plan, (settings.strategy, settings.planner)

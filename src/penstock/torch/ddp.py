@@ -9,25 +9,22 @@ between two iterations. `conductor.py` does that; here is what a training script
 """
 
 import inspect
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
 from penstock.errors import PlanError
-from penstock.exchange.compression import AUTO, Warmup, make_compression
-from penstock.exchange.momentum import Momentum
+from penstock.exchange.compression import Compression, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
-from penstock.network import Network, load_network
-from penstock.plan import Plan, load_plan
+from penstock.plan import Plan
 from penstock.planning.decide import Decision
-from penstock.planning.measurement_cache import measurement_folder
+from penstock.planning.planning import Planning
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
@@ -35,11 +32,8 @@ from penstock.torch.check_inputs import compare_ranks, torch_options
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import together
 from penstock.torch.conductor import Conductor, compile_ahead
-from penstock.torch.settings import Settings
-from penstock.trace import Trace, load_trace
+from penstock.torch.engines import check_engine
 
-Path = str | os.PathLike[str]
-Value = TypeVar("Value", Network, Trace, Plan)
 _TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 
 
@@ -48,23 +42,14 @@ class DistributedDataParallel(TorchDDP):
 
     One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time (not
     around another wrapper).
-    planner: naive, wfbp, single, threshold, greedy, exact, selective or joint. strategy: `native` (the engine's own
-    all-reduce), the name of a penstock strategy, or `auto`, which lets the planner choose per bucket. network, trace,
-    plan: values or files, of this model and as many ranks, that replace measuring, profiling and planning; a plan
-    decides on codecs too. measurements: a folder that keeps measured networks, by cluster; None is the platform's cache
-    folder, False keeps nothing. measure_seconds: how long measuring may take, once; more finds more of what is faster.
-    profile_iterations: how many synchronised iterations to profile. replan_drift: plan again when communication takes
-    that part longer or less long than predicted (0.3: 30%) for a while; 0 is off.
-    codec: compresses every bucket, with error feedback: onebit, terngrad(bitwidth=2), ..., or a sparse exchange, gtopk
-    or topk, with its density; with planner selective or joint those where it pays, and in how many pieces; `auto`
-    compresses where that is predicted to pay, by one of `candidates`, and `explain` says which and why. warmup:
-    densities before that, `warmup_every` iterations each (`codecs.warmup`). dense_below: tensors of fewer elements
-    travel dense. select: entries are the largest of each tensor, of each bucket, or of the model (with planner single).
-    momentum, nesterov: corrected as in DGC, for an optimizer that has none; momentum_masking forgets the velocity of
-    what was sent. clip: limits what each rank adds to the average to norm clip / sqrt(ranks): the model's, so that
-    nothing is sent before the backward pass is over, or with clip_by="tensor" each tensor's. on_nonfinite: what a
-    compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a gradient scaler skips;
-    with `grad_scaler`, skip, and residuals follow its scale.
+    compression: a `Compression`: codec, density, warm-up, momentum, clipping; `codec="onebit"` is short for
+    `compression=Compression(codec="onebit")`. A codec compresses every bucket, with error feedback: onebit,
+    terngrad(bitwidth=2), ..., or a sparse exchange, gtopk or topk; with planner selective or joint those buckets where
+    it pays, and in how many pieces; `auto` compresses where that is predicted to pay, and `explain` says which and why.
+    planning: a `Planning`: planner, strategy, and files that replace measuring, profiling and planning.
+    The fields of both are taken as keywords too: `density=0.01`, `planner="single"`.
+    on_nonfinite: what a compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a
+    gradient scaler skips; with `grad_scaler`, skip, and residuals follow its scale.
     engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
     """
 
@@ -72,50 +57,22 @@ class DistributedDataParallel(TorchDDP):
         self,
         module: torch.nn.Module,
         *arguments: Any,
-        planner: str = "exact",
-        strategy: str = AUTO,
+        compression: Compression | None = None,
         codec: str | None = None,
-        candidates: Sequence[str] | None = None,
-        density: float | None = None,
-        warmup: Warmup = None,
-        warmup_every: int = 1,
-        dense_below: int = 0,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        momentum_masking: bool = True,
-        clip: float | None = None,
-        clip_by: str = "model",
-        select: str = "tensor",
+        planning: Planning | None = None,
         on_nonfinite: str = "raise",
         grad_scaler: Scaler | None = None,
-        network: Network | Path | None = None,
-        trace: Trace | Path | None = None,
-        plan: Plan | Path | None = None,
-        measurements: Path | bool | None = None,
-        measure_seconds: float = 10.0,
-        profile_iterations: int = 5,
-        replan_drift: float = 0.0,
         engine: str | None = None,
         **options: Any,
     ) -> None:
-        settings = Settings(
-            planner=planner,
-            strategy=strategy,
-            network=_loaded(network, load_network),
-            trace=_loaded(trace, load_trace),
-            plan=_loaded(plan, load_plan),
-            measurements=measurement_folder(measurements),
-            measure_seconds=measure_seconds,
-            profile_iterations=profile_iterations,
-            replan_drift=replan_drift,
-            engine=engine,
-        )
-        settings.check()
-        kept = Momentum(momentum, nesterov, momentum_masking, clip, clip_by)
-        compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select, candidates)
-        compression.check_strategy(strategy)
-        compression.check_planner(planner)
-        memory = TorchMemory(compression, on_nonfinite, grad_scaler)
+        options |= {} if codec is None else {"codec": codec}
+        asked = from_options(Compression, compression, "compression", options)
+        settings = from_options(Planning, planning, "planning", options).settings(engine)
+        check_engine(engine)
+        scheme = asked.scheme()
+        scheme.check_strategy(settings.strategy)
+        scheme.check_planner(settings.planner)
+        memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
         bound = _TORCH_SIGNATURE.bind(self, module, *arguments, **options)  # a TypeError is what torch's would be
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
@@ -123,7 +80,7 @@ class DistributedDataParallel(TorchDDP):
         group = _group_of(options)
         token = compare_ranks(settings.options | memory.options | torch_options(options), module, group)
         memory.loads = Loads(group, token)
-        compiling = compile_ahead(module, settings, compression)  # while torch shares the parameters
+        compiling = compile_ahead(module, settings, scheme)  # while torch shares the parameters
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         memory.know_parameters(dict(module.named_parameters()))
@@ -296,8 +253,3 @@ def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:
     """Return the process group that torch's wrapper will use; None: the default one."""
     mesh = options.get("device_mesh")
     return options.get("process_group") if mesh is None else mesh.get_group(mesh_dim=0)
-
-
-def _loaded(given: Value | Path | None, load: Callable[[Path], Value]) -> Value | None:
-    """Return a value that was given, or read it from the file that was."""
-    return load(given) if isinstance(given, str | os.PathLike) else given

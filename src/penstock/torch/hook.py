@@ -1,11 +1,12 @@
 """A communication hook for torch's own wrapper: a sender of buckets that needs no plan."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from penstock.errors import PlanError
-from penstock.exchange.compression import AUTO, Warmup, make_compression
-from penstock.exchange.momentum import Momentum
+from penstock.exchange.compression import AUTO, Compression, from_options
 from penstock.exchange.parameter_state import Scaler
 from penstock.log import Voice
 from penstock.plan import Route
@@ -21,16 +22,7 @@ def comm_hook(
     strategy: str = AUTO,
     codec: str | None = None,
     *,
-    density: float | None = None,
-    warmup: Warmup = None,
-    warmup_every: int = 1,
-    dense_below: int = 0,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    momentum_masking: bool = True,
-    clip: float | None = None,
-    clip_by: str = "model",
-    select: str = "tensor",
+    compression: Compression | None = None,
     module: torch.nn.Module | None = None,
     on_nonfinite: str = "raise",
     grad_scaler: Scaler | None = None,
@@ -38,34 +30,37 @@ def comm_hook(
     process_group: dist.ProcessGroup | None = None,
     engine: str | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    **options: Any,
 ) -> tuple["BucketSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
-    Every rank must call this at the same time, as it makes a process group. `codec` compresses every bucket, with
-    error feedback; it and what follows mean what they do in `DistributedDataParallel`, `engine` too. The first of
-    the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with `module` the state names
-    parameters as it does, otherwise by the order in which torch brings them. Say `find_unused_parameters` and
-    `process_group` where the wrapper does. timeout_seconds: of one message.
+    Every rank must call this at the same time, as it makes a process group. `strategy` carries every bucket. `codec` compresses every bucket, with
+    error feedback; it, `compression` and the fields of that mean what they do in `DistributedDataParallel`, `engine`
+    too. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with
+    `module` the state names parameters as it does, otherwise by the order in which torch brings them. Say
+    `find_unused_parameters` and `process_group` where the wrapper does. timeout_seconds: of one message.
     """
-    if codec == AUTO:
+    options |= {} if codec is None else {"codec": codec}
+    scheme = from_options(Compression, compression, "compression", options).scheme()
+    if options:
+        raise TypeError(f"comm_hook() got an unexpected keyword argument {next(iter(options))!r}")
+    if scheme.codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
-    kept = Momentum(momentum, nesterov, momentum_masking, clip, clip_by)
-    compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select)
-    compression.check_planner("torch's")
-    strategy = compression.strategies[0] if strategy == AUTO else strategy
+    scheme.check_planner("torch's")
+    strategy = scheme.strategies[0] if strategy == AUTO else strategy
     check_strategy(strategy)
     check_engine(engine)
-    compression.check_strategy(strategy)
+    scheme.check_strategy(strategy)
     group = process_group or dist.group.WORLD
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
-    memory = TorchMemory(compression, on_nonfinite, grad_scaler)
+    memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
     asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
     token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
     memory.loads = Loads(group, token, by_exchange=True)
     memory.know_parameters({} if module is None else dict(module.named_parameters()))
-    route = Route(strategy, compression.codec)
+    route = Route(strategy, scheme.codec)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
     _get_ready(route, module, group)
     return sender, sender.hook
