@@ -21,7 +21,8 @@ from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
 from penstock.planners.partitions import COUNTS, partitions_to_measure
-from penstock.planning.decide import MIXING, best_plan, compared
+from penstock.planning.decide import MIXING, Decision, best_plan, compared, decide, decide_whether
+from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.strategies.options import parse_strategy
 from penstock.trace import Trace
 
@@ -82,6 +83,16 @@ class Choice:
         if self.auto:
             return compared(self.trace, network, self.planner, routes, self.slowdown).plan
         return best_plan(self.trace, network, self.planner, routes)
+
+
+def choose(choice: Choice, network: Network, routes: tuple[Route, ...], nodes: Nodes = ()) -> Decision:
+    """Return the plan that uses some measured routes; say where ranks are, if that changed what was measured."""
+    values = choice.trace, network, choice.planner, routes, choice.slowdown
+    decision = decide_whether(*values, at_least(choice, network)) if choice.auto else decide(*values)
+    if not share_hosts(nodes):
+        return decision
+    found = f"{describe_nodes(nodes)}: summing inside hosts first was measured too, as hierarchical"
+    return replace(decision, notes=(*decision.notes, found))
 
 
 def next_route(choice: Choice, network: Network, worth: float = WORTH) -> Route | None:

@@ -29,7 +29,7 @@ from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Scheme, check_
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.decide import check_strategy
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks
 from penstock.trace import Trace
 
 _OWN = (
@@ -40,6 +40,7 @@ _OWN = (
     "process_group",
     "device_mesh",
 )  # which each rank has its own of
+_WHAT = "comparing what ranks are given"
 _MODEL, _TOKEN = "the model (fingerprint)", "a name for this call"  # what is not compared as options are
 
 
@@ -51,12 +52,13 @@ def compare_ranks(options: Mapping[str, str], module: torch.nn.Module | None, gr
     """
     tensors = [] if module is None else tensors_of(module)
     mine = {**options, "penstock": penstock.__version__, _MODEL: _digest(tensors), _TOKEN: uuid4().hex}
-    held = _gathered(mine, group)
+    ranks = GroupRanks(group)
+    held = ranks.gather(mine, _WHAT)
     differs = difference([{name: each[name] for name in each if name not in (_MODEL, _TOKEN)} for each in held])
     if differs:
         raise PlanError(f"{differs}; give all ranks the same")
     if len({each[_MODEL] for each in held}) > 1:
-        models: list[list[str]] = _gathered(tensors, group)
+        models: list[list[str]] = ranks.gather(tensors, _WHAT)
         raise PlanError(f"{_model_difference(models)}; give all ranks the same model")
     return str(held[0][_TOKEN])
 
@@ -99,13 +101,6 @@ def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _gathered(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    held: list[Any] = [None] * dist.get_world_size(group)
-    with together("comparing what ranks are given", group):
-        dist.all_gather_object(held, mine, group=group)
-    return held
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """What there is already; None: to be found out."""
@@ -125,9 +120,8 @@ class Given:
         codecs = (
             {bucket.codec for bucket in self.plan.buckets if bucket.codec} if self.plan and not complaint else set()
         )
-        held: list[tuple[str, str, Mapping[str, str]]] = _gathered(
-            (complaint, self._kinds, texts_of(sorted(codecs))), group
-        )
+        mine = complaint, self._kinds, texts_of(sorted(codecs))
+        held: list[tuple[str, str, Mapping[str, str]]] = GroupRanks(group).gather(mine, _WHAT)
         for rank, (complaint, _, _) in enumerate(held):
             if complaint:
                 everybody = all(other == complaint for other, _, _ in held)

@@ -5,6 +5,7 @@
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -18,17 +19,17 @@ from penstock.exchange.compression import AUTO, NATIVE, Scheme
 from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.planning.candidates import Choice, at_least, candidates, first_of_each_codec
-from penstock.planning.decide import Decision, agree, decide, decide_whether, from_rank_0, in_order, only
+from penstock.planning.agree import from_rank_0, nodes_of
+from penstock.planning.candidates import Choice, candidates, choose, first_of_each_codec
+from penstock.planning.decide import Decision, in_order, only
 from penstock.planning.drift import Drift
 from penstock.planning.explain import explain, summary
-from penstock.planning.measure import Gauge, engine_of
 from penstock.planning.measured import communication_seconds, measured_timeline
 from penstock.planning.planning import WARMUP, Settings
 from penstock.planning.slowdown import Sending
 from penstock.planning.survey import Question, Survey
 from penstock.planning.text_picture import text_picture
-from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
+from penstock.runtime.hosts import Nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.runtime.rehearse import Compiling
 from penstock.timeline import Timeline
@@ -46,9 +47,9 @@ from penstock.torch.buckets import (
 )
 from penstock.torch.check_inputs import Given
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.device_measure import GroupGauge, engine_of
 from penstock.torch.holder import Holder
-from penstock.torch.nodes import nodes_of
 from penstock.torch.optimizers import OptimizerWatch
 from penstock.torch.profile import Profiler
 from penstock.torch.sizes import gradient_sizes
@@ -319,7 +320,7 @@ class Conductor:
             release_buckets(self._wrapper)  # measuring needs memory for its messages
             try:
                 network, routes = self._survey(network)
-                decision = agree((lambda: self._decide(network, routes)) if self._is_first else None, self._group)
+                decision = from_rank_0(partial(self._decide, network, routes), self._ranks)
                 self._compile_for(decision.plan)
             except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
                 self.holder.take_back()
@@ -339,7 +340,7 @@ class Conductor:
     def _choose_candidates(self) -> None:
         """Have "auto" choose from what is safe for the optimizer that rank 0 has seen."""
         if self.memory.compression.by_optimizer:
-            codecs = from_rank_0(self._optimizer.candidates if self._is_first else None, self._group)
+            codecs = from_rank_0(self._optimizer.candidates, self._ranks)
             self.memory.compression = self.memory.compression.for_optimizer(codecs)
 
     def _survey(self, network: Network | None) -> tuple[Network, tuple[Route, ...]]:
@@ -347,7 +348,9 @@ class Conductor:
 
         That is a message, its copy, and what an engine adds.
         """
-        gauge = Gauge(self._group, self._device, self.settings.engine, gradient_nbytes(self.holder.parameters) // 3)
+        gauge = GroupGauge(
+            self._group, self._device, self.settings.engine, gradient_nbytes(self.holder.parameters) // 3
+        )
         survey = Survey(gauge, self.settings.measurements, self._ready_for, self._voice)
         question = Question(self._routes(), network, self.settings.measure_seconds, self._choice)
         return survey.find(question)
@@ -360,23 +363,12 @@ class Conductor:
         return Choice(trace, settings.planner, self._routes(), auto, trusted, slowdown)
 
     def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
-        choice = self._choice(network)
-        values = choice.trace, network, choice.planner, routes, choice.slowdown
-        if choice.auto:
-            return self._noted(decide_whether(*values, at_least(choice, network)))
-        return self._noted(decide(*values))
-
-    def _noted(self, decision: Decision) -> Decision:
-        """Say where ranks were found, if that made a difference to what was measured."""
-        if not share_hosts(self._nodes):
-            return decision
-        found = f"{describe_nodes(self._nodes)}: summing inside hosts first was measured too, as hierarchical"
-        return replace(decision, notes=(*decision.notes, found))
+        return choose(self._choice(network), network, routes, self._nodes)
 
     def _find_nodes(self) -> None:
         """Ask which ranks share a host, where a plan may compress between hosts only."""
         if self.settings.strategy == AUTO and self.memory.compression.local_strategy and not self._nodes:
-            self._nodes = nodes_of(self._group)
+            self._nodes = nodes_of(self._ranks)
 
     def _trace(self) -> Trace:
         """Return the trace to plan for: given, of the plan in force, or profiled, which is read once."""
@@ -406,17 +398,11 @@ class Conductor:
         """Compare the last iteration with the plan; now and then let rank 0 say whether to plan again."""
         timeline = self.measured_timeline() if self._is_first else None
         self._drift.note(None if timeline is None else communication_seconds(timeline))
-        if self._drift.is_due and self._rank_0_says(self._drift.drifted):
+        if self._drift.is_due and self._ranks.from_first(self._drift.drifted, "asking rank 0 whether to plan again"):
             self._plan_together(None)
             assert self._decision is not None
             plan = self._decision.plan
             self._drift.replanned(plan.hash, communication_seconds(plan.timeline))
-
-    def _rank_0_says(self, answer: bool) -> bool:
-        box = [answer]
-        with together("asking rank 0 whether to plan again", self._group):
-            dist.broadcast_object_list(box, group=self._group, group_src=0)
-        return box[0]
 
     # Holding
 
@@ -449,6 +435,10 @@ class Conductor:
         planned = {bucket.codec for bucket in self.settings.plan.buckets if bucket.codec} if self.settings.plan else ()
         codecs = (*self.memory.compression.named, *sorted(planned))
         return OptimizerWatch(self._wrapper.parameters(), self.memory, codecs, self._is_first)
+
+    @property
+    def _ranks(self) -> GroupRanks:
+        return GroupRanks(self._group)
 
     @property
     def _group(self) -> dist.ProcessGroup:

@@ -9,15 +9,13 @@ MPI must allow calls from any thread, one at a time (MPI_THREAD_SERIALIZED), and
 script calls MPI itself. mpi4py asks for the latter (MPI_THREAD_MULTIPLE), and Open MPI grants it.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from penstock.errors import MismatchError, PlanError
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks
 
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
@@ -57,9 +55,7 @@ def release(transport: Transport) -> None:
 
 def mpi_transport(group: dist.ProcessGroup) -> Transport:
     """Return MPI with the ranks of a process group; raise the same on every rank where the two do not agree."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    with together("comparing ranks of MPI", group):
-        dist.all_gather_object(found, _place(), group=group)
+    found = GroupRanks(group).gather(_place(), "comparing ranks of MPI")
     if complaint := next(filter(None, (_complaint(rank, len(found), one) for rank, one in enumerate(found))), None):
         raise MismatchError(complaint)
     from penstock.runtime.transport.mpi import MpiTransport

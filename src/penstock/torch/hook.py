@@ -34,11 +34,11 @@ def comm_hook(
 ) -> tuple["BucketSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
-    Every rank must call this at the same time, as it makes a process group. `strategy` carries every bucket. `codec` compresses every bucket, with
-    error feedback; it, `compression` and the fields of that mean what they do in `DistributedDataParallel`, `engine`
-    too. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with
-    `module` the state names parameters as it does, otherwise by the order in which torch brings them. Say
-    `find_unused_parameters` and `process_group` where the wrapper does. timeout_seconds: of one message.
+    Every rank must call this at the same time, as it makes a process group. `strategy` carries every bucket, and
+    `codec` compresses it, with error feedback; they, `compression`, the fields of that, and `engine` mean what they do
+    in `DistributedDataParallel`. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and
+    `bytes_sent`; with `module` the state names parameters as it does, otherwise by the order in which torch brings
+    them. Say `find_unused_parameters` and `process_group` where the wrapper does. timeout_seconds: of one message.
     """
     options |= {} if codec is None else {"codec": codec}
     scheme = from_options(Compression, compression, "compression", options).scheme()
