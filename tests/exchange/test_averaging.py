@@ -7,16 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exchange.parcels import average
+from penstock.exchange.arrays import NumpyArrays
 from penstock.exchange.averaging import Averaging
 from penstock.exchange.compression import make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.nonfinite import watched_codec
+from penstock.exchange.parameter_state import Memory
 from penstock.exchange.traffic import CountingTransport
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.planning.decide import decide
-from penstock.planning.drift import Drift
 from penstock.planning.explain import explain
+from penstock.planning.observed import Drift
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.memory import Fabric
 from penstock.torch.checkpoint import TorchMemory
@@ -233,3 +235,77 @@ def test_a_rank_that_encodes_nothing_sends_what_it_owes_to_the_one_that_does(str
     assert [bool(each.any()) for each in kept] == leads
     for applied, _ in ranks:
         np.testing.assert_array_equal(applied.numpy() + sum(kept), steps * GRADIENT.numpy() + world_size * 8)
+
+
+class Doubling:
+    """Messages between devices of two ranks that have the same values."""
+
+    sent_nbytes = 0
+
+    def all_reduce(self, values) -> None:
+        values *= 2
+
+
+class Momentums:
+    """What an optimizer that exchanges its momentum says: half of it is sent, twice what arrives is taken."""
+
+    def __init__(self, spec: str | None) -> None:
+        self.spec = spec
+
+    def codec(self, planned: str) -> str | None:
+        return self.spec
+
+    def before(self, parts, loss_scale: float) -> None:
+        for _, part in parts:
+            part *= 0.5
+
+    def after(self, parts) -> None:
+        for _, part in parts:
+            part *= 2.0
+
+
+class OnDevice(NumpyArrays):
+    """Arrays that are said to lie on a device."""
+
+    def device(self, values: np.ndarray) -> str:
+        return "a device"
+
+
+def asked_of_a_device(memory: Memory, planned: str | None, answer: bool = True) -> tuple[bool, list[str]]:
+    """Return whether a bucket on a device is queued, and which codecs had to be able to."""
+    averaging, asked = one_rank(memory), []
+    averaging._communicator.messages = Doubling()
+    averaging._communicator.queues = lambda codec, device: asked.append(codec.name.split("(")[0]) or answer
+    route = Route("native") if planned is None else Route("ring", planned)
+    return averaging.queues(averaging.parcel(["weight"], [NUMEL], route, 0, "float32"), np.zeros(NUMEL)), asked
+
+
+def test_momentum_and_small_tensors_are_queued_on_a_device_by_the_codec_that_carries_them() -> None:
+    memory = Memory(make_scheme("onebit"), arrays=OnDevice())
+    memory.moments = Momentums("blocks(bits=4)")
+    assert asked_of_a_device(memory, "onebit") == (True, ["blocks"])
+    assert asked_of_a_device(memory, "onebit", answer=False) == (False, ["blocks"])
+    memory.moments = Momentums(None)
+    assert asked_of_a_device(memory, "onebit") == (True, [])  # it travels dense
+    small = Memory(make_scheme("onebit", dense_below=9), arrays=OnDevice())
+    assert asked_of_a_device(small, "onebit") == (True, ["onebit"])
+    skips = Memory(make_scheme("onebit"), on_nonfinite="skip", arrays=OnDevice())
+    assert asked_of_a_device(skips, "onebit") == (False, [])
+
+
+def test_small_tensors_of_a_queued_bucket_travel_in_one_dense_message_of_the_device() -> None:
+    averaging = one_rank(Memory(make_scheme("bf16", dense_below=4)))
+    averaging._communicator.messages = Doubling()
+    values = np.array([1.001, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0, 3.003], np.float32)
+    expected = values * np.array([2, 2, 2, 1, 1, 1, 1, 2], np.float32)  # to the bit where dense
+    parcel = averaging.parcel(["a", "b", "c"], [3, 4, 1], Route("ring", "bf16"), 0, "float32")
+    averaging.average(parcel, values, is_first=True, queued=True)
+    np.testing.assert_array_equal(values, expected)
+
+
+def test_momentum_of_an_optimizer_goes_out_and_comes_back_but_for_small_tensors() -> None:
+    memory = Memory(make_scheme("bf16", dense_below=4))
+    memory.moments = Momentums("bf16")
+    values = np.array([1.0, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0], np.float32)
+    average(one_rank(memory), values, Route("ring", "bf16"), ("a", "b"), (3, 4))
+    np.testing.assert_array_equal(values, [1, 2, 4, 1, 1, 1, 1])

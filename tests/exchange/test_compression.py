@@ -111,7 +111,7 @@ def test_a_codec_without_a_density_is_not_said_to_have_one():
             "strategy 'ring' with 'published(density=0.001)', which compares its own block with",
         ),
         ("onebit", "hierarchical(outer=gtopk)", "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
-        (None, "hierarchical(outer=all_gather)", "strategy 'all_gather' sends everybody's payload to everybody"),
+        (None, "hierarchical(outer=all_gather)", "strategy 'all_gather' sends every rank's payload to every rank"),
         (
             "auto",
             "hierarchical(outer=all_gather)",

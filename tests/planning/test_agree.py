@@ -81,7 +81,7 @@ from penstock.planning.survey import plan_over
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.mpi import MpiTransport
 from penstock.trace import Tensor, Trace
-import penstock.planning.explain, penstock.planning.drift, penstock.planning.slowdown
+import penstock.planning.explain, penstock.planning.observed, penstock.planning.observed
 transport = MpiTransport()
 trace = Trace("toy", "cpu", 1, "float32", 1e-3, tuple(Tensor(name, 5000, 1e-3) for name in "dcba"))
 planning = Planning(measure_seconds=0.5, measurements=False)

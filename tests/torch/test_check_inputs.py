@@ -39,7 +39,7 @@ def test_a_plan_and_a_trace_of_the_model_are_taken():
         (with_last(codec="terngrad(bitwidth=99)"), "parameter bitwidth is 99; wanted one of 1, 2, 4, 8"),
         (with_last(strategy="gtopk"), "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
         (with_last(strategy="native"), "codec 'onebit' with strategy 'native': the engine compresses nothing"),
-        (with_last(strategy="all_gather", codec=None), "strategy 'all_gather' sends everybody's payload"),
+        (with_last(strategy="all_gather", codec=None), "strategy 'all_gather' sends every rank's payload"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused(plan, message):

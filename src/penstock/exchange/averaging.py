@@ -92,12 +92,13 @@ class Averaging:
         memory = self.memory
         if self._communicator.messages is None or (device := self._arrays.device(values)) is None or not len(values):
             return False
-        keeps = memory.compression.momentum.is_used or memory.moments is not None
-        if memory.skips or self._leaves_out or keeps or parcel.small:
+        if memory.skips or self._leaves_out or memory.compression.momentum.is_used:
             return False
         if parcel.route.codec is None:
             return parcel.route == Route(NATIVE)
-        spec = memory.compression.codec_at(parcel.route.codec, max(memory.iterations - 1, 0))
+        spec = self._spec(parcel.route.codec, max(memory.iterations - 1, 0))
+        if spec is None:
+            return True
         with self._lock:
             codec = self._codec(spec)
         return self._communicator.queues(codec, device)
@@ -126,10 +127,8 @@ class Averaging:
             if not memory.counted:
                 self._count()
             spec: str | None = parcel.route.codec
-            if memory.moments is not None:
-                spec = memory.moments.codec(parcel.route.codec)
-            elif memory.compression.schedule is not None:
-                spec = memory.compression.codec_at(parcel.route.codec, memory.iterations - 1)
+            if memory.moments is not None or memory.compression.schedule is not None:
+                spec = self._spec(parcel.route.codec, memory.iterations - 1)
             if spec is None:
                 self._average_dense(parcel, values, queued)
                 return
@@ -139,6 +138,11 @@ class Averaging:
                 self._average_compressed(parcel, values, queued)
             else:
                 self._average_moments(parcel, values, queued)
+
+    def _spec(self, planned: str, iteration: int) -> str | None:
+        """Return the codec of an iteration for a parcel whose plan says `planned`; None: it travels dense."""
+        moments = self.memory.moments
+        return self.memory.compression.codec_at(planned, iteration) if moments is None else moments.codec(planned)
 
     def clip(self, gradients: Sequence[Buffer]) -> None:
         """Scale what this rank adds to the average, all of `gradients` by one factor, where their norm is too large.
@@ -259,7 +263,7 @@ class Averaging:
             assert residual is not None
             residual.values()[start : start + len(kept)] += kept
         if small is not None:
-            self._average_small(values, parcel, small)
+            self._average_small(values, parcel, small, queued)
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
         if not parcel.in_place:
@@ -332,9 +336,12 @@ class Averaging:
             place += stop - start
         return packed
 
-    def _average_small(self, values: Buffer, parcel: Parcel, packed: Buffer) -> None:
+    def _average_small(self, values: Buffer, parcel: Parcel, packed: Buffer, queued: bool) -> None:
         """Sum the small tensors of a parcel in one dense message, and put them back."""
-        self._communicator.all_reduce(packed, strategy=DENSE)
+        if queued:
+            self._communicator.messages.all_reduce(packed)
+        else:
+            self._communicator.all_reduce(packed, strategy=DENSE)
         place = 0
         for start, stop in parcel.small:
             values[start:stop] += packed[place : place + stop - start]  # to what a codec sent of an older debt

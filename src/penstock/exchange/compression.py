@@ -177,13 +177,13 @@ class Scheme:
                 f"wanted {SPARSE['gtopk_published'].strategies[0]!r}"
             )
         if self.codec is None and strategy in COMPRESSED_ONLY:
-            raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
+            raise CodecError(f"strategy {strategy!r} sends every rank's payload to every rank; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
 
     @property
     def local_strategy(self) -> str | None:
-        """Local aggregation with this codec between hosts; None where nobody should choose it for a user.
+        """Local aggregation with this codec between hosts; None where "auto" must not choose it.
 
         With momentum each rank keeps a velocity, and only those that encode know what was sent and to be forgotten; the
         published exchange is there to be compared with.
@@ -297,7 +297,7 @@ def is_safe_for_adam(codec: str) -> bool:
 
 
 def check_known(codec: str) -> None:
-    """Refuse a codec that nobody knows, naming those that there are, each with its parameters."""
+    """Refuse an unknown codec; the error names those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
     if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
         return

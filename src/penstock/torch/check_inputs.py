@@ -1,4 +1,4 @@
-"""Do all ranks ask for the same, of the same model, and does what a user gives in place of planning belong to it?
+"""Validates the user's options, plan, trace and network against the model and the other ranks.
 
 Ranks that ask for different things wait for one another, or train apart without a word: one that looks for unused
 parameters sends a message more, one with another text of a codec decodes to other values. So everything that changes
@@ -124,8 +124,8 @@ class Given:
         held: list[tuple[str, str, Mapping[str, str]]] = GroupRanks(group).gather(mine, _WHAT)
         for rank, (complaint, _, _) in enumerate(held):
             if complaint:
-                everybody = all(other == complaint for other, _, _ in held)
-                raise PlanError(complaint if everybody else f"on rank {rank}, {complaint}")
+                is_alike = all(other == complaint for other, _, _ in held)
+                raise PlanError(complaint if is_alike else f"on rank {rank}, {complaint}")
         if len({each for _, each, _ in held}) > 1:
             kinds = ", ".join(f"rank {rank} {each}" for rank, (_, each, _) in enumerate(held))
             raise PlanError(f"ranks are given different things ({kinds}); give all ranks the same")

@@ -1,7 +1,7 @@
-"""What torch does with all ranks at our request: where a rank is gone, raise what our own collectives raise.
+"""Turns a failed torch collective into a `TransportError` that names the rank which is gone.
 
-gloo's own error has an address and no rank. Whoever gets one leaves a note and reads the others', as after a message
-of ours (`runtime/failure_diagnosis.py`).
+gloo's own error has an address and no rank. A rank that gets one leaves a note and reads the others', as after a
+message of ours (`runtime/failure_diagnosis.py`).
 """
 
 from collections.abc import Callable, Iterator

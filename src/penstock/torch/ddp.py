@@ -5,7 +5,7 @@
 
 It *is* torch's DistributedDataParallel, with everything that does. The first iterations run with torch's own buckets
 while the backward pass is profiled; then the network is measured, rank 0 plans, all ranks agree, and the buckets change
-between two iterations. `conductor.py` does that; here is what a training script sees.
+between two iterations. `wrapper_planning.py` does that; here is what a training script sees.
 """
 
 import inspect
@@ -31,8 +31,8 @@ from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.check_inputs import compare_ranks, torch_options
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import together
-from penstock.torch.conductor import Conductor, compile_ahead
 from penstock.torch.engines import check_engine
+from penstock.torch.wrapper_planning import WrapperPlanning, compile_ahead
 
 _TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 
@@ -84,7 +84,7 @@ class DistributedDataParallel(TorchDDP):
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         memory.know_parameters(dict(module.named_parameters()))
-        self._conductor = Conductor(self, settings, options, memory, compiling)
+        self._planning = WrapperPlanning(self, settings, options, memory, compiling)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; between two iterations, go on with profiling and planning."""
@@ -101,7 +101,7 @@ class DistributedDataParallel(TorchDDP):
 
     def _sync_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as torch does before a forward pass."""
-        with together("sharing buffers", self.process_group, self._conductor.holder.hang_up):
+        with together("sharing buffers", self.process_group, self._planning.buckets.hang_up):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
@@ -109,47 +109,47 @@ class DistributedDataParallel(TorchDDP):
 
         Buckets are planned all the same, unless the hook has state and has seen torch's: it may belong to them.
         """
-        if "_conductor" not in vars(self):  # torch's own constructor registers one, for mixed_precision
+        if "_planning" not in vars(self):  # torch's own constructor registers one, for mixed_precision
             super().register_comm_hook(state, hook)
         else:
-            self._conductor.register(Hook(hook, state))
+            self._planning.register(Hook(hook, state))
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         """Register one of torch's built-in hooks, which stays when the buckets change."""
-        self._conductor.register(Hook(None, builtin=comm_hook_type))
+        self._planning.register(Hook(None, builtin=comm_hook_type))
 
     def _setup_in_backward_optimizers(self) -> None:
         """Let optimizers step during the backward pass; torch registers a hook of its own for that."""
         super()._setup_in_backward_optimizers()  # type: ignore[no-untyped-call]
-        holder = self._conductor.holder
-        if holder.user_hook is not None and steps_in_backward(self):
-            holder.user_hook = replace(holder.user_hook, is_torchs=True)
+        buckets = self._planning.buckets
+        if buckets.user_hook is not None and steps_in_backward(self):
+            buckets.user_hook = replace(buckets.user_hook, is_torchs=True)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Have torch time one iteration in `sample_rate`, also when the buckets change."""
         super()._set_ddp_runtime_logging_sample_rate(sample_rate)  # type: ignore[no-untyped-call]
-        self._conductor.holder.user_sample_rate = sample_rate
+        self._planning.buckets.user_sample_rate = sample_rate
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return torch's logging data, with the iterations that were counted before the buckets changed."""
         data: dict[str, Any] = super()._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        before = self._conductor.holder.logged_before
+        before = self._planning.buckets.logged_before
         return data | ({"iteration": data["iteration"] + before} if before and "iteration" in data else {})
 
     def _update_process_group(self, new_process_group: dist.ProcessGroup) -> None:
         """Go on with other ranks, which plan anew; what is owed is kept."""
         super()._update_process_group(new_process_group)  # type: ignore[no-untyped-call]
         if self.process_group is new_process_group:
-            self._conductor.change_group()
+            self._planning.change_group()
 
     def _remove_autograd_hooks(self) -> None:
         """Stop averaging gradients; no plan brings that back."""
         super()._remove_autograd_hooks()  # type: ignore[no-untyped-call]
-        self._conductor.obstacle = "its autograd hooks were removed"
+        self._planning.obstacle = "its autograd hooks were removed"
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         """Cover for ranks that ran out of data, as torch does; what a hook of ours sends is divided by all ranks."""
-        if not kwargs.get("divide_by_initial_world_size", True) and self._conductor.holder.sender:
+        if not kwargs.get("divide_by_initial_world_size", True) and self._planning.buckets.sender:
             raise PlanError(
                 "join with divide_by_initial_world_size=False: our strategies divide by all ranks, as every "
                 "communication hook does; leave it out, or use strategy='native' without codec, momentum, clip, engine"
@@ -160,17 +160,17 @@ class DistributedDataParallel(TorchDDP):
     @property
     def plan(self) -> Plan | None:
         """The plan in force; None while profiling."""
-        return self._conductor.plan
+        return self._planning.plan
 
     @property
     def decision(self) -> Decision | None:
         """The plan in force with the trace and the network it was made from; None while profiling."""
-        return self._conductor.decision
+        return self._planning.decision
 
     @property
     def held_seconds(self) -> float:
         """How long training has stood still on this rank, so far, while penstock measured, compiled and planned."""
-        return self._conductor.held_seconds
+        return self._planning.held_seconds
 
     def timeline(self) -> Timeline | None:
         """Return the predicted timeline of an iteration; None while profiling."""
@@ -179,41 +179,41 @@ class DistributedDataParallel(TorchDDP):
     def measured_timeline(self) -> Timeline | None:
         """Return what the last iteration took on this rank: forward, backward, and communication, in buckets where
         they are known; None before the first one is over."""
-        return self._conductor.measured_timeline()
+        return self._planning.measured_timeline()
 
     def record_instructions(self, on: bool = True) -> None:
         """Let `measured_timeline` show every encode, send, recv, merge and decode of the iterations to come.
 
         This looks at the clock between all of them: turn it on for an iteration that is to be drawn, then off.
         """
-        self._conductor.record_instructions(on)
+        self._planning.record_instructions(on)
 
     def explain(self, picture: bool = False) -> str:
         """Say what was decided and why; with `picture`, also draw the predicted iteration above the measured one."""
-        return self._conductor.explain(picture)
+        return self._planning.explain(picture)
 
     def bytes_sent(self) -> Traffic:
         """Return the bytes this rank has put on the wire so far, and what a dense all-reduce of the same would have."""
-        return self._conductor.holder.traffic()
+        return self._planning.buckets.traffic()
 
     def routes_used(self) -> tuple[RouteUse, ...]:
         """Return by which routes the gradients of the last iteration really travelled, with what this rank sent.
 
         Of a hook of the user's nothing is known.
         """
-        return self._conductor.holder.routes_used()
+        return self._planning.buckets.routes_used()
 
     @property
     def exchange_memory(self) -> Memory:
         """What the exchange keeps between iterations; `optim.CompressedAdamW` has its momentum sent through it."""
-        return self._conductor.memory
+        return self._planning.memory
 
     def exchange_state_dict(self) -> State:
         """Return what this rank still owes of each parameter's gradient; call it between iterations, on every rank.
 
         It belongs into a checkpoint beside the model and the optimizer. Every rank has its own.
         """
-        memory = self._conductor.memory
+        memory = self._planning.memory
         return memory.state_dict(dist.get_rank(self.process_group), dist.get_world_size(self.process_group))
 
     def load_exchange_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -223,30 +223,31 @@ class DistributedDataParallel(TorchDDP):
         and nothing is changed then.
         """
         rank, world_size = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        self._conductor.memory.load_state_dicts(states, rank, world_size)
-        self._conductor.holder.recover()
+        self._planning.memory.load_state_dicts(states, rank, world_size)
+        if (sender := self._planning.buckets.sender) is not None:
+            sender.exchange.recover()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out our hook, which belongs to this process; what makes the reducer registers it anew."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return state | {"_comm_hooks": [] if self._conductor.holder.sender else list(self._comm_hooks)}
+        return state | {"_comm_hooks": [] if self._planning.buckets.sender else list(self._comm_hooks)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a reducer, with the plan's buckets where there is a plan."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._conductor.resume()
+        self._planning.resume()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin_forward(self) -> None:
-        self._conductor.begin_forward(self.require_backward_grad_sync)
+        self._planning.begin_forward(self.require_backward_grad_sync)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_module(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._conductor.before_module(inputs, kwargs)
+        self._planning.before_module(inputs, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_module(self, output: Any) -> None:
-        self._conductor.after_module(output)
+        self._planning.after_module(output)
 
 
 def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:

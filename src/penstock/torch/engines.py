@@ -66,7 +66,7 @@ def mpi_transport(group: dist.ProcessGroup) -> Transport:
 def _place() -> tuple[int, int, bool] | str:
     """Return this process's rank in MPI, how many there are, and whether any thread may call it; or why there is none.
 
-    What goes wrong is said to everybody: a rank that raised alone would leave the others waiting.
+    What goes wrong is said to all ranks: a rank that raised alone would leave the others waiting.
     """
     try:
         from penstock.runtime.transport.mpi import place_in_world

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from penstock.exchange.traffic import Traffic, ring_nbytes
 from penstock.network import Network
 from penstock.plan import Plan
-from penstock.planning.measured import measured_timeline
+from penstock.planning.observed import measured_timeline
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP

@@ -8,7 +8,7 @@ import torch
 import torch_adam as training
 from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_scheme
 from penstock.exchange.parameter_state import Memory
-from penstock.torch.optimizers import OptimizerWatch, is_adaptive
+from penstock.torch.watch import OptimizerWatch, is_adaptive
 from spawn import spawn
 
 
