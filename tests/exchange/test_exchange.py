@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.errors import NonFiniteError
+from penstock.errors import NonFiniteError, PlanError
 from penstock.exchange.compression import Compression, make_scheme
 from penstock.exchange.exchange import Exchange
 from penstock.exchange.momentum import Momentum
@@ -70,6 +70,18 @@ def test_every_tensor_of_a_bucket_travels_by_its_own_route() -> None:
     assert used == {f"ring+{EXACT}": 4 * 37, "ring": 2400, "native": 20}
     mean = (gradients(0, 0, "abc") + gradients(1, 0, "abc")) / 2
     np.testing.assert_array_equal(ranks[0][0][0][0][37:], mean[37:])
+
+
+def test_a_bucket_of_before_the_plan_is_refused() -> None:
+    def rank(transport):
+        exchange = Exchange(Communicator(transport))
+        bucket = exchange.bucket(["a"], [4])
+        exchange.follow(Plan("model", 1, "exact", (Bucket(("a",), 16, "ring"),)))
+        exchange.begin()
+        exchange.start(bucket, np.zeros(4, np.float32))
+
+    with pytest.raises(PlanError, match="made before the plan changed"):
+        run_ranks(1, rank)
 
 
 def test_what_an_engine_cannot_sum_by_itself_goes_by_ring() -> None:

@@ -26,6 +26,9 @@ class Arrays(Protocol):
     def zeros(self, numel: int, device: Device) -> Buffer:
         """Return float32 zeros on a device; in host memory, a numpy array."""
 
+    def indices(self, values: NDArray[np.int64], device: Device) -> Buffer:
+        """Return indices into a buffer on a device, to read and write elements of it."""
+
     def float32(self, values: Buffer, device: Device) -> Buffer:
         """Return `values` as float32 on a device; in host memory, as a numpy array.
 
@@ -66,6 +69,10 @@ class NumpyArrays:
     def zeros(self, numel: int, device: Device) -> Buffer:
         """Return float32 zeros."""
         return np.zeros(numel, np.float32)
+
+    def indices(self, values: NDArray[np.int64], device: Device) -> Buffer:
+        """Return the indices as they are."""
+        return values
 
     def float32(self, values: Buffer, device: Device) -> Buffer:
         """Return `values` as float32, the same array where they are that already."""

@@ -11,6 +11,8 @@ from itertools import accumulate, pairwise
 from math import inf
 from threading import Lock
 
+import numpy as np
+
 from penstock.codecs.feedback import PutOff
 from penstock.errors import CodecError, NonFiniteError
 from penstock.exchange.arrays import Buffer, Device
@@ -51,6 +53,7 @@ class Parcel:
     is_queued: bool = False  # on a device, without a wait of the host
     call: Callable[..., None] | None = None  # the all-reduce of encoded values, prepared
     dense_call: Callable[..., None] | None = None  # that of values as they are
+    places: Buffer | None = None  # of the elements of small tensors
     in_place: bool = False  # the codec reads and writes the bucket itself, not a float32 copy
     keeps_residual: bool = False
     residual: PutOff | None = None
@@ -176,7 +179,10 @@ class Averaging:
         parcel.in_place = parcel.dtype == "float32" and there == parcel.device
         encodes = self._communicator.encodes(parcel.route.strategy)  # else what is owed goes to the rank that does
         parcel.keeps_residual = parcel.codec.takes_feedback and encodes
-        parcel.version = -1
+        parcel.version, parcel.places = -1, None
+        if parcel.small:
+            places = np.concatenate([np.arange(start, stop) for start, stop in parcel.small])
+            parcel.places = self._arrays.indices(places, parcel.device)
         if parcel.in_place and there is None:
             self._move_once(self._arrays.float32(values, None))
 
@@ -244,7 +250,10 @@ class Averaging:
             absent = self._absent(values, parcel)
         if memory.compression.momentum.factor:
             velocity = self._gain_momentum(values, parcel, absent, parcel.device)
-        small = self._take_out_small(values, parcel, scale) if parcel.small else None
+        small = None
+        if parcel.places is not None:  # they leave zeros, which cost a codec little
+            small = values[parcel.places] * scale
+            values[parcel.places] = 0.0
         if parcel.version != memory.residuals.version:
             self._find_residual(parcel)
         if parcel.residual is None and parcel.pays:
@@ -263,7 +272,8 @@ class Averaging:
             assert residual is not None
             residual.values()[start : start + len(kept)] += kept
         if small is not None:
-            self._average_small(values, parcel, small, queued)
+            self._average_dense_message(small, queued)
+            values[parcel.places] += small  # to what a codec sent of an older debt
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
         if not parcel.in_place:
@@ -326,26 +336,12 @@ class Averaging:
             sent[start:stop] = False
         return sent
 
-    def _take_out_small(self, values: Buffer, parcel: Parcel, scale: float) -> Buffer:
-        """Return the tensors that travel dense, one after the other, and leave zeros: they cost a codec little."""
-        packed = self._arrays.zeros(sum(stop - start for start, stop in parcel.small), parcel.device)
-        place = 0
-        for start, stop in parcel.small:
-            packed[place : place + stop - start] = values[start:stop] * scale
-            values[start:stop] = 0.0
-            place += stop - start
-        return packed
-
-    def _average_small(self, values: Buffer, parcel: Parcel, packed: Buffer, queued: bool) -> None:
-        """Sum the small tensors of a parcel in one dense message, and put them back."""
+    def _average_dense_message(self, values: Buffer, queued: bool) -> None:
+        """Sum float32 values over all ranks as they are."""
         if queued:
-            self._communicator.messages.all_reduce(packed)
+            self._communicator.messages.all_reduce(values)
         else:
-            self._communicator.all_reduce(packed, strategy=DENSE)
-        place = 0
-        for start, stop in parcel.small:
-            values[start:stop] += packed[place : place + stop - start]  # to what a codec sent of an older debt
-            place += stop - start
+            self._communicator.all_reduce(values, strategy=DENSE)
 
     def _absent(self, values: Buffer, parcel: Parcel) -> list[Bounds]:
         """Return which tensors have no gradient; one that is all zeros counts as none: it only waits."""

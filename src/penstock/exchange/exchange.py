@@ -22,7 +22,7 @@ from itertools import accumulate, groupby
 from time import perf_counter
 from typing import Any
 
-from penstock.errors import NonFiniteError
+from penstock.errors import NonFiniteError, PlanError
 from penstock.exchange.arrays import Buffer
 from penstock.exchange.averaging import Averaging, Parcel
 from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme
@@ -42,6 +42,7 @@ class ResolvedBucket:
     """A bucket's parcels: stretches of it whose tensors have one route."""
 
     parcels: tuple[Parcel, ...]
+    version: int  # of the routes that it was made for
 
     @property
     def is_native(self) -> bool:
@@ -131,7 +132,7 @@ class Exchange:
             here = list(group)
             first, stop = here[0], here[-1] + 1
             parcels.append(self._averaging.parcel(names[first:stop], sizes[first:stop], route, starts[first], dtype))
-        return ResolvedBucket(tuple(parcels))
+        return ResolvedBucket(tuple(parcels), self.version)
 
     @property
     def only_averages(self) -> bool:
@@ -161,6 +162,10 @@ class Exchange:
         is called on the thread that did the work, with what went wrong or None. The work is done inside of
         `around(lane)`: lane 0 is the communication thread, others are queues of a device.
         """
+        if bucket.version != self.version:
+            raise PlanError(
+                "a bucket that was made before the plan changed; call exchange.bucket(...) again, on all ranks"
+            )
         handle = Handle(bucket, values, self._is_fresh, done, around)
         self._is_fresh = False
         if not self._overlap or self._clips_model:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from penstock.exchange.arrays import Floats
 from penstock.exchange.residuals import Layout
@@ -25,6 +26,10 @@ class TorchArrays:
     def zeros(self, numel: int, device: torch.device | None) -> Any:
         """Return float32 zeros: a tensor on a GPU, or a numpy array."""
         return np.zeros(numel, np.float32) if device is None else torch.zeros(numel, device=device)
+
+    def indices(self, values: NDArray[np.int64], device: torch.device | None) -> Any:
+        """Return indices: a tensor on a GPU, or a numpy array."""
+        return values if device is None else torch.from_numpy(values).to(device)
 
     def float32(self, values: Any, device: torch.device | None) -> Any:
         """Return `values` as float32: a tensor on a GPU, or a numpy array; of the same memory where they are that."""
