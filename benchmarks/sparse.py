@@ -26,7 +26,7 @@ from penstock.cluster.topology import parse_rates
 from penstock.codecs.sparse.codec import SparseCodec
 from penstock.cost.sparse import SPARSE
 from penstock.errors import ClusterError, PenstockError
-from penstock.exchange.traffic import ring_nbytes
+from penstock.runtime.transport import ring_nbytes
 from penstock.network import Network
 from penstock.program import Op
 from penstock.simulator.program import CodecCost, simulate_program

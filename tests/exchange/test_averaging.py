@@ -13,7 +13,6 @@ from penstock.exchange.compression import make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.nonfinite import watched_codec
 from penstock.exchange.parameter_state import Memory
-from penstock.exchange.traffic import CountingTransport
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.planning.decide import decide
@@ -27,9 +26,9 @@ from runtime.threads import run_ranks
 
 
 def exchanged(codec: str, iterations: int = 3) -> TorchMemory:
-    transport = CountingTransport(Fabric(1).transport(0))
+    communicator = Communicator(Fabric(1).transport(0))
     memory = TorchMemory(make_scheme(codec))
-    exchange = Averaging(Communicator(transport), transport, memory, leaves_out=False)
+    exchange = Averaging(communicator, memory, leaves_out=False)
     for _ in range(iterations):
         values = torch.linspace(-1, 1, 2000)
         average(exchange, values, Route("ring", codec))
@@ -57,8 +56,8 @@ GRADIENT = torch.arange(-32, 32) / 8  # dyadic, so that sums are exact
 
 
 def one_rank(memory: TorchMemory, leaves_out: bool = False) -> Averaging:
-    transport = CountingTransport(Fabric(1).transport(0))
-    return Averaging(Communicator(transport), transport, memory, leaves_out)
+    communicator = Communicator(Fabric(1).transport(0))
+    return Averaging(communicator, memory, leaves_out)
 
 
 def test_what_a_codec_left_is_sent_as_soon_as_its_bucket_travels_dense() -> None:
@@ -148,9 +147,9 @@ def on_ranks(
     """Exchange dyadic gradients on several ranks, some of which owe something to begin with; return sum and memory."""
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), TorchMemory(make_scheme(route.codec))
-        communicator = Communicator(counting, timeout_seconds=120, host=lambda: HOSTS[transport.rank])
-        exchange = Averaging(communicator, counting, memory, leaves_out=False)
+        memory = TorchMemory(make_scheme(route.codec))
+        communicator = Communicator(transport, timeout_seconds=120, host=lambda: HOSTS[transport.rank])
+        exchange = Averaging(communicator, memory, leaves_out=False)
         if transport.rank in debts:
             memory.residuals.load({"weight": np.full(NUMEL, debts[transport.rank], np.float32)})
         applied = torch.zeros(NUMEL)
@@ -181,8 +180,8 @@ def test_whatever_becomes_of_buckets_routes_and_pieces_nothing_is_lost_and_ranks
     """Before every step each bucket may change from compressed to dense and back, and its number of pieces."""
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), TorchMemory(make_scheme(EXACT))
-        exchange = Averaging(Communicator(counting, timeout_seconds=120), counting, memory, leaves_out=False)
+        memory = TorchMemory(make_scheme(EXACT))
+        exchange = Averaging(Communicator(transport, timeout_seconds=120), memory, leaves_out=False)
         generator = np.random.default_rng(transport.rank)
         history, applied, given = [], dict.fromkeys(SIZES, 0.0), dict.fromkeys(SIZES, 0.0)
         for buckets, routes in plans:

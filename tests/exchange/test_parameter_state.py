@@ -10,7 +10,6 @@ from penstock.exchange.averaging import KEPT_CODECS, Averaging
 from penstock.exchange.compression import make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.state import FORMAT
-from penstock.exchange.traffic import CountingTransport
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.memory import Fabric
@@ -32,8 +31,8 @@ class Scale:
 
 
 def one_rank(memory: TorchMemory) -> Averaging:
-    transport = CountingTransport(Fabric(1).transport(0))
-    return Averaging(Communicator(transport), transport, memory, leaves_out=False)
+    communicator = Communicator(Fabric(1).transport(0))
+    return Averaging(communicator, memory, leaves_out=False)
 
 
 def average(exchange: Averaging, values: torch.Tensor, codec: str | None) -> torch.Tensor:

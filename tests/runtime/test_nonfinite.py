@@ -14,7 +14,6 @@ from penstock.codecs.wire import SPARSE_CODECS, WireCodec, WireSparse, wire_code
 from penstock.errors import NonFiniteError
 from penstock.exchange.averaging import Averaging
 from penstock.exchange.compression import Scheme
-from penstock.exchange.traffic import CountingTransport
 from penstock.plan import Route
 from penstock.runtime import Communicator
 from penstock.strategies import SPARSE
@@ -101,8 +100,8 @@ def test_an_exchange_raises_the_same_on_every_rank_or_spoils_the_step_on_every_r
     compiled(name)
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), TorchMemory(Scheme(name), on_nonfinite)
-        exchange = Averaging(Communicator(counting, TIMEOUT_SECONDS), counting, memory, leaves_out=False)
+        memory = TorchMemory(Scheme(name), on_nonfinite)
+        exchange = Averaging(Communicator(transport, TIMEOUT_SECONDS), memory, leaves_out=False)
         for step in range(2):
             values = torch.ones(NUMEL)
             values[3000] = torch.inf if (step, transport.rank) == (1, 3) else 1.0

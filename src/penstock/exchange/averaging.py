@@ -20,7 +20,7 @@ from penstock.exchange.compression import NATIVE
 from penstock.exchange.momentum import sent_from
 from penstock.exchange.nonfinite import Watched, watched_codec
 from penstock.exchange.parameter_state import Memory
-from penstock.exchange.traffic import CountingTransport, Traffic
+from penstock.exchange.traffic import Traffic
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import move_to_huge_pages
@@ -72,13 +72,12 @@ class Parcel:
 class Averaging:
     """The ranks of one communicator, averaging parcels one after the other."""
 
-    def __init__(
-        self, communicator: Communicator, transport: CountingTransport, memory: Memory, leaves_out: bool
-    ) -> None:
+    def __init__(self, communicator: Communicator, memory: Memory, leaves_out: bool) -> None:
         """`leaves_out`: parameters may lack a gradient in some iterations; what comes for them is thrown away."""
         self.memory, self._leaves_out, self._arrays = memory, leaves_out, memory.arrays
-        self._communicator, self._transport = communicator, transport
-        self._world_size = transport.world_size
+        self._communicator = communicator
+        self._rank, self._world_size = communicator.transport.rank, communicator.transport.world_size
+        self._sent_before = communicator.transport.sent_nbytes
         self._codecs: dict[str, Watched] = {}
         self._wide: dict[tuple[str, ...], Buffer] = {}  # 16-bit parcels in float32, where they are queued
         self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
@@ -162,7 +161,8 @@ class Averaging:
         """Return what this rank has sent so far."""
         messages = self._communicator.messages
         queued = 0 if messages is None else messages.sent_nbytes
-        return Traffic(self._transport.sent_nbytes + queued, self._dense_nbytes)
+        sent = self._communicator.transport.sent_nbytes - self._sent_before
+        return Traffic(sent + queued, self._dense_nbytes)
 
     def _count(self) -> None:
         """Count this iteration as one that compresses, and tell codecs, which draw random numbers by it."""
@@ -238,7 +238,9 @@ class Averaging:
         memory, codec, given = self.memory, parcel.codec, values
         assert codec is not None
         assert parcel.call is not None
-        if queued and not parcel.in_place:
+        if parcel.in_place:
+            values = np.asarray(given) if parcel.device is None else given  # of the same memory
+        elif queued:
             values = self._float32(parcel, given)
         else:
             values = self._arrays.float32(given, parcel.device)
@@ -280,7 +282,7 @@ class Averaging:
             self._arrays.copy(given, values)
         if memory.skips:
             self._look(given)
-        if residual is not None and parcel.dtype != "float32" and self._transport.rank == 0:
+        if residual is not None and parcel.dtype != "float32" and self._rank == 0:
             self._keep_rounding(residual, values, given)
 
     def _pay(self, values: Buffer, parcel: Parcel, absent: Sequence[Bounds]) -> None:
@@ -383,7 +385,7 @@ class Averaging:
     def _codec(self, spec: str) -> Watched:
         codec = self._codecs.pop(spec, None)
         if codec is None:
-            codec = watched_codec(spec, seed=self._transport.rank)
+            codec = watched_codec(spec, seed=self._rank)
             codec.hears_later = not self.memory.skips  # which must know before the step is taken
             codec.begin(self.memory.iterations)
         self._codecs[spec] = codec  # those used last are last

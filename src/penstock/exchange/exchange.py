@@ -28,10 +28,11 @@ from penstock.exchange.averaging import Averaging, Parcel
 from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.state import State
-from penstock.exchange.traffic import CountingTransport, Sent, Traffic, Used, by_route, ring_nbytes
+from penstock.exchange.traffic import Sent, Traffic, Used, by_route
 from penstock.plan import Plan, Route
 from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.transport import Notes, ring_nbytes
 
 LANES = 4  # queues for buckets on a device: one is encoded while another's messages are under way
 Done = Callable[[Exception | None], None]
@@ -82,9 +83,8 @@ class Exchange:
     ) -> None:
         self.memory = memory or Memory((compression or Compression()).scheme())
         self.communicator = communicator
-        self._transport = communicator.transport = CountingTransport(communicator.transport)
-        self.rank, self.world_size = self._transport.rank, self._transport.world_size
-        self._averaging = Averaging(communicator, self._transport, self.memory, leaves_out)
+        self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
+        self._averaging = Averaging(communicator, self.memory, leaves_out)
         self._clips_model = self.memory.compression.momentum.clips_model
         self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
         self._without_native = tuple(without_native)
@@ -206,7 +206,7 @@ class Exchange:
 
     def _run(self, handle: Handle, lane: int = 0) -> None:
         """Average one bucket, on lane 0 on the communication thread; after a failure, only pass that on."""
-        transport, messages, is_first = self._transport, self.communicator.messages, handle.is_first
+        transport, messages, is_first = self.communicator.transport, self.communicator.messages, handle.is_first
         try:
             if self.failure is not None:
                 raise self.failure
@@ -280,7 +280,8 @@ class Exchange:
 
     def hang_up(self) -> None:
         """Let ranks fail that wait for our buckets, since a rank is gone."""
-        self._thread.submit(self._transport.hang_up).result()
+        if isinstance(transport := self.communicator.transport, Notes):
+            self._thread.submit(transport.hang_up).result()
 
     def close(self) -> None:
         """End the communication thread once it has sent what was started."""

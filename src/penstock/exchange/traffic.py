@@ -4,10 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.plan import Route
-from penstock.program import Collective
 from penstock.run_record import RouteUse
-from penstock.runtime.transport import Array, Bytes, Transport, Work
-from penstock.runtime.transport.forwarded import ForwardedNotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +47,3 @@ def by_route(used: Iterable[Used]) -> tuple[RouteUse, ...]:
         RouteUse(str(route), len(parts), sum(each.nbytes for each in parts), sum(each.sent_nbytes for each in parts))
         for route, parts in found.items()
     )
-
-
-def ring_nbytes(nbytes: int, world_size: int) -> int:
-    """Return what each rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, the least any can do."""
-    return 2 * (world_size - 1) * nbytes // world_size
-
-
-class CountingTransport(ForwardedNotes):
-    """Any engine, with a counter of the bytes sent."""
-
-    def __init__(self, inner: Transport) -> None:
-        self._inner = inner
-        self.rank, self.world_size = inner.rank, inner.world_size
-        self.takes_shorter = getattr(inner, "takes_shorter", False)
-        self.group_name: str = getattr(inner, "group_name", "")
-        self.sent_nbytes = 0
-
-    def isend(self, view: Bytes, peer: int, tag: int) -> Work:
-        """Count and start sending."""
-        self.sent_nbytes += view.nbytes
-        return self._inner.isend(view, peer, tag)
-
-    def irecv(self, view: Bytes, peer: int, tag: int) -> Work:
-        """Start receiving."""
-        return self._inner.irecv(view, peer, tag)
-
-    def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
-        """Count what a ring would send, and run the engine's own collective."""
-        self.sent_nbytes += ring_nbytes(values.nbytes, self.world_size)
-        self._inner.native(collective, values, dtype, root, seconds)

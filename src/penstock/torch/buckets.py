@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.exchange.compression import NATIVE
-from penstock.exchange.traffic import Traffic, ring_nbytes
+from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan, Route
 from penstock.run_record import RouteUse
+from penstock.runtime.transport import ring_nbytes
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
 

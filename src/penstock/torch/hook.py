@@ -23,7 +23,7 @@ from penstock.exchange.compression import AUTO, NATIVE, Compression, from_option
 from penstock.exchange.exchange import Exchange, ResolvedBucket
 from penstock.exchange.parameter_state import Scaler
 from penstock.exchange.state import State
-from penstock.exchange.traffic import Traffic, Used, ring_nbytes
+from penstock.exchange.traffic import Traffic, Used
 from penstock.log import Voice
 from penstock.plan import Plan, Route
 from penstock.planning.decide import check_strategy
@@ -31,6 +31,7 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.device.messages import device_messages
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.rehearse import Compiling
+from penstock.runtime.transport import ring_nbytes
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import who_is_gone

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from penstock.exchange.traffic import Traffic, ring_nbytes
+from penstock.exchange.traffic import Traffic
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planning.observed import measured_timeline
 from penstock.run_record import RouteUse
+from penstock.runtime.transport import ring_nbytes
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
 from penstock.torch import Planning

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import NOTE_TAG, Array, Bytes
+from penstock.runtime.transport import NOTE_TAG, Array, Bytes, ring_nbytes
 
 Answer = TypeVar("Answer")
 _NOTE = "penstock/note/"
@@ -38,6 +38,7 @@ class C10dTransport:
         """`parent`: of the same ranks, from which `group` was made: who fails in either finds the others' notes."""
         self._group, self._parent = group, parent
         self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.sent_nbytes = 0
         self.store = _store(group)  # where the ranks met
         self.group_name: str = _known(group).group_name
         self._notes = self.store if parent is None else _store(parent)
@@ -56,6 +57,7 @@ class C10dTransport:
 
     def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start sending."""
+        self.sent_nbytes += view.nbytes
         return _Work(dist.isend, torch.from_numpy(view), group=self._group, tag=tag, group_dst=peer)
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
@@ -98,6 +100,7 @@ class C10dTransport:
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective."""
+        self.sent_nbytes += ring_nbytes(values.nbytes, self._world_size)
         if dtype == "int16":
             raise StrategyError("native on torch.distributed: no int16; choose another strategy, or int32")
         tensor = torch.from_numpy(values.view(np.uint8)).view(getattr(torch, dtype))
