@@ -26,9 +26,9 @@ from penstock.cluster.topology import parse_rates
 from penstock.codecs.sparse.codec import SparseCodec
 from penstock.cost.sparse import SPARSE
 from penstock.errors import ClusterError, PenstockError
-from penstock.runtime.transport import ring_nbytes
 from penstock.network import Network
 from penstock.program import Op
+from penstock.runtime.transport import ring_nbytes
 from penstock.simulator.program import CodecCost, simulate_program
 from penstock.strategies import build
 from rounds import rounds_from
