@@ -35,7 +35,8 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport import Notes, ring_nbytes
 
 LANES = 4  # queues for buckets on a device: one is encoded while another's messages are under way
-Done = Callable[[Exception | None], None]
+Done = Callable[[], None]
+Failed = Callable[[Exception], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +59,8 @@ class Handle:
     bucket: ResolvedBucket
     values: Buffer  # flat
     is_first: bool  # of its iteration
-    done: Done | None  # called once its average is there, or with what went wrong
+    done: Done | None  # called once its average is there
+    failed: Failed | None  # called with what went wrong instead
     around: Callable[[int], AbstractContextManager[None]] | None  # entered around its work, with the number of a lane
     future: Future[None] | None = None  # None: held back
 
@@ -154,19 +156,20 @@ class Exchange:
         bucket: ResolvedBucket,
         values: Buffer,
         done: Done | None = None,
+        failed: Failed | None = None,
         around: Callable[[int], AbstractContextManager[None]] | None = None,
     ) -> Handle:
         """Start to replace a bucket's gradients by their average over all ranks; `wait` for the handle.
 
         Where the norm of all gradients is clipped, or the plan has no overlap, nothing is sent before `finish`. `done`
-        is called on the thread that did the work, with what went wrong or None. The work is done inside of
+        or, with what went wrong, `failed` is called on the thread that did the work. The work is done inside of
         `around(lane)`: lane 0 is the communication thread, others are queues of a device.
         """
         if bucket.version != self.version:
             raise PlanError(
                 "a bucket that was made before the plan changed; call exchange.bucket(...) again, on all ranks"
             )
-        handle = Handle(bucket, values, self._is_fresh, done, around)
+        handle = Handle(bucket, values, self._is_fresh, done, failed, around)
         self._is_fresh = False
         if not self._overlap or self._clips_model:
             self._held.append(handle)
@@ -221,11 +224,11 @@ class Exchange:
                     self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent))
                     self.sent.append(Sent(parcel.name, start, perf_counter()))
                 if handle.done is not None:
-                    handle.done(None)
+                    handle.done()
         except Exception as error:
             self.failure = self.failure or error
-            if handle.done is not None:
-                handle.done(error)
+            if handle.failed is not None:
+                handle.failed(error)
 
     def _clip(self, handles: Sequence[Handle]) -> None:
         """Scale this rank's gradients, all of them together; runs on the communication thread."""

@@ -117,7 +117,8 @@ class BucketSender:
             future = self._all_reduced(buffer)
         else:
             future, around = (torch.futures.Future(), None) if not buffer.is_cuda else self._on_gpu(buffer)
-            exchange.start(resolved, buffer, partial(self._done, future, buffer), around)
+            failed = partial(self._failed, future, buffer)
+            exchange.start(resolved, buffer, partial(future.set_result, buffer), failed, around)
         if is_last:
             exchange.finish()
         return future
@@ -157,9 +158,9 @@ class BucketSender:
                     stacklevel=2,
                 )
 
-    def _done(self, future: Future, buffer: torch.Tensor, error: Exception | None) -> None:
+    def _failed(self, future: Future, buffer: torch.Tensor, error: Exception) -> None:
         """Complete the future that torch waits for; what went wrong is raised when the backward pass ends, or by it."""
-        if error is None or self._raises_at_end:
+        if self._raises_at_end:
             future.set_result(buffer)
         else:
             future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
