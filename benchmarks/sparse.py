@@ -25,9 +25,9 @@ from penstock.cli.output import print_json, print_table
 from penstock.cluster.topology import parse_rates
 from penstock.codecs.sparse.codec import SparseCodec
 from penstock.errors import ClusterError, PenstockError
-from penstock.exchange.traffic import ring_nbytes
 from penstock.network import Network
 from penstock.program import Op
+from penstock.runtime.transport import ring_nbytes
 from penstock.simulator.program import CodecCost, simulate_program
 from penstock.strategies import build, find_strategy
 from rounds import rounds_from

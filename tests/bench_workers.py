@@ -9,14 +9,16 @@ from penstock.bench.training_worker import TrainJob, start_up, train
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure_network import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.conductor import Conductor
+from penstock.torch.wrapper_planning import WrapperPlanning
 
 LINE = LinearCost(1e-4, 1e-9)
 
 
 def train_on_loopback(_rank, methods):
     job = TrainJob("resnet20", 2, methods, rounds=2, iterations=1, warmup=2, profile=2, threads=1, nic="lo")
-    Conductor._survey = _measured_group  # what is tested is the benchmark, on machines that are busy with other tests
+    WrapperPlanning._survey = (
+        _measured_group  # what is tested is the benchmark, on machines that are busy with other tests
+    )
     finished = []
     rows = list(train(job, finished.append))
     dist.barrier()
@@ -24,7 +26,7 @@ def train_on_loopback(_rank, methods):
 
 
 def start_on_loopback(_rank, method):
-    Conductor._survey = _measured_group
+    WrapperPlanning._survey = _measured_group
     job = TrainJob("resnet20", 2, (method,), 0, 0, 0, profile=2, threads=1, nic="lo", startup=True)
     found = start_up(job)
     dist.barrier()

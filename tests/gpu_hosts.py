@@ -60,7 +60,8 @@ def be_a_rank(device_name: str, numel: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from penstock.torch.nodes import nodes_of
+    from penstock.planning.agree import nodes_of
+    from penstock.torch.collective_errors import GroupRanks
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device(device_name, int(os.environ["LOCAL_RANK"]) if device_name == "cuda" else None)
@@ -92,7 +93,7 @@ def be_a_rank(device_name: str, numel: int) -> dict[str, Any]:
         "exact": torch.equal(whole, steps * (size * (size + 1) // 2)),
         "passed_on": bool((passed_on == (rank - 1) % size).all()),
         "host": this_host(),
-        "nodes": nodes_of(dist.group.WORLD),
+        "nodes": nodes_of(GroupRanks(dist.group.WORLD)),
         "host_id": os.environ.get("NCCL_HOSTID"),
         "sent_nbytes": sent,
         "seconds": seconds,

@@ -368,7 +368,7 @@ def change_plans(rank: int, codec: str, steps_each: int = 2) -> list[dict[str, A
         if wrapper is None:
             wrapper = OurDDP(module, plan=plan)
         else:
-            wrapper._conductor._adopt(Decision(plan))  # as when it plans again
+            wrapper._planning._adopt(Decision(plan))  # as when it plans again
         for _ in range(steps_each):
             wrapper(echo_inputs(rank, step)).backward()
             with torch.no_grad():

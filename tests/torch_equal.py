@@ -270,7 +270,7 @@ def load_on_one_rank(rank: int, loads_first: bool, hook: bool) -> str:
         state, load = sender.exchange_state_dict(), sender.load_exchange_state_dict
     else:
         wrapper = OurDDP(module, **options)
-        store = wrapper._conductor.memory.loads._store
+        store = wrapper._planning.memory.loads._store
         state, load = wrapper.exchange_state_dict(), wrapper.load_exchange_state_dict
     states, keys = _gathered(state), store.num_keys()
     dist.barrier()

@@ -5,9 +5,10 @@ from typing import Any
 
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
+from penstock.planning.agree import nodes_of
 from penstock.planning.measurement_cache import cluster_of
 from penstock.runtime import hosts as places
-from penstock.torch.nodes import nodes_of
+from penstock.torch.collective_errors import GroupRanks
 from torch_compressed import _echo
 
 HERE = "aba"  # hosts of the ranks: uneven, and not in the order of the ranks
@@ -27,13 +28,12 @@ def network(codec: str, ring_seconds: float, local_seconds: float) -> Network:
 
 def on_hosts(rank: int, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Train `Echo` by each case's wrapper; return what came of it, and the nodes that were found."""
-    import torch
     import torch.distributed as dist
 
     places.network_namespace = lambda: ord(HERE[rank])
     group = dist.group.WORLD
     assert group is not None
-    cluster = cluster_of(group, torch.device("cpu"), "gloo")
+    cluster = cluster_of(GroupRanks(group), "cpu", "gloo")
     files = {cluster.digest, replace(cluster, nodes=()).digest}  # of its measurements: others than on one host
     found = {name: _echo(rank, case | {"profile_iterations": 2}, steps=4) for name, case in cases.items()}
-    return {"nodes": nodes_of(group), "files": len(files), "cases": found}
+    return {"nodes": nodes_of(GroupRanks(group)), "files": len(files), "cases": found}

@@ -19,7 +19,8 @@ from penstock.planning import survey as surveying
 from penstock.planning.candidates import Choice
 from penstock.planning.survey import Question, Survey
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import conductor
+from penstock.torch import wrapper_planning
+from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.device_measure import device_link_holds, measure_all_reduce, measure_device_links
 from penstock.trace import Tensor, Trace
 from torch_training import MODELS, _loss, plain, quick
@@ -36,8 +37,8 @@ def drift_away(rank: int) -> tuple[str, str, str, bool]:
         replan_drift=0.5,
     )
     hashes = []
-    measured, survey = Network(2, 0.0, 1e-6, 1e-10, {"native": LinearCost(0.0, 1e-6)}), wrapper._conductor._survey
-    wrapper._conductor._survey = lambda given: survey(given) if given else (measured, (Route("native"),))
+    measured, survey = Network(2, 0.0, 1e-6, 1e-10, {"native": LinearCost(0.0, 1e-6)}), wrapper._planning._survey
+    wrapper._planning._survey = lambda given: survey(given) if given else (measured, (Route("native"),))
     for step in range(26):
         _loss(wrapper, rank, step, {}).backward()
         hashes.append(wrapper.plan.hash if wrapper.plan else "")
@@ -65,15 +66,15 @@ def timelines(rank: int) -> tuple[Any, Any, list[str]]:
 class FakeGauge:
     """A gauge whose network is made up, and that counts what it is asked for."""
 
-    device, workers, engine_name = torch.device("cpu"), 2, "gloo"
+    device, engine = "cpu", "gloo"
 
     def __init__(self, lines: dict[str, LinearCost], still_holds: bool = True, unfit: tuple[str, ...] = ()) -> None:
         self.lines, self.still_holds, self.unfit = lines, still_holds, unfit
         self.calls: list[str] = []
 
     @property
-    def group(self) -> Any:
-        return dist.group.WORLD
+    def ranks(self) -> GroupRanks:
+        return GroupRanks(dist.group.WORLD)
 
     def links(self, seconds: float) -> Network:
         self.calls.append("links")
@@ -130,7 +131,7 @@ def speak(rank: int, model: str, options: dict[str, Any]) -> list[tuple[str, str
     logger.setLevel(logging.INFO)
     logger.propagate = False
     lines = {"native": LinearCost(0.1, 1e-8), "ring+onebit": LinearCost(1e-3, 1e-10)}
-    conductor.Gauge = lambda *_: FakeGauge(lines)  # type: ignore[assignment,misc]
+    wrapper_planning.GroupGauge = lambda *_: FakeGauge(lines)  # type: ignore[assignment,misc]
     wrapper = OurDDP(MODELS[model](), profile_iterations=2, **options)
     for step in range(4):
         _loss(wrapper, rank, step, {}).backward()

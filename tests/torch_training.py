@@ -211,7 +211,7 @@ def watch_sending(rank: int) -> tuple[int, int, int, float]:
     wrapper = OurDDP(plain(), strategy="native", network=slow, profile_iterations=4)
     for step in range(6):
         _loss(wrapper, rank, step, {}).backward()
-    sending = wrapper._conductor._sending
+    sending = wrapper._planning._sending
     nbytes = sum(parameter.nbytes for parameter in wrapper.parameters())
     return sum(sending.nbytes), len(sending.ends), nbytes, wrapper.decision.slowdown
 
@@ -405,5 +405,5 @@ def train_without_a_measurable_network(rank: int) -> dict[str, Any]:
     def fail(_: Network | None) -> tuple[Network, tuple[Route, ...]]:
         raise FitError("point-to-point times do not grow with size")
 
-    wrapper._conductor._survey = fail
+    wrapper._planning._survey = fail
     return _train_few(wrapper, rank) | {"explain": wrapper.explain()}

@@ -10,7 +10,7 @@ from gtop_k import gtop_k
 from joint import compare_joint
 from memory import memory
 from page import page
-from planners import planners
+from planning_time import planners
 from study import RANK, start
 
 WRONG = [
@@ -22,7 +22,7 @@ WRONG = [
     (memory, "--methods best", "no method called 'best'; wanted one of ddp-views"),
     (page, "--results nowhere", "no benchmark records in nowhere"),
     (planners, "--out folder", "folder: found a folder; wanted the name of a file to write"),
-    (planners, "--nope", "No such option: --nope; see `python benchmarks/planners.py --help`"),
+    (planners, "--nope", "No such option: --nope; see `python benchmarks/planning_time.py --help`"),
 ]
 
 

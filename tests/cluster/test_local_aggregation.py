@@ -17,7 +17,8 @@ TRAIN = textwrap.dedent(
     import torch.distributed as dist
     from penstock.plan import Bucket, Plan
     from penstock.torch import DistributedDataParallel as DDP
-    from penstock.torch.nodes import nodes_of
+    from penstock.planning.agree import nodes_of
+    from penstock.torch.collective_errors import GroupRanks
 
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -37,7 +38,7 @@ TRAIN = textwrap.dedent(
     dist.broadcast(weights, 0)
     owed = wrapper.exchange_state_dict()["memories"]["residual"]
     print(json.dumps({
-        "nodes": nodes_of(dist.group.WORLD),
+        "nodes": nodes_of(GroupRanks(dist.group.WORLD)),
         "alike": torch.equal(weights, model.weight.detach()),
         "owes": any(bool(each.any()) for each in owed.values()),
         "losses": [losses[0], losses[-1]],

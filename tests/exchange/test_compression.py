@@ -6,22 +6,52 @@ import pytest
 
 from penstock.codecs.wire import wire_codec
 from penstock.errors import CodecError
-from penstock.exchange.compression import ANY, SPARSE, make_compression
+from penstock.exchange.compression import ANY, SPARSE, Compression, from_options, make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.torch.check_inputs import difference
 
 
+def test_one_value_means_what_its_fields_mean_one_by_one():
+    value = Compression("gtopk", density=0.1, warmup=[0.5], momentum=0.9, nesterov=True, clip=2.0, clip_by="tensor")
+    kept = Momentum(0.9, nesterov=True, clip=2.0, clip_by="tensor")
+    assert value.scheme() == make_scheme("gtopk", 0.1, [0.5], momentum=kept)
+    assert from_options(Compression, value, "compression", {}) is value
+    assert from_options(Compression, None, "compression", {"codec": "gtopk", "density": 0.1}) == Compression(
+        "gtopk", density=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (Compression("onebit"), {"density": 0.1}, "compression= and density=; wanted all of it in compression=Comp"),
+        (Compression("onebit"), {"codec": "onebit"}, "compression= and codec=; wanted all of it in compression=Comp"),
+        ("onebit", {}, "compression is 'onebit'; wanted a Compression"),
+    ],
+)
+def test_a_value_and_its_fields_are_not_given_together(given, options, message):
+    with pytest.raises(TypeError, match="^" + re.escape(message)):
+        from_options(Compression, given, "compression", options)
+
+
+def test_a_value_that_means_nothing_is_refused_where_it_is_written():
+    with pytest.raises(CodecError, match="density or warmup without a codec"):
+        Compression(density=0.1)
+    with pytest.raises(TypeError, match="codce"):
+        Compression(codce="onebit")
+
+
 @pytest.mark.parametrize("density", [1 / 3, 0.1234567, 1e-9, 1, 0.9999999])
 def test_a_density_keeps_all_its_digits(density):
-    compression = make_compression("gtopk", density)
+    compression = make_scheme("gtopk", density)
     assert wire_codec(compression.codec).codec.density == density
-    warming = make_compression("gtopk", 0.5, warmup_spec=[density])
+    warming = make_scheme("gtopk", 0.5, warmup_spec=[density])
     assert wire_codec(warming.codec_at(warming.codec, 0)).codec.density == density
 
 
 @pytest.mark.parametrize("codec", ["gtopk", "gtopk-published", "sparse", "published"])
 def test_values_of_a_sparse_exchange_may_have_16_bits_also_while_it_warms_up(codec):
-    compression = make_compression(f"{codec}(density=0.1, value_bits=16)", warmup_spec=[0.5])
+    compression = make_scheme(f"{codec}(density=0.1, value_bits=16)", warmup_spec=[0.5])
     for iteration, density in enumerate((0.5, 0.1)):
         made = wire_codec(compression.codec_at(compression.codec, iteration)).codec
         sparse = getattr(made, "codec", made)
@@ -30,11 +60,11 @@ def test_values_of_a_sparse_exchange_may_have_16_bits_also_while_it_warms_up(cod
 
 @pytest.mark.parametrize(("codec", "exchange"), [("sparse(density=0.1)", "gtopk"), ("published", "gtopk_published")])
 def test_a_sparse_codec_as_plans_write_it_goes_by_the_strategies_of_its_exchange(codec, exchange):
-    compression = make_compression(codec)
+    compression = make_scheme(codec)
     assert compression.strategies == SPARSE[exchange].strategies
     for strategy in ("gtopk", "auto"):
         compression.check_strategy(strategy)
-    assert make_compression("topk(density=0.1)").strategies == ANY  # the language's
+    assert make_scheme("topk(density=0.1)").strategies == ANY  # the language's
 
 
 @pytest.mark.parametrize(
@@ -58,12 +88,12 @@ def test_a_sparse_codec_as_plans_write_it_goes_by_the_strategies_of_its_exchange
 )
 def test_options_that_mean_nothing_are_refused(options, message):
     with pytest.raises(CodecError, match="^" + re.escape(message)):
-        make_compression(**options)
+        make_scheme(**options)
 
 
 def test_a_codec_without_a_density_is_not_said_to_have_one():
     with pytest.raises(CodecError, match=r"^density or warmup with codec 'auto'; wanted one of [a-z_, ]*$"):
-        make_compression("auto", 0.1)
+        make_scheme("auto", 0.1)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +111,7 @@ def test_a_codec_without_a_density_is_not_said_to_have_one():
             "strategy 'ring' with 'published(density=0.001)', which compares its own block with",
         ),
         ("onebit", "hierarchical(outer=gtopk)", "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
-        (None, "hierarchical(outer=all_gather)", "strategy 'all_gather' sends everybody's payload to everybody"),
+        (None, "hierarchical(outer=all_gather)", "strategy 'all_gather' sends every rank's payload to every rank"),
         (
             "auto",
             "hierarchical(outer=all_gather)",
@@ -92,7 +122,7 @@ def test_a_codec_without_a_density_is_not_said_to_have_one():
 )
 def test_a_strategy_of_another_exchange_is_refused(codec, strategy, message):
     with pytest.raises(CodecError, match="^" + re.escape(message)):
-        make_compression(codec).check_strategy(strategy)
+        make_scheme(codec).check_strategy(strategy)
 
 
 @pytest.mark.parametrize(
@@ -112,18 +142,18 @@ def test_a_strategy_of_another_exchange_is_refused(codec, strategy, message):
 )
 def test_candidates_that_mean_nothing_are_refused(codec, candidates, message):
     with pytest.raises(CodecError, match="^" + re.escape(message)):
-        make_compression(codec, candidates=candidates)
+        make_scheme(codec, candidates=candidates)
 
 
 def test_every_candidate_must_go_by_the_strategy():
     with pytest.raises(CodecError, match="strategy 'gtopk' merges sparse blocks; codec 'bf16' makes none"):
-        make_compression("auto", candidates=["gtopk", "bf16"]).check_strategy("gtopk")
-    make_compression("auto", candidates=["gtopk"]).check_strategy("gtopk")
+        make_scheme("auto", candidates=["gtopk", "bf16"]).check_strategy("gtopk")
+    make_scheme("auto", candidates=["gtopk"]).check_strategy("gtopk")
     with pytest.raises(CodecError, match="codec 'bf16' with strategy 'native': the engine compresses nothing"):
-        make_compression("auto").check_strategy("native")
+        make_scheme("auto").check_strategy("native")
 
 
 def test_candidates_that_differ_between_ranks_are_named():
-    held = [make_compression("auto", candidates=each).options for each in (None, ["bf16"])]
+    held = [make_scheme("auto", candidates=each).options for each in (None, ["bf16"])]
     assert difference(held).startswith("candidates is ['bf16', ")
     assert difference(held).endswith(" on rank 0 and ['bf16'] on rank 1")

@@ -1,296 +1,233 @@
-"""What an exchange keeps of a gradient depends on its codec."""
+"""Buckets go in and averages come out, on one thread and in one order, without any framework."""
 
-from types import SimpleNamespace
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from penstock.exchange.compression import make_compression
-from penstock.exchange.exchange import Exchange, Parcel
+from penstock.errors import NonFiniteError, PlanError
+from penstock.exchange.compression import Compression, make_scheme
+from penstock.exchange.exchange import Exchange
 from penstock.exchange.momentum import Momentum
-from penstock.exchange.nonfinite import watched_codec
 from penstock.exchange.parameter_state import Memory
-from penstock.exchange.traffic import CountingTransport
-from penstock.network import LinearCost, Network
-from penstock.plan import Route
-from penstock.planning.decide import decide
-from penstock.planning.drift import Drift
-from penstock.planning.explain import explain
+from penstock.plan import Bucket, Plan, Route
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.transport.memory import Fabric
-from penstock.trace import Tensor, Trace
 from runtime.threads import run_ranks
 
-
-def exchanged(codec: str, iterations: int = 3) -> Memory:
-    transport = CountingTransport(Fabric(1).transport(0))
-    memory = Memory(make_compression(codec))
-    exchange = Exchange(Communicator(transport), transport, memory, leaves_out=False)
-    for _ in range(iterations):
-        values = torch.linspace(-1, 1, 2000)
-        exchange.average(Parcel(values, ("weight",), (2000,), Route("ring", codec), is_first=True))
-    return memory
-
-
-def test_a_codec_whose_noise_exceeds_what_it_rounds_keeps_no_residual() -> None:
-    assert exchanged("qsgd").residuals.values() == {}
-    assert exchanged("onebit").residuals.values()["weight"].any()
-
-
-def test_a_plan_with_such_a_codec_says_so() -> None:
-    trace = Trace("model", "cpu", 1, "float32", 0.0, (Tensor("weight", 2000, 1e-3),))
-    routes = [Route("ring", codec) for codec in ("qsgd", "onebit")]
-    network = Network(2, 1e-4, 1e-9, 1e-10, all_reduce={str(route): LinearCost(1e-3, 1e-9) for route in routes})
-    decision = decide(trace, network, "single", routes)
-    note = "qsgd travels without error feedback: its noise is larger than what it rounds, a residual would grow"
-    assert decision.notes == (note,)
-    assert note in explain(decision, "", 0, 0, [], Drift(0.0)).splitlines()
-
-
-NUMEL = 64
 EXACT = "topk(density=0.25)"  # sends values as they are
-GRADIENT = torch.arange(-32, 32) / 8  # dyadic, so that sums are exact
+SIZES = {"a": 37, "b": 600, "c": 5}
 
 
-def one_rank(memory: Memory, leaves_out: bool = False) -> Exchange:
-    transport = CountingTransport(Fabric(1).transport(0))
-    return Exchange(Communicator(transport), transport, memory, leaves_out)
+def gradients(rank: int, step: int, names: str) -> np.ndarray:
+    """Dyadic values, so that sums of a few hundred of them are exact."""
+    generator = np.random.default_rng([rank, step, *map(ord, names)])
+    return generator.integers(-512, 513, sum(SIZES[name] for name in names)).astype(np.float32) / 64
 
 
-def parcel(values: torch.Tensor, codec: str | None, name: str = "weight", is_first: bool = True) -> Parcel:
-    return Parcel(values, (name,), (len(values),), Route("ring", codec), is_first)
-
-
-def test_what_a_codec_left_is_sent_as_soon_as_its_bucket_travels_dense() -> None:
-    memory = Memory(make_compression(EXACT))
-    exchange, applied = one_rank(memory), torch.zeros(NUMEL)
-    for codec in (EXACT, EXACT, None, None):
-        values = GRADIENT.clone()
-        exchange.average(parcel(values, codec))
-        applied += values
-    assert memory.residuals.values() == {}
-    np.testing.assert_array_equal(applied, 4 * GRADIENT)
-
-
-def test_what_a_codec_left_is_handed_to_one_that_keeps_nothing() -> None:
-    memory = Memory(make_compression(EXACT))
-    exchange = one_rank(memory)
-    exchange.average(parcel(torch.ones(NUMEL), EXACT))
-    owed = memory.residuals.values()["weight"]
-    values = torch.zeros(NUMEL)
-    exchange.average(parcel(values, "qsgd(bits=2)"))
-    assert memory.residuals.values() == {}
-    assert owed.any()
-    assert values.any()  # rounded at random, so no more can be said
-
-
-def test_a_step_that_dense_gradients_spoil_takes_back_what_others_sent() -> None:
-    memory = Memory(make_compression(EXACT), on_nonfinite="skip")
-    exchange = one_rank(memory)
-    exchange.average(parcel(GRADIENT.clone(), EXACT, "a"))
-    before = memory.state_dict(0, 1)["memories"]["residual"]["a"].numpy()
-    exchange.average(parcel(GRADIENT.clone(), EXACT, "a"))
-    exchange.average(parcel(torch.full((3,), torch.inf), None, "b", is_first=False))
-    after = memory.state_dict(0, 1)["memories"]["residual"]["a"].numpy()
-    np.testing.assert_array_equal(after, before)
-
-
-def test_so_does_one_that_small_tensors_spoil() -> None:
-    memory = Memory(make_compression(EXACT, dense_below=4), on_nonfinite="skip")
-    values = torch.cat([GRADIENT, torch.full((3,), torch.inf)])
-    one_rank(memory).average(Parcel(values, ("a", "b"), (NUMEL, 3), Route("ring", EXACT), is_first=True))
-    assert memory.spoilt
-
-
-def test_a_tensor_without_a_gradient_keeps_what_it_owes_and_its_velocity() -> None:
-    memory = Memory(make_compression(EXACT, momentum=Momentum(0.5)))
-    exchange = one_rank(memory, leaves_out=True)
-    exchange.average(parcel(GRADIENT.clone(), EXACT))
-    before = memory.state_dict(0, 1)["memories"]
-    values = torch.zeros(NUMEL)
-    exchange.average(parcel(values, EXACT))
-    after = memory.state_dict(0, 1)["memories"]
-    assert not values.any()
-    for kind in ("residual", "velocity"):
-        assert before[kind]["weight"].any()
-        np.testing.assert_array_equal(after[kind]["weight"], before[kind]["weight"])
-
-
-def test_gradients_of_64_bits_are_compressed_as_those_of_32_are() -> None:
+def train(transport, memory: Memory, plan: Plan | None = None, steps: int = 4, buckets=("ab", "c"), **options):
+    """Exchange some buckets for some steps; return each bucket's averages and the exchange."""
+    exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory, **options)
+    if plan is not None:
+        exchange.follow(plan)
+    made = [exchange.bucket(list(names), [SIZES[name] for name in names]) for names in buckets]
     found = []
-    for values in (GRADIENT.double(), GRADIENT.clone()):
-        given = Parcel(values, ("weight",), (NUMEL,), Route("all_gather", "onebit"), is_first=True)
-        one_rank(Memory(make_compression("onebit"))).average(given)
-        found.append(values.numpy())
-    np.testing.assert_array_equal(*found)
-    assert len(np.unique(found[0])) == 2
+    for step in range(steps):
+        exchange.begin()
+        values = [gradients(transport.rank, step, names) for names in buckets]
+        for handle in [exchange.start(bucket, each) for bucket, each in zip(made, values, strict=True)]:
+            exchange.wait(handle)
+        found.append(values)
+    exchange.close()
+    return found, exchange
 
 
-def test_gradients_of_64_bits_are_clipped_too() -> None:
-    memory = Memory(make_compression(None, momentum=Momentum(clip=1.0)))
-    values = torch.full((4,), 3.0, dtype=torch.float64)
-    one_rank(memory).clip([values])
-    np.testing.assert_allclose(values, 0.5)
+@pytest.mark.parametrize("codec", [EXACT, "onebit", "sparse(density=0.1)"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_all_that_ranks_give_is_applied_or_owed_and_all_get_the_same(codec: str, world_size: int) -> None:
+    ranks = run_ranks(world_size, lambda transport: train(transport, Memory(make_scheme(codec))))
+    for names, index in (("ab", 0), ("c", 1)):
+        for step in range(4):
+            for found, _ in ranks[1:]:
+                np.testing.assert_array_equal(found[step][index], ranks[0][0][step][index])
+        applied = sum(each[index].astype(np.float64) for each in ranks[0][0])
+        given = sum(gradients(rank, step, names).astype(np.float64) for rank in range(world_size) for step in range(4))
+        owed = sum(
+            np.concatenate([exchange.state_dict()["memories"]["residual"][name] for name in names])
+            for _, exchange in ranks
+        )
+        np.testing.assert_allclose(applied + owed, given / world_size, rtol=0, atol=1e-4)
 
 
-def test_a_residual_that_is_not_finite_is_noticed_by_whoever_receives_it() -> None:
-    for codec in ("sparse(density=0.1)", "onebit"):
-        watched = watched_codec(codec, seed=0)
-        payload, out = np.zeros(watched.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
-        watched.encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)
-        receiver = watched_codec(codec, seed=1)
-        receiver.decode(payload, out)
-        assert receiver.saw_nonfinite()
+def test_every_tensor_of_a_bucket_travels_by_its_own_route() -> None:
+    buckets = (Bucket(("a",), 4 * 37, "ring", EXACT), Bucket(("b",), 2400, "ring"), Bucket(("c",), 20, "native"))
+    plan = Plan("model", 2, "exact", buckets)
+    ranks = run_ranks(2, lambda transport: train(transport, Memory(make_scheme(EXACT)), plan, 1, ("abc",)))
+    used = {each.route: each.nbytes for each in ranks[0][1].routes_used()}
+    assert used == {f"ring+{EXACT}": 4 * 37, "ring": 2400, "native": 20}
+    mean = (gradients(0, 0, "abc") + gradients(1, 0, "abc")) / 2
+    np.testing.assert_array_equal(ranks[0][0][0][0][37:], mean[37:])
 
 
-def on_ranks(world_size: int, debts: dict[int, float], route: Route, steps: int) -> list[tuple[torch.Tensor, Memory]]:
-    """Exchange dyadic gradients on several ranks, some of which owe something to begin with; return sum and memory."""
+def test_a_bucket_of_before_the_plan_is_refused() -> None:
+    def rank(transport):
+        exchange = Exchange(Communicator(transport))
+        bucket = exchange.bucket(["a"], [4])
+        exchange.follow(Plan("model", 1, "exact", (Bucket(("a",), 16, "ring"),)))
+        exchange.begin()
+        exchange.start(bucket, np.zeros(4, np.float32))
+
+    with pytest.raises(PlanError, match="made before the plan changed"):
+        run_ranks(1, rank)
+
+
+def test_what_an_engine_cannot_sum_by_itself_goes_by_ring() -> None:
+    exchange = run_ranks(
+        1, lambda transport: Exchange(Communicator(transport), route=Route("native"), without_native=["bfloat16"])
+    )[0]
+    assert [exchange.bucket(["a"], [4], kind).is_native for kind in ("bfloat16", "float32")] == [False, True]
+
+
+def test_a_model_that_is_clipped_sends_nothing_before_all_gradients_are_there() -> None:
+    def rank(transport):
+        memory = Memory(make_scheme(None, momentum=Momentum(clip=1.0)))
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory, route=Route("ring"))
+        first, second = exchange.bucket(["a"], [1]), exchange.bucket(["b"], [1])
+        exchange.begin()
+        three, four = np.full(1, 3.0, np.float32), np.full(1, 4.0, np.float32)
+        handles = [exchange.start(first, three), exchange.start(second, four)]
+        assert [handle.future for handle in handles] == [None, None]
+        for handle in handles:
+            exchange.wait(handle)
+        return three[0], four[0]
+
+    np.testing.assert_allclose(run_ranks(1, rank), [(0.6, 0.8)], rtol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_is_raised_on_every_rank_until_a_state_is_loaded() -> None:
+    def rank(transport):
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), Compression("onebit"))
+        bucket, before = exchange.bucket(["a"], [37]), exchange.state_dict()
+        told = []
+        for step in range(3):
+            exchange.begin()
+            values = np.full(37, np.nan if (step, transport.rank) == (0, 1) else 1.0, np.float32)
+            try:
+                exchange.wait(exchange.start(bucket, values))
+                told.append("")
+            except NonFiniteError as error:
+                told.append(str(error)[:20])
+            if step == 1:
+                exchange.load_state_dict([{**before, "rank": each} for each in range(2)])
+        return told
+
+    assert run_ranks(2, rank) == [["the gradient of 'a' ", "the gradient of 'a' ", ""]] * 2
+
+
+def test_a_run_goes_on_from_its_states_as_if_it_had_not_ended() -> None:
+    def rank(transport):
+        whole, _ = train(transport, Memory(make_scheme("onebit")), steps=6)
+        _, first = train(transport, Memory(make_scheme("onebit")), steps=3)
+        return whole, first.state_dict()
+
+    whole = run_ranks(2, rank)
+    states = [state for _, state in whole]
+
+    def resumed(transport):
+        memory = Memory(make_scheme("onebit"))
+        memory.load_state_dicts(states, transport.rank, 2)
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory)
+        buckets = [exchange.bucket(list(names), [SIZES[name] for name in names]) for names in ("ab", "c")]
+        found = []
+        for step in range(3, 6):
+            exchange.begin()
+            values = [gradients(transport.rank, step, names) for names in ("ab", "c")]
+            for bucket, each in zip(buckets, values, strict=True):
+                exchange.wait(exchange.start(bucket, each))
+            found.append(values)
+        return found
+
+    for (found, _), again in zip(whole, run_ranks(2, resumed), strict=True):
+        for one, other in zip(found[3:], again, strict=True):
+            for expected, value in zip(one, other, strict=True):
+                np.testing.assert_array_equal(value, expected)
+
+
+CASES = {
+    "onebit": {"codec": "onebit"},
+    "momentum": {"codec": "gtopk", "density": 0.1, "momentum": Momentum(0.9)},
+    "nesterov": {"codec": "gtopk", "density": 0.1, "momentum": Momentum(0.9, nesterov=True)},
+    "small tensors": {"codec": "onebit", "dense_below": 50},
+    "dense momentum": {"codec": None, "momentum": Momentum(0.5)},
+    "warm-up": {"codec": "gtopk", "density": 0.01, "warmup_spec": [0.5, 0.1]},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numpy_and_torch_buffers_give_the_same_bits(case: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch's buffers")
+    from penstock.torch.checkpoint import TorchMemory
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), Memory(make_compression(route.codec))
-        communicator = Communicator(counting, timeout_seconds=120, host=lambda: HOSTS[transport.rank])
-        exchange = Exchange(communicator, counting, memory, leaves_out=False)
-        if transport.rank in debts:
-            memory.residuals.load({"weight": np.full(NUMEL, debts[transport.rank], np.float32)})
-        applied = torch.zeros(NUMEL)
-        for _ in range(steps):
-            values = GRADIENT.clone()
-            exchange.average(Parcel(values, ("weight",), (NUMEL,), route, is_first=True))
-            applied += values
-        return applied, memory
+        results = []
+        for make in (Memory, TorchMemory):
+            memory = make(make_scheme(**CASES[case]), on_nonfinite="skip")
+            exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory)
+            bucket, found = exchange.bucket(list("abc"), list(SIZES.values())), []
+            for step in range(5):
+                exchange.begin()
+                values = gradients(transport.rank, step, "abc") / 3
+                if step == 2 and transport.rank == 1:
+                    values[40] = np.inf  # this step is skipped
+                exchange.wait(exchange.start(bucket, torch.from_numpy(values) if make is TorchMemory else values))
+                found.append(values.tobytes())
+            state = exchange.state_dict()["memories"]
+            found += [np.asarray(value).tobytes() for kept in state.values() for value in kept.values()]
+            results.append(found)
+        return results
 
-    return run_ranks(world_size, rank)
-
-
-SIZES = {"a": 37, "b": 3000, "c": 5}  # the second is cut into pieces
-WAYS = st.sampled_from(
-    [
-        *(Route("ring"), Route("parameter_server", None, 3), Route("ring", EXACT), Route("ring", EXACT, 5)),
-        *(Route("parameter_server", EXACT, 2), Route("all_gather", EXACT, 3)),
-    ]
-)
-PLANS = st.lists(
-    st.tuples(st.sampled_from(["a|b|c", "ab|c", "a|bc", "abc"]), st.tuples(WAYS, WAYS, WAYS)), min_size=2, max_size=6
-)
+    for plain, tensors in run_ranks(2, rank):
+        assert plain == tensors
 
 
-@given(st.sampled_from([1, 2, 4]), PLANS)
-@settings(max_examples=25, deadline=None)
-def test_whatever_becomes_of_buckets_routes_and_pieces_nothing_is_lost_and_ranks_stay_alike(world_size, plans) -> None:
-    """Before every step each bucket may change from compressed to dense and back, and its number of pieces."""
-
-    def rank(transport):
-        counting, memory = CountingTransport(transport), Memory(make_compression(EXACT))
-        exchange = Exchange(Communicator(counting, timeout_seconds=120), counting, memory, leaves_out=False)
-        generator = np.random.default_rng(transport.rank)
-        history, applied, given = [], dict.fromkeys(SIZES, 0.0), dict.fromkeys(SIZES, 0.0)
-        for buckets, routes in plans:
-            for index, (names, route) in enumerate(zip(buckets.split("|"), routes, strict=False)):
-                sizes = tuple(SIZES[name] for name in names)
-                parts = [generator.integers(-512, 513, size).astype(np.float32) / 64 for size in sizes]
-                values = torch.from_numpy(np.concatenate(parts))
-                exchange.average(Parcel(values, tuple(names), sizes, route, is_first=index == 0))
-                for name, part, result in zip(names, parts, torch.split(values, list(sizes)), strict=True):
-                    given[name], applied[name] = given[name] + part, applied[name] + result.numpy()
-            history.append((dict(given), dict(applied), memory.residuals.values()))
-        return history
-
-    ranks = run_ranks(world_size, rank)
-    for step, (buckets, routes) in enumerate(plans):
-        for name, size in SIZES.items():
-            results = [history[step][1][name] for history in ranks]
-            owed = [history[step][2].get(name, np.zeros(size, np.float32)) for history in ranks]
-            for other in results[1:]:
-                np.testing.assert_array_equal(other, results[0])
-            wanted = sum(history[step][0][name] for history in ranks) / np.float32(world_size)
-            np.testing.assert_array_equal(results[0] + sum(owed), wanted)
-            bucket = next(index for index, names in enumerate(buckets.split("|")) if name in names)
-            if routes[bucket].codec is None:
-                assert not any(each.any() for each in owed)  # what was owed is paid
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # any import of torch now fails
+import numpy as np
+from penstock.exchange.compression import Compression
+from penstock.exchange.exchange import Exchange
+from penstock.runtime.communicator import Communicator
+{transport}
+def run(transport):
+    exchange = Exchange(Communicator(transport), Compression("onebit"))
+    bucket = exchange.bucket(["weight"], [1000])
+    for step in range(3):
+        exchange.begin()
+        values = np.random.default_rng([transport.rank, step]).standard_normal(1000).astype(np.float32)
+        exchange.wait(exchange.start(bucket, values))
+    exchange.close()
+    return values.tobytes().hex()[:64], exchange.traffic().sent_nbytes
+{end}
+"""
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+LAUNCH = [str(MPIRUN), "--allow-run-as-root", "--oversubscribe", "-n", "2", "-x", "PYTHONPATH"]
+MPI = "from penstock.runtime.transport.mpi import MpiTransport"
+THREADS = f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\nfrom runtime.threads import run_ranks"
 
 
-def test_some_ranks_only_may_owe_something_to_a_codec_that_keeps_nothing() -> None:
-    """As after a restart with more ranks: those that are new owe nothing."""
-    ranks = on_ranks(2, {0: 4.0}, Route("ring", "qsgd"), steps=3)
-    torch.testing.assert_close(ranks[0][0], ranks[1][0], rtol=0, atol=0)
-    assert all(memory.residuals.values() == {} for _, memory in ranks)
+def said(command: list[str], transport: str, end: str) -> list[str]:
+    code = WITHOUT_TORCH.format(transport=transport, end=end)
+    command = [*command, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")
 
 
-HOSTS = "abba"  # of ranks, where nobody says how many there are in a node
-
-
-@pytest.mark.parametrize(
-    ("strategy", "leads"),
-    [
-        ("hierarchical", [True, True, False, False]),
-        ("hierarchical(ranks_per_node=4)", [True, False, False, False]),
-        ("hierarchical(ranks_per_node=3, outer=all_gather)", [True, False, False, True]),
-    ],
-)
-def test_a_rank_that_encodes_nothing_sends_what_it_owes_to_the_one_that_does(strategy: str, leads: list[bool]) -> None:
-    world_size, steps = 4, 3
-    ranks = on_ranks(world_size, dict.fromkeys(range(world_size), 8.0), Route(strategy, EXACT), steps)
-    kept = [memory.residuals.values().get("weight", np.zeros(NUMEL)) for _, memory in ranks]
-    assert [bool(each.any()) for each in kept] == leads
-    for applied, _ in ranks:
-        np.testing.assert_array_equal(applied.numpy() + sum(kept), steps * GRADIENT.numpy() + world_size * 8)
-
-
-class Doubling:
-    """Messages between devices of two ranks that have the same values."""
-
-    sent_nbytes = 0
-
-    def all_reduce(self, values: torch.Tensor) -> None:
-        values.mul_(2)
-
-
-class Momentums:
-    """What an optimizer that exchanges its momentum says: half of it is sent, twice what arrives is taken."""
-
-    def __init__(self, spec: str | None) -> None:
-        self.spec = spec
-
-    def codec(self, planned: str) -> str | None:
-        return self.spec
-
-    def before(self, parts, loss_scale: float) -> None:
-        for _, part in parts:
-            part.mul_(0.5)
-
-    def after(self, parts) -> None:
-        for _, part in parts:
-            part.mul_(2.0)
-
-
-def asked_of_a_device(memory: Memory, planned: str | None, answer: bool = True) -> tuple[bool, list[str]]:
-    """Return whether a bucket on a device is queued, and which codecs had to be able to."""
-    exchange, asked = one_rank(memory), []
-    exchange._communicator.messages = Doubling()
-    exchange._communicator.queues = lambda codec, device: asked.append(codec.name.split("(")[0]) or answer
-    values = SimpleNamespace(is_cuda=True, numel=lambda: NUMEL, device=torch.device("cuda", 0))
-    route = Route("native") if planned is None else Route("ring", planned)
-    return exchange.queues(Parcel(values, ("weight",), (NUMEL,), route)), asked
-
-
-def test_momentum_and_small_tensors_are_queued_on_a_device_by_the_codec_that_carries_them() -> None:
-    memory = Memory(make_compression("onebit"))
-    memory.moments = Momentums("blocks(bits=4)")
-    assert asked_of_a_device(memory, "onebit") == (True, ["blocks"])
-    assert asked_of_a_device(memory, "onebit", answer=False) == (False, ["blocks"])
-    memory.moments = Momentums(None)
-    assert asked_of_a_device(memory, "onebit") == (True, [])  # it travels dense
-    assert asked_of_a_device(Memory(make_compression("onebit", dense_below=9)), "onebit") == (True, ["onebit"])
-    assert asked_of_a_device(Memory(make_compression("onebit"), on_nonfinite="skip"), "onebit") == (False, [])
-
-
-def test_small_tensors_of_a_queued_bucket_travel_in_one_dense_message_of_the_device() -> None:
-    exchange = one_rank(Memory(make_compression("bf16", dense_below=4)))
-    exchange._communicator.messages = Doubling()
-    values = torch.tensor([1.001, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0, 3.003])
-    exchange.average(Parcel(values, ("a", "b", "c"), (3, 4, 1), Route("ring", "bf16"), is_first=True), queued=True)
-    expected = torch.tensor([1.001 * 2, 4.0, 8.0, 1.0, 1.0, 1.0, 1.0, 3.003 * 2])  # to the bit where dense
-    assert torch.equal(values, expected)
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun on PATH (pip install penstock[mpi])")
+def test_it_runs_without_torch_and_over_mpi_with_the_same_bits() -> None:
+    in_threads = said([], THREADS, "for each in run_ranks(2, run): print(*each)")
+    assert len(set(in_threads)) == 2  # a line that both ranks say, and an empty one
+    assert said(LAUNCH, MPI, "print(*run(MpiTransport()))") == in_threads

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 from penstock.curves import CodecCurves, Curve
-from penstock.exchange.compression import AUTO_CODECS, make_compression
+from penstock.exchange.compression import AUTO_CODECS, make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
@@ -44,15 +44,15 @@ PACKED = ("ring", "parameter_server", "all_gather")
     ],
 )
 def test_candidates(strategy, codec, planner, wanted):
-    assert list(candidates(strategy, make_compression(codec), planner)) == wanted
+    assert list(candidates(strategy, make_scheme(codec), planner)) == wanted
 
 
 def test_dense_routes_beside_nccl_are_its_own():
-    assert candidates("auto", make_compression(None), "exact", "nccl") == (Route("native"),)
+    assert candidates("auto", make_scheme(None), "exact", "nccl") == (Route("native"),)
 
 
 def test_a_user_may_name_the_candidates_sparse_ones_too():
-    compression = make_compression("auto", candidates=["bf16", "gtopk(density=0.01)"])
+    compression = make_scheme("auto", candidates=["bf16", "gtopk(density=0.01)"])
     packed = [route for route in candidates("auto", compression, "exact") if route.codec]
     sparse = [Route(name, "sparse(density=0.01)") for name in ("gtopk_doubling", "gtopk")]
     assert packed == [*(Route(name, "bf16") for name in PACKED), *sparse]
@@ -73,13 +73,13 @@ def survey(truth: dict[str, LinearCost], choice: Choice, network: Network = LINK
 
 
 def test_the_engines_own_way_is_measured_first_and_alone_where_nothing_can_be_clearly_faster():
-    choice = Choice(TRACE, "exact", candidates("auto", make_compression(None), "exact"))
+    choice = Choice(TRACE, "exact", candidates("auto", make_scheme(None), "exact"))
     assert survey({"native": LinearCost(1e-3, 1.6e-9)}, choice)[0] == ["native"]  # a ring: 0.6 ms + 1.5 ns per byte
     slow = survey({"native": LinearCost(1e-3, 5e-9), "ring": LinearCost(1e-3, 2e-9)}, choice)
     assert slow[0][:2] == ["native", "ring"]
 
 
-AUTO = Choice(TRACE, "exact", candidates("auto", make_compression("auto"), "exact"), auto=True)
+AUTO = Choice(TRACE, "exact", candidates("auto", make_scheme("auto"), "exact"), auto=True)
 FREE = {"bf16": 0.75e-9, "terngrad(bitwidth=2)": 0.094e-9, "onebit": 0.047e-9}  # seconds per byte in the ring
 
 
@@ -134,14 +134,14 @@ CURVES = CodecCurves(1 / 32, Curve(1e-10, 1e-5), Curve(1e-10, 1e-5))
 
 def test_once_a_codec_was_measured_its_other_strategies_are_as_much_slower_as_it_was():
     """all_gather decodes everything everybody sends: by its closed form slower than the ring, by however much."""
-    choice = Choice(TRACE, "exact", candidates("auto", make_compression("onebit"), "exact"))
+    choice = Choice(TRACE, "exact", candidates("auto", make_scheme("onebit"), "exact"))
     curves = replace(LINKS, codecs={"onebit": CURVES})
     assert survey({"ring+onebit": LinearCost(1e-3, 9e-9)}, choice, curves)[0] == ["ring+onebit"]
     assert survey({"ring+onebit": LinearCost(1e-3, 9e-9)}, choice)[0] == [f"{name}+onebit" for name in PACKED]
 
 
 def test_pieces_are_tried_of_what_was_measured_and_cuts_can_help():
-    routes = candidates("ring", make_compression("onebit"), "joint")
+    routes = candidates("ring", make_scheme("onebit"), "joint")
     found, _ = survey(
         {"ring": LinearCost(0.1, 1e-8), "ring+onebit": LinearCost(1e-3, 1e-9)}, Choice(TRACE, "joint", routes)
     )
@@ -152,15 +152,15 @@ def test_pieces_are_tried_of_what_was_measured_and_cuts_can_help():
 
 
 def test_sparse_blocks_are_never_cut():
-    routes = candidates("gtopk", make_compression("gtopk"), "joint")
+    routes = candidates("gtopk", make_scheme("gtopk"), "joint")
     found, _ = survey({"native": LinearCost(1.0, 0.0)}, Choice(TRACE, "joint", routes))
     assert not any("/" in each for each in found)
 
 
 def test_a_network_that_was_given_needs_no_dense_line():
-    choice = Choice(TRACE, "exact", candidates("auto", make_compression(None), "exact"), trusted=True)
+    choice = Choice(TRACE, "exact", candidates("auto", make_scheme(None), "exact"), trusted=True)
     assert next_route(choice, LINKS) is None
-    packed = Choice(TRACE, "exact", candidates("auto", make_compression("onebit"), "exact"), trusted=True)
+    packed = Choice(TRACE, "exact", candidates("auto", make_scheme("onebit"), "exact"), trusted=True)
     assert next_route(packed, LINKS) == Route("ring", "onebit")
     assert is_necessary(packed, LINKS, Route("ring", "onebit"))
     known = replace(LINKS, all_reduce={"ring+onebit": LinearCost(1e-3, 1e-9)})
@@ -168,7 +168,7 @@ def test_a_network_that_was_given_needs_no_dense_line():
 
 
 def test_a_codec_that_was_asked_for_is_necessary_for_a_mixing_planner_too():
-    choice = Choice(TRACE, "joint", candidates("auto", make_compression("onebit"), "joint"))
+    choice = Choice(TRACE, "joint", candidates("auto", make_scheme("onebit"), "joint"))
     network = replace(LINKS, all_reduce={"native": LinearCost(0.1, 1e-8)})
     assert next_route(choice, network) == Route("ring", "onebit")
     assert is_necessary(choice, network, Route("ring", "onebit"))
@@ -185,16 +185,16 @@ def test_a_codec_that_was_asked_for_is_necessary_for_a_mixing_planner_too():
     ],
 )
 def test_where_ranks_share_hosts_local_aggregation_is_a_candidate(options, local):
-    compression = make_compression(**options)
+    compression = make_scheme(**options)
     apart, sharing = (candidates("auto", compression, "exact", shares_hosts=each) for each in (False, True))
     assert sharing[: len(apart)] == apart
     assert [str(route) for route in sharing[len(apart) :]] == local
-    assert candidates("ring", make_compression("onebit"), "exact", shares_hosts=True) == (Route("ring", "onebit"),)
+    assert candidates("ring", make_scheme("onebit"), "exact", shares_hosts=True) == (Route("ring", "onebit"),)
 
 
 @pytest.mark.parametrize(("seconds", "strategy"), [(1e-3, "hierarchical(outer=ring)"), (9e-3, "ring")])
 def test_local_aggregation_is_chosen_where_its_measured_line_is_faster(seconds, strategy):
-    routes = candidates("auto", make_compression("onebit"), "exact", shares_hosts=True)
+    routes = candidates("auto", make_scheme("onebit"), "exact", shares_hosts=True)
     lines = {str(route): LinearCost(seconds if "hier" in route.strategy else 8e-3, 1e-12) for route in routes}
     plan = decide(TRACE, Network(4, 1e-4, 1e-9, 1e-10, lines), "exact", routes).plan
     assert {bucket.strategy for bucket in plan.buckets} == {strategy}

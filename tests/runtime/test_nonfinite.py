@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from every_call import sparse_calls
+from exchange.parcels import average
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.codecs.wire import SPARSE_CODECS, WireCodec, WireSparse, wire_codec
 from penstock.errors import NonFiniteError
-from penstock.exchange.compression import Compression
-from penstock.exchange.exchange import Exchange, Parcel
-from penstock.exchange.parameter_state import Memory
-from penstock.exchange.traffic import CountingTransport
+from penstock.exchange.averaging import Averaging
+from penstock.exchange.compression import Scheme
 from penstock.plan import Route
 from penstock.runtime import Communicator
 from penstock.strategies import coded_names
+from penstock.torch.checkpoint import TorchMemory
 from runtime.threads import run_ranks
 
 TIMEOUT_SECONDS = 120.0  # nothing takes so long, however busy the machine
@@ -100,13 +100,13 @@ def test_an_exchange_raises_the_same_on_every_rank_or_spoils_the_step_on_every_r
     compiled(name)
 
     def rank(transport):
-        counting, memory = CountingTransport(transport), Memory(Compression(name), on_nonfinite)
-        exchange = Exchange(Communicator(counting, TIMEOUT_SECONDS), counting, memory, leaves_out=False)
+        memory = TorchMemory(Scheme(name), on_nonfinite)
+        exchange = Averaging(Communicator(transport, TIMEOUT_SECONDS), memory, leaves_out=False)
         for step in range(2):
             values = torch.ones(NUMEL)
             values[3000] = torch.inf if (step, transport.rank) == (1, 3) else 1.0
             try:
-                exchange.average(Parcel(values, ("a", "b", "c"), SIZES, Route(strategy, name), is_first=True))
+                average(exchange, values, Route(strategy, name), ("a", "b", "c"), SIZES)
             except NonFiniteError as error:
                 return str(error)
         return memory.spoilt, values.numpy().tobytes()

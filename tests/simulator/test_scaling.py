@@ -92,7 +92,7 @@ def test_nonsense_variation_is_refused(options, message):
 
 
 def test_2048_workers_and_600_tensors_are_studied_in_seconds():
-    """A bound with room, so that a quadratic slip shows; benchmarks/planners.py has the figure."""
+    """A bound with room, so that a quadratic slip shows; benchmarks/planning_time.py has the figure."""
     trace = Trace("big", "paper", 1, "float32", 0.1, tuple(Tensor(f"t{i}", 10**5, 1e-4) for i in range(600)))
     start = time.perf_counter()
     rows = scaling_study(trace, CLUSTERS["mg-wfbp-simulation"], WORKERS, ALL[1:], "ring")

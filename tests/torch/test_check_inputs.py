@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.exchange.compression import make_compression
+from penstock.exchange.compression import make_scheme
 from penstock.plan import Bucket, Plan, Route
 from penstock.torch.check_inputs import check_codecs, check_plan, check_route, check_trace
 from penstock.trace import Tensor, Trace
@@ -23,8 +23,8 @@ def with_last(**changes):
 def test_a_plan_and_a_trace_of_the_model_are_taken():
     check_plan(PLAN, GRADIENTS, False, 2)
     check_trace(TRACE, GRADIENTS, False)
-    check_codecs(PLAN, make_compression("onebit"))
-    check_codecs(PLAN, make_compression(None))
+    check_codecs(PLAN, make_scheme("onebit"))
+    check_codecs(PLAN, make_scheme(None))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_plan_and_a_trace_of_the_model_are_taken():
         (with_last(codec="terngrad(bitwidth=99)"), "parameter bitwidth is 99; wanted one of 1, 2, 4, 8"),
         (with_last(strategy="gtopk"), "strategy 'gtopk' merges sparse blocks; codec 'onebit' makes none"),
         (with_last(strategy="native"), "codec 'onebit' with strategy 'native': the engine compresses nothing"),
-        (with_last(strategy="all_gather", codec=None), "strategy 'all_gather' sends everybody's payload"),
+        (with_last(strategy="all_gather", codec=None), "strategy 'all_gather' sends every rank's payload"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused(plan, message):
@@ -90,4 +90,4 @@ def test_the_trace_of_another_model_is_refused(trace, message):
 def test_a_codec_that_the_plan_does_not_use_is_refused(plan, codec, found):
     wanted = f"codec {codec!r} beside a plan that compresses {found}; leave codec out, or plan with it"
     with pytest.raises(PenstockError, match=re.escape(wanted)):
-        check_codecs(plan, make_compression(codec))
+        check_codecs(plan, make_scheme(codec))

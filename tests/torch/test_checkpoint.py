@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import FormatError, PlanError
-from penstock.exchange.parameter_state import Memory
-from penstock.torch.checkpoint import FORMAT
+from penstock.exchange.state import FORMAT
+from penstock.torch.checkpoint import TorchMemory as Memory
 
 
 def memory_of(values):
@@ -109,7 +109,7 @@ def state(**changes):
 )
 def test_a_state_that_does_not_fit_is_refused_when_it_is_loaded(changes, message):
     memory = Memory()
-    memory.know({"a": torch.zeros(2, 3)})
+    memory.know_parameters({"a": torch.zeros(2, 3)})
     memory.load_state_dicts([state()], 0, 1)
     with pytest.raises(FormatError, match=re.escape(message)):
         memory.load_state_dicts([state(**changes)], 0, 1)
@@ -138,12 +138,12 @@ def test_a_state_has_logical_order_whatever_the_memory_format(saved, loaded, kno
     values = torch.arange(4 * 3 * 2 * 2, dtype=torch.float32).view(4, 3, 2, 2)
     before, after = (values.clone(memory_format=one) for one in (saved, loaded))
     memory, resumed = Memory(), Memory()
-    memory.know({"a": before})
+    memory.know_parameters({"a": before})
     memory.residuals.bucket(["a"], [48])[:] = before.as_strided((48,), (1,))
     kept = memory.state_dict(0, 1)
     assert torch.equal(kept["memories"]["residual"]["a"], values)
-    for step in (resumed.know, resumed.load_state_dicts)[:: -1 if known_later else 1]:
-        step(*(({"a": after},) if step == resumed.know else ([kept], 0, 1)))
+    for step in (resumed.know_parameters, resumed.load_state_dicts)[:: -1 if known_later else 1]:
+        step(*(({"a": after},) if step == resumed.know_parameters else ([kept], 0, 1)))
     np.testing.assert_array_equal(resumed.residuals.bucket(["a"], [48]), after.as_strided((48,), (1,)))
     assert torch.equal(resumed.state_dict(0, 1)["memories"]["residual"]["a"], values)
 
@@ -151,10 +151,10 @@ def test_a_state_has_logical_order_whatever_the_memory_format(saved, loaded, kno
 def test_what_is_owed_follows_a_parameter_whose_buckets_are_made_anew():
     values = torch.arange(48, dtype=torch.float32).view(4, 3, 2, 2)
     memory = Memory(on_nonfinite="skip")
-    memory.know({"a": values})
+    memory.know_parameters({"a": values})
     memory.residuals.bucket(["a"], [48])[:] = values.flatten()
     memory.begin()  # saves what is owed, for a step that is skipped
-    memory.know({"a": values.clone(memory_format=torch.channels_last)})
+    memory.know_parameters({"a": values.clone(memory_format=torch.channels_last)})
     memory.spoilt = True
     assert torch.equal(memory.state_dict(0, 1)["memories"]["residual"]["a"], values)
 
@@ -163,7 +163,7 @@ def test_a_parameter_that_turns_out_to_have_another_shape_is_refused():
     memory = Memory()
     memory.load_state_dicts([state()], 0, 1)
     with pytest.raises(PlanError, match=re.escape("residual of 'a' has shape (2, 3), its parameter (3, 2); load the")):
-        memory.know({"a": torch.zeros(3, 2)})
+        memory.know_parameters({"a": torch.zeros(3, 2)})
 
 
 class Scaler:

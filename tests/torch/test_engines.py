@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from penstock.errors import PlanError
-from penstock.plan import Route
 from penstock.torch.ddp import DistributedDataParallel
-from penstock.torch.engines import _complaint, route_over
+from penstock.torch.engines import _complaint
 
 TESTS = Path(__file__).parents[1]
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -47,14 +46,6 @@ def test_what_does_not_fit_is_said_with_its_rank(found, words):
 
 def test_nothing_is_said_where_all_fits():
     assert _complaint(1, 4, (1, 4, True)) is None
-
-
-def test_mpi_sums_no_half_precision_so_a_ring_does():
-    native = Route("native")
-    assert route_over("mpi", native, torch.bfloat16) == Route("ring")
-    assert route_over("mpi", native, torch.float32) == native
-    assert route_over(None, native, torch.bfloat16) == native
-    assert route_over("mpi", Route("ring", "onebit"), torch.float16) == Route("ring", "onebit")
 
 
 def test_an_unknown_engine_is_refused_before_anything_else():

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the wrapper needs torch")
 
-from penstock.torch import DistributedDataParallel, comm_hook
+from penstock.torch import Compression, DistributedDataParallel, Planning, comm_hook
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 DOCUMENTED = dict(re.findall(r"^\| `(\w+)=([^`]*)` \| [^|]+ \| [^|]+ \|$", PAGE, flags=re.MULTILINE))
@@ -22,12 +22,26 @@ def options_of(function):
 
 
 def test_the_page_has_every_option_with_its_default_and_no_other():
-    assert options_of(DistributedDataParallel.__init__) | options_of(comm_hook) == DOCUMENTED
+    taken = (DistributedDataParallel.__init__, comm_hook, Compression, Planning)
+    assert {name: default for each in taken for name, default in options_of(each).items()} == DOCUMENTED
 
 
 def test_the_hook_has_the_wrappers_defaults():
-    wrapper = options_of(DistributedDataParallel.__init__)
+    wrapper = options_of(DistributedDataParallel.__init__) | options_of(Planning)
     assert all(wrapper.get(name, default) == default for name, default in options_of(comm_hook).items())
+
+
+def test_no_option_is_in_two_groups():
+    groups = [options_of(each).keys() for each in (Compression, Planning)]
+    own = options_of(DistributedDataParallel.__init__).keys()
+    assert not groups[0] & groups[1]
+    assert own & (groups[0] | groups[1]) == {"codec"}  # the short form
+
+
+def test_every_field_of_a_group_says_what_it_is():
+    for group in (Compression, Planning):
+        source = inspect.getsource(group)
+        assert all(re.search(rf"^    {name}: .*  # .", source, re.MULTILINE) for name in options_of(group))
 
 
 @pytest.mark.parametrize("documented", [DistributedDataParallel, comm_hook])

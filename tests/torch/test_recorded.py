@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.planning.measured import NETWORK, Sent, communication_seconds, measured_timeline
+from penstock.planning.observed import NETWORK, Sent, communication_seconds, measured_timeline
 from penstock.program import Op
 from penstock.runtime.recorder import Recorder
 from penstock.timeline import COMPUTE

@@ -77,12 +77,10 @@ def _check_task(name: str) -> None:
 
 def _check_codec(job: Job) -> None:
     if job.codec:
-        from penstock.exchange.compression import make_compression
         from penstock.planning.decide import check_options
 
         check_options(job.planner, job.strategy)
-        warmup = job.warmup_spec, job.warmup_every or 1
-        make_compression(job.codec, job.density or None, *warmup, job.dense_below).check_strategy(job.strategy)
+        job.compression.scheme().check_strategy(job.strategy)
 
 
 def _check_mpi() -> None:

@@ -1,7 +1,7 @@
-"""What a user asks of compression, as the exchange needs it: codec, strategies, densities, momentum.
+"""What a user asks of compression (`Compression`), and what that means to an exchange (`Scheme`).
 
     DDP(model, codec="onebit")
-    DDP(model, codec="gtopk", density=0.001, warmup="paper", warmup_every=steps_per_epoch, momentum=0.9)
+    DDP(model, compression=Compression("gtopk", density=0.001, warmup="paper", warmup_every=steps_per_epoch))
     DDP(model, codec="gtopk(density=0.001, value_bits=16)")
 
 `gtopk`, `topk` and `gtopk_published` are sparse exchanges: a codec that sends the largest entries together with the
@@ -10,6 +10,7 @@ strategies that merge them. Every other codec goes through any strategy.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar
 
 from penstock.codecs.registry import codec_names, parameter_names
 from penstock.codecs.spec import parse_spec, write_spec
@@ -43,6 +44,54 @@ _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
 Warmup = str | Sequence[float] | Schedule | None
+Group = TypeVar("Group")
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How gradients are compressed: the same value for the wrapper, the hook and an exchange without torch.
+
+    Bad values raise `CodecError` here, misspelt names `TypeError`.
+    """
+
+    codec: str | None = None  # compresses every bucket, with error feedback; "auto": one of candidates, where it pays
+    density: float | None = None  # of gtopk and topk: part of each tensor that is sent; None: 0.001
+    warmup: Warmup = None  # densities before that: "paper", "dgc", a list, or a function of the stage's number
+    warmup_every: int = 1  # iterations of each stage of the warm-up
+    dense_below: int = 0  # tensors of fewer elements travel dense
+    momentum: float = 0.0  # corrected as in DGC, for an optimizer that has none
+    nesterov: bool = False  # Nesterov's form of it
+    momentum_masking: bool = True  # forget the velocity of what was sent
+    clip: float | None = None  # what a rank adds to the average has at most norm clip / sqrt(ranks)
+    clip_by: Literal["model", "tensor"] = "model"  # the norm of all gradients together, or of each tensor
+    select: Literal["tensor", "bucket", "model"] = "tensor"  # what a sparse codec sends the largest entries of
+    candidates: Sequence[str] | None = None  # of codec="auto", the safest first; None: by the optimizer
+
+    def __post_init__(self) -> None:
+        self.scheme()
+
+    def scheme(self) -> "Scheme":
+        """Return what this means to an exchange."""
+        kept = Momentum(self.momentum, self.nesterov, self.momentum_masking, self.clip, self.clip_by)
+        warmup = self.warmup, self.warmup_every
+        return make_scheme(self.codec, self.density, *warmup, self.dense_below, kept, self.select, self.candidates)
+
+
+def from_options(kind: type[Group], given: Group | None, name: str, options: dict[str, Any]) -> Group:
+    """Return a group of options, given whole as `name` or one by one in `options`, from which they are taken out.
+
+    >>> options = {"density": 0.01, "bucket_cap_mb": 25}
+    >>> from_options(Compression, None, "compression", {"codec": "topk"} | options).density
+    0.01
+    """
+    alone = {each: options.pop(each) for each in [one.name for one in fields(kind)] if each in options}  # type: ignore[arg-type]
+    if given is None:
+        return kind(**alone)
+    if not isinstance(given, kind):
+        raise TypeError(f"{name} is {given!r}; wanted a {kind.__name__}")
+    if alone:
+        raise TypeError(f"{name}= and {next(iter(alone))}=; wanted all of it in {name}={kind.__name__}(...)")
+    return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +113,8 @@ SPARSE_STRATEGIES = sparse_names()
 
 
 @dataclass(frozen=True, slots=True)
-class Compression:
-    """How buckets are compressed."""
+class Scheme:
+    """How buckets are compressed, as an exchange needs it: checked, with the strategies that can carry the codec."""
 
     codec: str | None = None  # as plans write it, at its final density; None: not at all
     strategies: tuple[str, ...] = ANY  # that can carry it
@@ -74,7 +123,7 @@ class Compression:
     dense_below: int = 0  # tensors of fewer elements travel dense, beside the others of their bucket
     momentum: Momentum = field(default_factory=Momentum)
     select: str = "tensor"  # what a sparse exchange selects its entries from: each tensor, a bucket, or the model
-    candidates: tuple["Compression", ...] = ()  # what "auto" chooses from, the safest first
+    candidates: tuple["Scheme", ...] = ()  # what "auto" chooses from, the safest first
     by_optimizer: bool = False  # candidates are ours, and depend on the optimizer
 
     @property
@@ -95,11 +144,11 @@ class Compression:
             return () if self.by_optimizer else tuple(each.codec for each in self.candidates if each.codec)
         return () if self.codec is None else (self.codec,)
 
-    def for_optimizer(self, codecs: Sequence[str]) -> "Compression":
+    def for_optimizer(self, codecs: Sequence[str]) -> "Scheme":
         """Return the same with what "auto" may choose for the optimizer at hand; what the user named stays."""
         if not self.by_optimizer:
             return self
-        found = (make_compression(each, dense_below=self.dense_below, momentum=self.momentum) for each in codecs)
+        found = (make_scheme(each, dense_below=self.dense_below, momentum=self.momentum) for each in codecs)
         return replace(self, candidates=tuple(found))
 
     def check_strategy(self, strategy: str) -> None:
@@ -128,13 +177,13 @@ class Compression:
                 f"wanted {SPARSE['gtopk_published'].strategies[0]!r}"
             )
         if self.codec is None and strategy in COMPRESSED_ONLY:
-            raise CodecError(f"strategy {strategy!r} sends everybody's payload to everybody; wanted a codec with it")
+            raise CodecError(f"strategy {strategy!r} sends every rank's payload to every rank; wanted a codec with it")
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
 
     @property
     def local_strategy(self) -> str | None:
-        """Local aggregation with this codec between hosts; None where nobody should choose it for a user.
+        """Local aggregation with this codec between hosts; None where "auto" must not choose it.
 
         With momentum each rank keeps a velocity, and only those that encode know what was sent and to be forgotten; the
         published exchange is there to be compared with.
@@ -166,7 +215,7 @@ def texts_of(codecs: Iterable[str]) -> dict[str, str]:
     return {f"the text of codec {codec!r} (fingerprint)": repr(fingerprint(codec)) for codec in codecs}
 
 
-def make_compression(
+def make_scheme(
     codec: str | None,
     density: float | None = None,
     warmup_spec: Warmup = None,
@@ -175,7 +224,7 @@ def make_compression(
     momentum: Momentum | None = None,
     select: str = "tensor",
     candidates: Sequence[str] | None = None,
-) -> Compression:
+) -> Scheme:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
     _check_types(codec, density, dense_below, warmup_every)
     _check_candidates(codec, candidates)
@@ -192,8 +241,8 @@ def make_compression(
         if select != "tensor":
             raise CodecError(f"select={select!r} with codec {codec!r}; wanted one of {', '.join(SPARSE)}")
         if codec == AUTO:
-            each = (make_compression(one, dense_below=dense_below, momentum=kept) for one in candidates or AUTO_CODECS)
-            return Compression(
+            each = (make_scheme(one, dense_below=dense_below, momentum=kept) for one in candidates or AUTO_CODECS)
+            return Scheme(
                 codec,
                 dense_below=dense_below,
                 momentum=kept,
@@ -202,13 +251,13 @@ def make_compression(
             )
         if codec is not None:
             wire_codec(codec)
-        return Compression(codec, dense_below=dense_below, momentum=kept)
+        return Scheme(codec, dense_below=dense_below, momentum=kept)
     settings = _settings(codec, density)
     spec = write_spec(exchange.codec, settings)
     wire_codec(spec)
     _check_masking(codec, settings, kept)
     schedule = None if warmup_spec is None else warmup(warmup_spec, settings["density"])
-    return Compression(spec, exchange.strategies, schedule, warmup_every, dense_below, kept, select)
+    return Scheme(spec, exchange.strategies, schedule, warmup_every, dense_below, kept, select)
 
 
 def _check_types(codec: object, density: object, dense_below: object, warmup_every: object) -> None:
@@ -248,7 +297,7 @@ def is_safe_for_adam(codec: str) -> bool:
 
 
 def check_known(codec: str) -> None:
-    """Refuse a codec that nobody knows, naming those that there are, each with its parameters."""
+    """Refuse an unknown codec; the error names those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
     if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
         return

@@ -1,364 +1,298 @@
-"""Averages one bucket over all ranks by its route, and keeps what a codec did not send for the next time."""
+"""From "gradients are ready" to "the average is there", for any framework: one communication thread, one fixed order.
 
-from collections.abc import Sequence
+    exchange = Exchange(Communicator(MpiTransport()), Compression("onebit"))
+    bucket = exchange.bucket(["weight", "bias"], [4096, 64])      # once; all ranks alike
+    for step in range(steps):
+        exchange.begin()                                          # an iteration
+        handle = exchange.start(bucket, gradients)                # float32, flat; goes on at once
+        ...                                                       # more gradients, more buckets
+        exchange.wait(handle)                                     # `gradients` is the average over all ranks now
+
+All ranks start the same buckets in the same order. Gradients are numpy arrays, or whatever the `arrays` of the memory
+know (`arrays.py`); their memory must stay as it is from `start` to `wait`. On an `Exchange` of torch's, buckets that a
+GPU can average without a wait of the host are queued there, on the thread that starts them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from threading import Lock
+from itertools import accumulate, groupby
+from time import perf_counter
+from typing import Any
 
-import torch
-
-from penstock.codecs.feedback import PutOff
-from penstock.errors import CodecError, NonFiniteError
-from penstock.exchange.compression import NATIVE
-from penstock.exchange.momentum import sent_from
-from penstock.exchange.nonfinite import Watched, watched_codec
+from penstock.errors import NonFiniteError, PlanError
+from penstock.exchange.arrays import Buffer
+from penstock.exchange.averaging import Averaging, Parcel
+from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme
 from penstock.exchange.parameter_state import Memory
-from penstock.exchange.residuals import HOST, Room, copied
-from penstock.exchange.traffic import CountingTransport, Traffic, ring_nbytes
-from penstock.plan import Route
+from penstock.exchange.state import State
+from penstock.exchange.traffic import Sent, Traffic, Used, by_route
+from penstock.plan import Plan, Route
+from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.device.small import SmallTensors
-from penstock.runtime.pages import move_to_huge_pages
+from penstock.runtime.transport import Notes, ring_nbytes
 
-DENSE = "ring"  # strategy of what travels dense beside a codec
-Bounds = tuple[int, int]  # where a tensor lies in its bucket
-VELOCITIES = (torch.float32, torch.float16, torch.bfloat16)  # gradients that momentum is kept for, as float32
-KEPT_CODECS = 16  # of different settings: a warm-up may have a density of its own for every iteration
+LANES = 4  # queues for buckets on a device: one is encoded while another's messages are under way
+Done = Callable[[], None]
+Failed = Callable[[Exception], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A bucket on its way: its values, and which parameters' gradients they are, in order."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ResolvedBucket:
+    """A bucket's parcels: stretches of it whose tensors have one route."""
 
-    values: torch.Tensor  # flat
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]  # elements of each
-    route: Route
-    is_first: bool = False  # of its iteration
+    parcels: tuple[Parcel, ...]
+    version: int  # of the routes that it was made for
 
     @property
-    def name(self) -> str:
-        """A short name for pictures, as a plan's bucket has it."""
-        return self.names[0] if len(self.names) == 1 else f"{self.names[0]} .. {self.names[-1]}"
+    def is_native(self) -> bool:
+        """Whether the engine's own all-reduce carries all of it."""
+        return all(each.route == Route(NATIVE) for each in self.parcels)
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """A bucket that was started."""
+
+    bucket: ResolvedBucket
+    values: Buffer  # flat
+    is_first: bool  # of its iteration
+    done: Done | None  # called once its average is there
+    failed: Failed | None  # called with what went wrong instead
+    around: Callable[[int], AbstractContextManager[None]] | None  # entered around its work, with the number of a lane
+    future: Future[None] | None = None  # None: held back
 
 
 class Exchange:
-    """The ranks of one communicator, exchanging buckets one after the other."""
+    """Averages buckets over the ranks of one communicator, by the planned routes of their tensors.
+
+    Without a plan everything goes by `route`. Buckets need not be the plan's (torch may make others in the first
+    iteration after a plan): every tensor then still travels by its own route, those beside each other with one route
+    together. Tensors that the plan does not hold go as most of its bytes do.
+    """
 
     def __init__(
-        self, communicator: Communicator, transport: CountingTransport, memory: Memory, leaves_out: bool
+        self,
+        communicator: Communicator,
+        compression: Compression | None = None,
+        *,
+        route: Route | None = None,  # without a plan; None: by the first strategy of the codec
+        memory: Memory | None = None,  # of an earlier exchange, or with another policy; its compression counts
+        leaves_out: bool = False,  # parameters may have no gradient in some iterations
+        without_native: Sequence[str] = (),  # types that the engine's own all-reduce cannot sum: they go by ring
     ) -> None:
-        """`leaves_out`: parameters may lack a gradient in some iterations; torch throws away what comes for them."""
-        self.memory, self._leaves_out = memory, leaves_out
-        self._communicator, self._transport = communicator, transport
-        self._world_size = transport.world_size
-        self._codecs: dict[str, Watched] = {}
-        self._wide: dict[tuple[str, ...], torch.Tensor] = {}  # 16-bit buckets in float32, where they are queued
-        self._small_there: dict[tuple[tuple[int, ...], torch.device], SmallTensors | None] = {}  # by sizes of a bucket
-        self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
-        self._moved: set[tuple[int, int]] = set()  # to huge pages: address and bytes of buckets
-        self._dense_nbytes = 0
+        self.memory = memory or Memory((compression or Compression()).scheme())
+        self.communicator = communicator
+        self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
+        self._averaging = Averaging(communicator, self.memory, leaves_out)
+        self._clips_model = self.memory.compression.momentum.clips_model
+        self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
+        self._without_native = tuple(without_native)
+        self._otherwise = route or _route(self.memory.compression)
+        self.memory.compresses |= self._otherwise.codec is not None
+        self._routes: dict[str, Route] = {}  # of each tensor in the plan
+        self._overlap = True
+        self.version = 0  # of the routes: buckets that were made before it changed are of no more use
+        self._held: list[Handle] = []  # where nothing is sent before the end
+        self._is_fresh = True  # nothing of this iteration was started yet
+        self._nonfinite_elsewhere = False
+        self._queued = 0  # buckets of this iteration
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-exchange")
+        self.sent: list[Sent] = []  # this iteration's parcels
+        self.used: list[Used] = []  # their routes and bytes
+        self.failure: Exception | None = None  # what ended this exchange, on every rank
 
-    def queues(self, parcel: Parcel) -> bool:
-        """Say whether a bucket can be averaged without a wait of the host: all of it is queued on its device."""
-        memory = self.memory
-        waits = memory.skips or self._leaves_out or memory.compression.momentum.is_used
-        if self._communicator.messages is None or waits or not parcel.values.is_cuda or not parcel.values.numel():
-            return False
-        if parcel.route.codec is None:
-            return parcel.route == Route(NATIVE)
-        spec = self._spec(parcel.route.codec, max(memory.iterations - 1, 0))
-        if spec is None:
-            return True
-        with self._lock:
-            codec = self._codec(spec)
-        return self._communicator.queues(codec, parcel.values.device)
+    # What is sent how
 
-    def average(self, parcel: Parcel, queued: bool = False) -> None:
-        """Replace the values by their average over all ranks; `queued`: by what the current stream is given."""
-        with self._lock:
-            self._average(parcel, queued)
+    def follow(self, plan: Plan) -> None:
+        """Use the plan's routes from now on; make buckets anew."""
+        self._overlap = plan.overlap
+        self.memory.compresses |= any(bucket.codec for bucket in plan.buckets)
+        self._routes = {name: bucket.route for bucket in plan.buckets for name in bucket.tensors}
+        nbytes: Counter[Route] = Counter()
+        for bucket in plan.buckets:
+            nbytes[bucket.route] += bucket.nbytes
+        self.send_others_by(nbytes.most_common(1)[0][0] if nbytes else self._otherwise)
 
-    def _average(self, parcel: Parcel, queued: bool) -> None:
-        if parcel.is_first:
-            self.memory.begin()
-        if self.memory.compression.momentum.clips_tensors:
-            for part in torch.split(parcel.values, list(parcel.sizes)):
-                self.clip([part])
-        self._dense_nbytes += ring_nbytes(parcel.values.nbytes, self._world_size)
-        if self.memory.compression.momentum.factor and parcel.values.dtype not in VELOCITIES:
-            raise CodecError(
-                f"momentum of {parcel.values.dtype} gradients; velocities are float32: wanted float32 or 16 bits; "
-                "leave momentum to the optimizer"
-            )
-        if parcel.route.codec is None or not parcel.values.numel():
-            self._average_dense(parcel, queued)
-        else:
-            if self.memory.count():
-                for codec in self._codecs.values():
-                    codec.begin(self.memory.iterations)
-            self._average_by_codec(parcel, parcel.route.codec, queued)
+    def send_others_by(self, route: Route) -> None:
+        """Send what no plan names by one route from now on; make buckets anew."""
+        self._otherwise = route
+        self.version += 1
 
-    def _average_by_codec(self, parcel: Parcel, planned: str, queued: bool) -> None:
-        """Average by the codec of this iteration; an optimizer may have its momentum sent instead of gradients."""
-        moments, spec = self.memory.moments, self._spec(planned, self.memory.iterations - 1)
-        if spec is None:
-            self._average_dense(parcel, queued)
-        elif moments is None:
-            self._average_compressed(parcel, self._codec(spec), queued)
-        else:
-            small, bounds = self._small(parcel.sizes), pairwise(accumulate(parcel.sizes, initial=0))
-            parts = [
-                (name, parcel.values[slice(*each)])
-                for name, each in zip(parcel.names, bounds, strict=True)
-                if each not in small
-            ]
-            moments.before(parts, self.memory.loss_scale)
-            self._average_compressed(parcel, self._codec(spec), queued)
-            moments.after(parts)
+    def bucket(self, names: Sequence[str], sizes: Sequence[int], dtype: str = "float32") -> ResolvedBucket:
+        """Return a bucket of these parameters, in this order, with so many elements each, for `start`.
 
-    def _spec(self, planned: str, iteration: int) -> str | None:
-        """Return the codec of an iteration for a bucket whose plan says `planned`; None: it travels dense."""
-        moments = self.memory.moments
-        return self.memory.compression.codec_at(planned, iteration) if moments is None else moments.codec(planned)
-
-    def clip(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Scale what this rank adds to the average, all of `gradients` by one factor, where their norm is too large.
-
-        What a rank adds is its gradient over the number of ranks, and not scaled for 16 bits as gradients are here.
+        Make it once and start it in every iteration; make it anew when `version` changes.
         """
-        momentum, scale = self.memory.compression.momentum, self._world_size * self.memory.loss_scale
-        norms = torch.stack([_norm(each) for each in gradients])
-        factor = momentum.shrinks_by(float(torch.linalg.vector_norm(norms)) / scale, self._world_size)
-        if factor != 1.0:
-            for each in gradients:
-                each.mul_(factor)
+        routes = [self._routes.get(name, self._otherwise) for name in names]
+        if dtype in self._without_native:
+            routes = [Route("ring") if route == Route(NATIVE) else route for route in routes]
+        starts, parcels = tuple(accumulate(sizes, initial=0)), list[Parcel]()
+        for route, group in groupby(range(len(names)), key=routes.__getitem__):
+            here = list(group)
+            first, stop = here[0], here[-1] + 1
+            parcels.append(self._averaging.parcel(names[first:stop], sizes[first:stop], route, starts[first], dtype))
+        return ResolvedBucket(tuple(parcels), self.version)
+
+    @property
+    def only_averages(self) -> bool:
+        """Whether a native bucket needs nothing but the engine's own all-reduce, as soon as it is ready."""
+        memory = self.memory
+        return self._overlap and not (memory.compression.momentum.is_used or memory.skips or memory.compresses)
+
+    # An iteration
+
+    def begin(self) -> None:
+        """Begin an iteration; what an earlier one has left unsent is dropped."""
+        self._held, self._is_fresh, self._nonfinite_elsewhere = [], True, False
+        self.sent, self.used, self._queued = [], [], 0
+        if self.communicator.recorder is not None:
+            self.communicator.recorder.clear()
+
+    def start(
+        self,
+        bucket: ResolvedBucket,
+        values: Buffer,
+        done: Done | None = None,
+        failed: Failed | None = None,
+        around: Callable[[int], AbstractContextManager[None]] | None = None,
+    ) -> Handle:
+        """Start to replace a bucket's gradients by their average over all ranks; `wait` for the handle.
+
+        Where the norm of all gradients is clipped, or the plan has no overlap, nothing is sent before `finish`. `done`
+        or, with what went wrong, `failed` is called on the thread that did the work. The work is done inside of
+        `around(lane)`: lane 0 is the communication thread, others are queues of a device.
+        """
+        if bucket.version != self.version:
+            raise PlanError(
+                "a bucket that was made before the plan changed; call exchange.bucket(...) again, on all ranks"
+            )
+        handle = Handle(bucket, values, self._is_fresh, done, failed, around)
+        self._is_fresh = False
+        if not self._overlap or self._clips_model:
+            self._held.append(handle)
+        elif self.communicator.messages is None:
+            handle.future = self._thread.submit(self._run, handle)
+        else:
+            self._send_or_queue(handle)
+        return handle
+
+    def finish(self) -> None:
+        """Send what was held back: all gradients of this iteration have been started, and their norm is known."""
+        held, self._held = self._held, []
+        if held and self._clips_model:
+            self._thread.submit(self._clip, held)
+        for handle in held:
+            self._send_or_queue(handle)
+
+    def wait(self, handle: Handle) -> None:
+        """Return once a bucket holds its average; raise what went wrong, which is the same on every rank."""
+        if handle.future is None:
+            self.finish()
+        assert handle.future is not None, "a bucket of an earlier iteration, which was begun anew"
+        handle.future.result()
+        if self.failure is not None:
+            raise self.failure
+
+    def _send_or_queue(self, handle: Handle) -> None:
+        """Give a bucket to the communication thread, or queue it on its device where all of it can be."""
+        values, parcels = handle.values, handle.bucket.parcels
+        if all(self._averaging.queues(each, values[each.start : each.stop]) for each in parcels):
+            self._run(handle, 1 + self._queued % LANES)
+            self._queued += 1
+            handle.future = Future()
+            handle.future.set_result(None)
+        else:
+            handle.future = self._thread.submit(self._run, handle)
+
+    def _run(self, handle: Handle, lane: int = 0) -> None:
+        """Average one bucket, on lane 0 on the communication thread; after a failure, only pass that on."""
+        transport, messages, is_first = self.communicator.transport, self.communicator.messages, handle.is_first
+        try:
+            if self.failure is not None:
+                raise self.failure
+            with nullcontext() if handle.around is None else handle.around(lane):
+                for parcel in handle.bucket.parcels:
+                    values, start = handle.values[parcel.start : parcel.stop], perf_counter()
+                    before = transport.sent_nbytes + (messages.sent_nbytes if messages else 0)
+                    self._averaging.average(parcel, values, is_first, lane > 0)
+                    is_first = False
+                    self.memory.spoilt |= self._nonfinite_elsewhere
+                    sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before
+                    self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent))
+                    self.sent.append(Sent(parcel.name, start, perf_counter()))
+                if handle.done is not None:
+                    handle.done()
+        except Exception as error:
+            self.failure = self.failure or error
+            if handle.failed is not None:
+                handle.failed(error)
+
+    def _clip(self, handles: Sequence[Handle]) -> None:
+        """Scale this rank's gradients, all of them together; runs on the communication thread."""
+        try:
+            with ExitStack() as stack:
+                for handle in handles:
+                    if handle.around is not None:
+                        stack.enter_context(handle.around(0))
+                parts = [(each, parcel) for each in handles for parcel in each.bucket.parcels]
+                self._averaging.clip([handle.values[parcel.start : parcel.stop] for handle, parcel in parts])
+        except Exception as error:
+            self.failure = self.failure or error
+
+    # Beside it
+
+    def note_native(self, bucket: ResolvedBucket, nbytes: int) -> None:
+        """Count a bucket that the engine's own all-reduce averages beside this exchange."""
+        for each in bucket.parcels:
+            part = nbytes * (each.stop - each.start) // max(bucket.parcels[-1].stop, 1)
+            self.note_traffic(Used(each.name, each.route, part, ring_nbytes(part, self.world_size)))
+
+    def note_traffic(self, used: Used, dense_nbytes: int | None = None) -> None:
+        """Count what was sent beside this exchange; `dense_nbytes`: what a ring sends of it, where that is another."""
+        self.used.append(used)
+        self._beside += Traffic(used.sent_nbytes, used.sent_nbytes if dense_nbytes is None else dense_nbytes)
+
+    def note_nonfinite(self) -> None:
+        """Note that a gradient of this iteration which travels beside this exchange is not finite on some rank."""
+        self._nonfinite_elsewhere = self.memory.spoilt = True
 
     def traffic(self) -> Traffic:
-        """Return what this rank has sent so far."""
-        messages = self._communicator.messages
-        queued = 0 if messages is None else messages.sent_nbytes
-        return Traffic(self._transport.sent_nbytes + queued, self._dense_nbytes)
+        """Return the bytes that this rank has sent so far, and what the same gradients take dense."""
+        return self._averaging.traffic() + self._beside
 
-    def _average_dense(self, parcel: Parcel, queued: bool) -> None:
-        values = self._with_room_for_momentum(parcel.values)
-        values.div_(self._world_size)
-        absent = self._absent(values, parcel.sizes)
-        self._gain_momentum(values, parcel, absent)
-        self._pay(values, parcel, absent)
-        route = Route(DENSE) if parcel.route.codec else parcel.route
-        if queued:
-            self._communicator.messages.all_reduce(values)
-        else:
-            self._communicator.all_reduce(values, strategy=route.strategy, **route.options)
-        self._put_back(values, parcel)
+    def routes_used(self) -> tuple[RouteUse, ...]:
+        """Return what each route carried in this iteration."""
+        return by_route(self.used)
 
-    def _with_room_for_momentum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return gradients as they are, or where momentum is kept: float32 in host memory."""
-        if not self.memory.compression.momentum.factor:
-            return values
-        return values.to(HOST, torch.float32)
+    def state_dict(self) -> State:
+        """Return what this rank still owes, by parameter, for a checkpoint; call it between iterations."""
+        return self.memory.state_dict(self.rank, self.world_size)
 
-    def _put_back(self, values: torch.Tensor, parcel: Parcel) -> None:
-        """Put the average where the gradients were; 16 bits may not hold what float32 did."""
-        if values is not parcel.values:
-            parcel.values.copy_(values)
-        self._look(parcel.values)
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
+        self.memory.load_state_dicts(states, self.rank, self.world_size)
+        self.recover()
 
-    def _pay(self, values: torch.Tensor, parcel: Parcel, absent: Sequence[Bounds]) -> None:
-        """Add what another codec left of these gradients: where no residual is kept, all of it is sent now.
+    def recover(self) -> None:
+        """Forget a gradient that was not finite, which all ranks raised alike; connections that are lost stay so."""
+        if isinstance(self.failure, NonFiniteError):
+            self.failure = None
 
-        Not of absent ones, whose result torch throws away.
-        """
-        for name, bounds in zip(parcel.names, pairwise(accumulate(parcel.sizes, initial=0)), strict=True):
-            start, stop = bounds
-            if bounds not in absent and (owed := self.memory.residuals.take(name, stop - start)) is not None:
-                values[start:stop] += torch.as_tensor(owed, device=values.device)
+    def hang_up(self) -> None:
+        """Let ranks fail that wait for our buckets, since a rank is gone."""
+        if isinstance(transport := self.communicator.transport, Notes):
+            self._thread.submit(transport.hang_up).result()
 
-    def _look(self, total: torch.Tensor) -> None:
-        """Note a sum that makes a gradient scaler skip this step; it is the same on all ranks."""
-        if self.memory.skips and not torch.isfinite(total).all():
-            self.memory.spoilt = True
-
-    def _float32(self, parcel: Parcel) -> torch.Tensor:
-        """Return memory for a bucket in float32 that stays where it is, as what is queued there must."""
-        values = parcel.values
-        if values.dtype is torch.float32:
-            return values
-        if parcel.names not in self._wide:
-            self._wide = {key: old for key, old in self._wide.items() if not set(key) & set(parcel.names)}
-            self._wide[parcel.names] = torch.empty(values.numel(), device=values.device)
-        return self._wide[parcel.names]
-
-    def _average_compressed(self, parcel: Parcel, codec: Watched, queued: bool) -> None:
-        """Send what a codec makes of the gradients, as float32: errors of 16-bit ones are kept in full.
-
-        Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
-        """
-        device = parcel.values.device if codec.on_device(parcel.values.device) is not None else HOST
-        if queued and parcel.values.dtype is not torch.float32:
-            values = self._float32(parcel).copy_(parcel.values)
-        else:
-            values = parcel.values.to(device, torch.float32)  # the same memory where they already are
-        if values is parcel.values and device == HOST:
-            self._move_once(values)
-        scale = 1 / self._world_size
-        if self.memory.compression.momentum.factor:
-            values.mul_(scale)
-            scale = 1.0
-        absent = self._absent(values, parcel.sizes)
-        velocity = self._gain_momentum(values, parcel, absent)
-        beside = self._beside(parcel.sizes, values.device) if queued else None
-        packed = None if beside is None else beside.take_out(values, scale)
-        small = [] if queued else self._take_out_small(values, parcel.sizes, scale)
-        residual = None
-        if codec.takes_feedback and self._communicator.encodes(parcel.route.strategy):  # else it goes to who does
-            residual = self.memory.residuals.deferred(parcel.names, parcel.sizes, device)
-        elif self.memory.residuals.owes(parcel.names):
-            values.mul_(scale)
-            scale = 1.0
-            self._pay(values, parcel, absent)
-        aside = [] if residual is None else _set_aside(residual, absent)
-        on_gpu = residual is not None and values.is_cuda  # nothing is put off there
-        self._communicator.all_reduce(
-            values,
-            strategy=parcel.route.strategy,
-            codec=codec,
-            residual=residual.memory if residual is not None and on_gpu else residual,
-            parts=self._parts(parcel.sizes),
-            scale=scale,
-            by_host=not queued,
-            **parcel.route.options,
-        )
-        if velocity is not None and residual is not None:
-            self.memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel.sizes, absent))
-        for start, kept in aside:
-            assert residual is not None
-            residual.values()[start : start + len(kept)] += kept
-        self._average_small(values, small)
-        if beside is not None and packed is not None:
-            self._communicator.messages.all_reduce(packed)
-            beside.add_back(values, packed)
-        if codec.saw_nonfinite():
-            self._on_nonfinite(values, parcel)
-        self._put_back(values, parcel)
-        if residual is not None and values.dtype != parcel.values.dtype and self._transport.rank == 0:
-            _keep_rounding(residual, values, parcel.values)
-
-    def _move_once(self, bucket: torch.Tensor) -> None:
-        """Have a bucket that comes for the first time on huge pages: codecs go over it several times an iteration."""
-        place = bucket.data_ptr(), bucket.nbytes
-        if place not in self._moved:
-            self._moved.add(place)
-            move_to_huge_pages(*place)
-
-    def _parts(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the boundaries of what a codec sees by itself."""
-        return tuple(accumulate(sizes, initial=0)) if self.memory.compression.select == "tensor" else (0, sum(sizes))
-
-    def _gain_momentum(self, values: torch.Tensor, parcel: Parcel, absent: Sequence[Bounds] = ()) -> Room | None:
-        """Replace gradients by what momentum makes of them, where it is not left to the optimizer.
-
-        Those that are absent stay so, and keep their velocity for the next time.
-        """
-        momentum = self.memory.compression.momentum
-        if not momentum.factor:
-            return None
-        velocity = self.memory.velocities.bucket(parcel.names, parcel.sizes, values.device)
-        kept = [(start, stop, copied(velocity[start:stop])) for start, stop in absent]
-        momentum.before(values if values.is_cuda else values.numpy(), velocity)  # type: ignore[arg-type]  # alike
-        for start, stop, before in kept:
-            values[start:stop], velocity[start:stop] = 0.0, before
-        return velocity
-
-    def _sent(self, residual: Room, sizes: Sequence[int], absent: Sequence[Bounds]) -> Room:
-        """Return where values left for good; what travels dense or not at all keeps its velocity."""
-        sent = sent_from(residual)
-        for start, stop in (*self._small(sizes), *absent):
-            sent[start:stop] = False
-        return sent
-
-    def _small(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        bounds = pairwise(accumulate(sizes, initial=0))
-        return [(start, stop) for start, stop in bounds if 0 < stop - start < self.memory.compression.dense_below]
-
-    def _beside(self, sizes: Sequence[int], device: torch.device) -> SmallTensors | None:
-        """Return the tensors of a queued bucket that travel dense beside it; None where there are none."""
-        key = (tuple(sizes), device)
-        if key not in self._small_there:
-            bounds = self._small(sizes)
-            self._small_there[key] = SmallTensors(bounds, device) if bounds else None
-        return self._small_there[key]
-
-    def _take_out_small(
-        self, values: torch.Tensor, sizes: Sequence[int], scale: float
-    ) -> list[tuple[int, torch.Tensor]]:
-        """Take out tensors that travel dense and leave zeros, which cost a codec next to nothing."""
-        found = []
-        for start, stop in self._small(sizes):
-            found.append((start, values[start:stop] * scale))
-            values[start:stop] = 0.0
-        return found
-
-    def _average_small(self, values: torch.Tensor, small: Sequence[tuple[int, torch.Tensor]]) -> None:
-        """Sum the small tensors of a bucket in one dense message, and put them back."""
-        if small:
-            packed = torch.cat([part for _, part in small])
-            self._communicator.all_reduce(packed, strategy=DENSE)
-            for (start, part), total in zip(small, torch.split(packed, [len(p) for _, p in small]), strict=True):
-                values[start : start + len(part)] += total  # to what a codec sent of an older debt
-
-    def _absent(self, values: torch.Tensor, sizes: Sequence[int]) -> list[Bounds]:
-        """Return which tensors have no gradient; one that is all zeros counts as none: it only waits."""
-        if not self._leaves_out:
-            return []
-        return [each for each in pairwise(accumulate(sizes, initial=0)) if not values[slice(*each)].any()]
-
-    def _on_nonfinite(self, values: torch.Tensor, parcel: Parcel) -> None:
-        self.memory.spoilt = True
-        if not self.memory.skips:
-            self.memory.fail()
-            parts = zip(parcel.names, torch.split(values, list(parcel.sizes)), strict=True)
-            named = ", ".join(repr(name) for name, part in parts if not torch.isfinite(part).all())
-            whose = named or f"{parcel.name}, in the iteration before,"  # heard of late, from a device
-            raise NonFiniteError(
-                f"the gradient of {whose} holds NaN or infinity on some rank, or what {parcel.route.codec} cannot hold;"
-                ' fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-            )
-
-    def _codec(self, spec: str) -> Watched:
-        codec = self._codecs.pop(spec, None)
-        if codec is None:
-            codec = watched_codec(spec, seed=self._transport.rank)
-            codec.hears_later = not self.memory.skips  # which must know before the step is taken
-            codec.begin(self.memory.iterations)
-        self._codecs[spec] = codec  # those used last are last
-        if len(self._codecs) > KEPT_CODECS:
-            del self._codecs[next(iter(self._codecs))]
-        return codec
+    def close(self) -> None:
+        """End the communication thread once it has sent what was started."""
+        self._thread.shutdown()
 
 
-def _norm(values: torch.Tensor) -> torch.Tensor:
-    """Return the L2 norm, in float32 or in what is wider."""
-    norm: torch.Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-    return norm.float()
-
-
-def _keep_rounding(residual: PutOff, average: torch.Tensor, applied: torch.Tensor) -> None:
-    """Keep what 16 bits do not hold of an average; all ranks apply the same, so one of them keeps it.
-
-    What is put off is taken off this memory later: that may be in any order.
-    """
-    rounding = torch.nan_to_num(average - applied.to(average.device, average.dtype), 0.0, 0.0, 0.0)
-    memory: Room = residual.memory
-    memory += rounding if isinstance(memory, torch.Tensor) else rounding.numpy()
-
-
-def _set_aside(residual: PutOff, absent: Sequence[Bounds]) -> list[tuple[int, Room]]:
-    """Take out of the residual what absent tensors owe, so that it is not sent now; return where each belongs."""
-    found = []
-    for start, stop in absent:
-        kept = residual.values()[start:stop]
-        found.append((start, copied(kept)))
-        kept[:] = 0.0
-    return found
+def _route(compression: Scheme) -> Route:
+    """Return how everything travels without a plan."""
+    if compression.codec in (None, AUTO):
+        return Route(NATIVE)
+    return Route(compression.strategies[0], compression.codec)

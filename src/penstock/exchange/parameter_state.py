@@ -6,14 +6,12 @@ The model keeps it, not the communication thread, and saves it with its checkpoi
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
-import torch.distributed as dist
-
 from penstock.codecs.header import ON_NONFINITE
-from penstock.errors import CodecError, FormatError, NonFiniteError, PlanError
-from penstock.exchange.compression import Compression
-from penstock.exchange.residuals import Floats, Layout, Residuals
-from penstock.torch.checkpoint import FORMAT, Loads, State, check_states, state_for
+from penstock.errors import CodecError, FormatError, NonFiniteError, PenstockError, PlanError
+from penstock.exchange.arrays import NUMPY, Arrays, Buffer, Floats
+from penstock.exchange.compression import Scheme
+from penstock.exchange.residuals import Layout, Residuals
+from penstock.exchange.state import FORMAT, State, check_states, state_for
 
 
 class Scaler(Protocol):
@@ -29,11 +27,23 @@ class Moments(Protocol):
     def codec(self, spec: str) -> str | None:
         """Return what a bucket travels by in this iteration whose plan says `spec`; None: dense."""
 
-    def before(self, gradients: Sequence[tuple[str, torch.Tensor]], loss_scale: float) -> None:
+    def before(self, gradients: Sequence[tuple[str, Buffer]], loss_scale: float) -> None:
         """Replace what is to be compressed, flat and by name, by what is to be sent."""
 
-    def after(self, averages: Sequence[tuple[str, torch.Tensor]]) -> None:
+    def after(self, averages: Sequence[tuple[str, Buffer]]) -> None:
         """Replace what came of it by what the optimizer is to find."""
+
+
+class Loads(Protocol):
+    """What lets ranks load a state together (`torch/checkpoint.py`)."""
+
+    by_exchange: bool  # whether the exchange, and not a wrapper, tells of backward passes
+
+    def went_on(self) -> None:
+        """Count a backward pass; raise where another rank waits for this one to load."""
+
+    def agree(self, states: Sequence[State], complaint: PenstockError | None) -> None:
+        """Raise the same on every rank unless all of them load the same states, and find nothing wrong with them."""
 
 
 class Memory:
@@ -41,17 +51,22 @@ class Memory:
 
     def __init__(
         self,
-        compression: Compression | None = None,
+        compression: Scheme | None = None,
         on_nonfinite: str = "raise",
         scaler: Scaler | None = None,
+        arrays: Arrays = NUMPY,
     ) -> None:
-        """`scaler` is the GradScaler of the training loop, where there is one: residuals follow its scale."""
+        """`scaler` is the GradScaler of the training loop, where there is one: residuals follow its scale.
+
+        `arrays`: what the framework does with its gradients where they are not numpy arrays.
+        """
         if on_nonfinite not in ON_NONFINITE:
             raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise CodecError(f"grad_scaler is {scaler!r}; wanted torch's GradScaler, whose get_scale residuals follow")
-        self.compression = compression or Compression()
-        self.residuals, self.velocities = Residuals(), Residuals()
+        self.compression = compression or Scheme()
+        self.arrays = arrays
+        self.residuals, self.velocities = Residuals(arrays), Residuals(arrays)
         self.skips = on_nonfinite == "skip" or scaler is not None
         self.moments: Moments | None = None  # of the optimizer, where that exchanges its momentum
         self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
@@ -59,28 +74,31 @@ class Memory:
         self._failed = False  # a gradient was not finite, and nothing was saved to go back to
         self._scaler, self._scale = scaler, 1.0
         self.iterations = 0  # that compressed something; warm-up counts them
-        self._counted = False  # this one is among them
+        self.counted = False  # this one is among them
         self.loads: Loads | None = None  # tells other ranks of loads, where there are any
-        self._parameters: dict[str, torch.Tensor] = {}  # by name, as far as they are known
-        self._strides: dict[str, tuple[int, ...]] = {}  # of these when buckets were made
+        self._known: dict[str, None] = {}  # names of parameters, as far as they are known
         self._layouts: dict[str, Layout] = {}  # of what is kept, by name
 
-    def know(self, parameters: Mapping[str, torch.Tensor]) -> None:
+    def know(self, layouts: Mapping[str, Layout]) -> None:
         """Take note that buckets are made of these parameters, as they lie in memory now; what is owed follows."""
-        for name, parameter in parameters.items():
-            before, now = self._layouts.get(name), Layout.of(parameter)
+        for name, now in layouts.items():
+            before = self._layouts.get(name)
             if before is not None and before.shape != now.shape:
                 found = f"has shape {before.shape}, its parameter {now.shape}"
                 raise PlanError(f"residual of {name!r} {found}; load the state of this model")
             if before is not None and before != now:
                 for store in self._stores.values():
                     store.rearrange(name, before, now)
-            self._parameters[name], self._strides[name], self._layouts[name] = parameter, parameter.stride(), now
+            self._layouts[name] = now
+            self._known[name] = None
+
+    def check_parameters(self) -> None:
+        """Raise where parameters lie in memory otherwise than when buckets were made; an adaptor may know that."""
 
     def begin(self) -> None:
         """Begin an iteration: undo what a skipped step sent, and follow the gradient scaler."""
         self._check()
-        self._check_strides()
+        self.check_parameters()
         if self.loads is not None and self.loads.by_exchange:
             self.goes_on()
         self._undo()
@@ -91,11 +109,7 @@ class Memory:
         if self.skips:
             for store in self._stores.values():
                 store.save()
-        self.spoilt = self._counted = False
-
-    def change_group(self, group: dist.ProcessGroup) -> None:
-        """Go on with other ranks: it is they who load a state together."""
-        self.loads = None if self.loads is None else Loads(group, self.loads.token, self.loads.by_exchange)
+        self.spoilt = self.counted = False
 
     def goes_on(self) -> None:
         """Tell other ranks that a backward pass begins, where anything is kept from one to the next."""
@@ -103,11 +117,10 @@ class Memory:
         if self.loads is not None and (self.compression.codec is not None or momentum or self.compresses):
             self.loads.went_on()
 
-    def count(self) -> bool:
-        """Count this iteration as one that compresses; say whether it was not counted before."""
-        counted, self._counted = self._counted, True
-        self.iterations += not counted
-        return not counted
+    def count(self) -> None:
+        """Count this iteration as one that compresses, once."""
+        self.iterations += not self.counted
+        self.counted = True
 
     def fail(self) -> None:
         """Note that this iteration's gradients were not finite, and are not to be skipped."""
@@ -128,14 +141,15 @@ class Memory:
         self._check()
         self._undo()
         kept = {
-            kind: {name: self._layout(name, values).logical(values) for name, values in store.values().items()}
+            kind: {name: self._logical(name, values) for name, values in store.values().items()}
             for kind, store in self._stores.items()
         }
         counters = {"iterations": self.iterations, "scale": self._scale}
         return {"format": FORMAT, "rank": rank, "world_size": world_size, "memories": kept, **counters}
 
-    def _layout(self, name: str, values: Floats) -> Layout:
-        return self._layouts.get(name) or Layout.contiguous(values.shape)
+    def _logical(self, name: str, values: Floats) -> Any:
+        layout = self._layouts.get(name) or Layout.contiguous(values.shape)
+        return self.arrays.saved(layout.logical(values))
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> None:
         """Take this rank's share of the states of all ranks that there were; all ranks of a group must do so.
@@ -144,7 +158,7 @@ class Memory:
         """
         complaint, checked = None, list[State]()
         try:
-            checked = check_states(states, {name: self._layouts[name].shape for name in self._parameters})
+            checked = check_states(states, {name: self._layouts[name].shape for name in self._known}, self.arrays)
         except FormatError as error:
             complaint = error
         if self.loads is not None:
@@ -157,11 +171,11 @@ class Memory:
 
     def _take(self, state: State) -> None:
         """Keep what a state has, in memory order; that of parameters which are not known yet will follow theirs."""
-        self._layouts = {name: self._layouts[name] for name in self._parameters}
+        self._layouts = {name: self._layouts[name] for name in self._known}
         for kind, store in self._stores.items():
-            values: dict[str, torch.Tensor] = state["memories"][kind]
+            values: dict[str, Floats] = state["memories"][kind]
             for name, value in values.items():
-                self._layouts.setdefault(name, Layout.contiguous(tuple(value.shape)))
+                self._layouts.setdefault(name, Layout.contiguous(value.shape))
             store.load({name: self._layouts[name].in_memory(value) for name, value in values.items()})
         self.iterations, self._scale = int(state["iterations"]), float(state["scale"])
 
@@ -180,16 +194,6 @@ class Memory:
                 "a gradient was not finite before, so what is owed is no longer known; load the exchange state of the "
                 'last checkpoint, or train with on_nonfinite="skip" to leave out such steps'
             )
-
-    def _check_strides(self) -> None:
-        """Refuse parameters that lie in memory otherwise than when buckets were made: torch may or may not follow."""
-        for name, parameter in self._parameters.items():
-            if parameter.stride() != self._strides[name] and Layout.of(parameter) != self._layouts[name]:
-                raise PlanError(
-                    f"parameter {name!r} has strides {parameter.stride()}, and had {self._strides[name]} when it was "
-                    "wrapped; change the memory format of a model before it is wrapped, or wrap it anew and load its "
-                    "exchange state"
-                )
 
     def _undo(self) -> None:
         """Forget what an iteration did whose step was skipped."""

@@ -15,11 +15,12 @@ from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, WireCodec, wire_codec
 from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
-from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Compression
+from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Scheme
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
 from penstock.planners.selective import counts_in_pieces, partitions_to_measure
-from penstock.planning.decide import MIXING, best_plan, compared
+from penstock.planning.decide import MIXING, Decision, best_plan, compared, decide, decide_whether
+from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.simulator.fitted import fitted_cost
 from penstock.strategies import find_strategy, parse_strategy
 from penstock.trace import Trace
@@ -31,7 +32,7 @@ _SIZES = (1 << 12, 1 << 22)  # elements, whose payloads say how many bytes a cod
 
 
 def candidates(
-    strategy: str, compression: Compression, planner: str, engine: str = "gloo", shares_hosts: bool = False
+    strategy: str, compression: Scheme, planner: str, engine: str = "gloo", shares_hosts: bool = False
 ) -> tuple[Route, ...]:
     """Return the routes that a plan may use, in as many pieces as strategies cut tensors by themselves.
 
@@ -47,7 +48,7 @@ def candidates(
     return (*(dense if planner in MIXING else ()), *_packed(strategy, compression, shares_hosts))
 
 
-def _packed(strategy: str, compression: Compression, shares_hosts: bool) -> tuple[Route, ...]:
+def _packed(strategy: str, compression: Scheme, shares_hosts: bool) -> tuple[Route, ...]:
     """Return the routes of a codec."""
     local = (compression.local_strategy,) if shares_hosts and compression.local_strategy else ()
     names = (*compression.strategies, *local) if strategy == AUTO else (strategy,)
@@ -81,6 +82,16 @@ class Choice:
         if self.auto:
             return compared(self.trace, network, self.planner, routes, self.slowdown).plan
         return best_plan(self.trace, network, self.planner, routes)
+
+
+def choose(choice: Choice, network: Network, routes: tuple[Route, ...], nodes: Nodes = ()) -> Decision:
+    """Return the plan that uses some measured routes; say where ranks are, if that changed what was measured."""
+    values = choice.trace, network, choice.planner, routes, choice.slowdown
+    decision = decide_whether(*values, at_least(choice, network)) if choice.auto else decide(*values)
+    if not share_hosts(nodes):
+        return decision
+    found = f"{describe_nodes(nodes)}: summing inside hosts first was measured too, as hierarchical"
+    return replace(decision, notes=(*decision.notes, found))
 
 
 def next_route(choice: Choice, network: Network, worth: float = WORTH) -> Route | None:

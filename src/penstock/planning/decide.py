@@ -1,14 +1,11 @@
-"""Decides on a plan and lets all ranks agree on it."""
+"""Decides on a plan: the best of those that measured routes allow, and whether compressing pays."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
-
-import torch.distributed as dist
 
 from penstock.codecs.wire import WireCodec, wire_codec
 from penstock.cost.ways import Way, comparable, way_for
-from penstock.errors import PenstockError, PlanError
+from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route
@@ -18,10 +15,8 @@ from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import predict, predict_robust, timed
 from penstock.strategies import names, parse_strategy
-from penstock.torch.collective_errors import together
 from penstock.trace import Tensor, Trace
 
-Made = TypeVar("Made")
 MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
     "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
     "joint": PLANNERS["joint"],
@@ -200,29 +195,3 @@ def in_order(trace: Trace, parameters: Mapping[str, int]) -> Trace:
     return Trace(
         trace.model, trace.device, trace.batch, trace.dtype, trace.forward_seconds, tuple(tensors), source=trace.source
     )
-
-
-def agree(make: Callable[[], Decision] | None, group: dist.ProcessGroup) -> Decision:
-    """Let rank 0 decide, and send its decision to everybody: all ranks hold the same plan."""
-    decision = from_rank_0(make, group)
-    assert isinstance(decision, Decision)
-    return decision
-
-
-def from_rank_0(make: Callable[[], Made] | None, group: dist.ProcessGroup) -> Made:
-    """Let rank 0 make something that everybody gets.
-
-    Only rank 0 brings `make`. What it raises is raised on every rank.
-    """
-    box: list[tuple[Made | None, str]] = [(None, "")]
-    if make is not None:
-        try:
-            box = [(make(), "")]
-        except PenstockError as error:
-            box = [(None, f"{type(error).__name__}: {error}")]
-    with together("sharing the plan", group):
-        dist.broadcast_object_list(box, group=group, group_src=0)
-    made, complaint = box[0]
-    if complaint or made is None:
-        raise PlanError(f"rank 0 could not plan: {complaint}")
-    return made

@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from platformdirs import user_cache_path
 
 from penstock.codecs.registry import codec_digest
 from penstock.errors import PenstockError, PlanError
 from penstock.machine import versions
 from penstock.network import Network, load_network, save_network
+from penstock.planning.agree import Ranks, nodes_of
 from penstock.runtime.hosts import Nodes
-from penstock.torch.collective_errors import together
-from penstock.torch.nodes import nodes_of
 
 OFF = (False, "off")  # what a user says to keep nothing
 _INTERFACES = Path("/sys/class/net")
@@ -51,17 +48,15 @@ class Cluster:
         return hashlib.sha256(json.dumps(astuple(self)).encode()).hexdigest()[:16]
 
 
-def cluster_of(group: dist.ProcessGroup, device: torch.device, engine: str, codecs: Sequence[str] = ()) -> Cluster:
-    """Return the cluster of a process group; every rank must call this at the same time."""
-    found: list[tuple[str, Links]] = [("", ())] * dist.get_world_size(group)
-    with together("gathering the names of hosts", group):
-        dist.all_gather_object(found, (platform.node(), read_links()), group=group)
+def cluster_of(ranks: Ranks, device: str, engine: str, codecs: Sequence[str] = ()) -> Cluster:
+    """Return the cluster that ranks are on; every rank must call this at the same time. `device`: cpu or cuda."""
+    found: list[tuple[str, Links]] = ranks.gather((platform.node(), read_links()), "gathering the names of hosts")
     return Cluster(
         hosts=tuple(host for host, _ in found),
         engine=engine,
-        device=device.type,
+        device=device,
         workers=len(found),
-        nodes=nodes_of(group),
+        nodes=nodes_of(ranks),
         links=tuple(links for _, links in found),
         versions=(("python", platform.python_version()), *versions(("penstock", "torch")).items()),
         codecs=tuple(codec_digest(codec) for codec in codecs),

@@ -1,6 +1,6 @@
 """Finds out what a plan is made from: a network that was given, or kept, or is measured, route by route, for so long.
 
-Rank 0 says after each measurement what to measure next (`routes.py`), or that it is enough: the best plan needs no
+Rank 0 says after each measurement what to measure next (`candidates.py`), or that it is enough: the best plan needs no
 more, or the time that a user allows is spent. All ranks follow it, so all of them stop at the same place.
 """
 
@@ -9,17 +9,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
-import torch.distributed as dist
-
 from penstock.errors import FitError
+from penstock.exchange.compression import AUTO, Compression
 from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Route
-from penstock.planning.candidates import WORTH, Choice, codecs_of, is_necessary, known_routes, next_route
-from penstock.planning.decide import from_rank_0
-from penstock.planning.measure import Gauge
+from penstock.planning.agree import TransportRanks, from_rank_0, nodes_of
+from penstock.planning.candidates import (
+    WORTH,
+    Choice,
+    candidates,
+    choose,
+    codecs_of,
+    is_necessary,
+    known_routes,
+    next_route,
+)
+from penstock.planning.decide import Decision
+from penstock.planning.measure import Gauge, HostGauge
 from penstock.planning.measurement_cache import cluster_of, keep, load_kept, measurement_path
+from penstock.planning.planning import Planning
+from penstock.runtime.hosts import share_hosts
+from penstock.runtime.transport import Transport
+from penstock.trace import Trace
 
+Ready = Callable[[Route], None]
 LINKS_SHARE, LINE_SHARE = 0.08, 0.12  # of the seconds that measuring may take: for the links, and for each route
 WORTH_AGAIN = 0.15  # of an iteration: what a route must promise that was not measured when the others were
 LINKS_SECONDS, LINE_SECONDS = 2.0, 3.0  # more than this would tell nothing
@@ -41,7 +55,7 @@ class Survey:
 
     gauge: Gauge
     folder: Path | None  # that keeps measurements; None: nothing does
-    get_ready: Callable[[Route], None]  # returns once the kernels of a route are compiled on this host
+    get_ready: Ready  # returns once the kernels of a route are compiled on this host
     voice: Voice
     _failed: set[Route] = field(default_factory=set)  # that no line describes
 
@@ -65,25 +79,28 @@ class Survey:
 
     @property
     def _is_first(self) -> bool:
-        return dist.get_rank(self.gauge.group) == 0
+        return self.gauge.ranks.rank == 0
 
     @property
     def _sends_nothing(self) -> bool:
-        return self.gauge.workers == 1 and self.gauge.device.type == "cpu"
+        return self._workers == 1 and self.gauge.device == "cpu"
+
+    @property
+    def _workers(self) -> int:
+        return self.gauge.ranks.world_size
 
     def _path(self, question: Question) -> Path | None:
         """Return where this cluster's measurement is kept; None where nothing is."""
         if self.folder is None or question.given is not None or self._sends_nothing:
             return None
-        cluster = cluster_of(self.gauge.group, self.gauge.device, self.gauge.engine_name, codecs_of(question.routes))
-        return measurement_path(self.folder, cluster)
+        gauge, codecs = self.gauge, codecs_of(question.routes)
+        return measurement_path(self.folder, cluster_of(gauge.ranks, gauge.device, gauge.engine, codecs))
 
     def _kept(self, path: Path | None) -> Network | None:
         """Return what was kept, if it still holds."""
         if path is None:
             return None
-        workers = self.gauge.workers
-        (network,) = from_rank_0((lambda: (load_kept(path, workers),)) if self._is_first else None, self.gauge.group)
+        (network,) = from_rank_0(lambda: (load_kept(path, self._workers),), self.gauge.ranks)
         if network is None:
             return None
         with self.voice.step(f"checking the network measured before ({path})"):
@@ -94,7 +111,7 @@ class Survey:
 
     def _links(self, question: Question) -> Network:
         seconds = min(LINKS_SHARE * question.seconds, LINKS_SECONDS)
-        with self.voice.step(f"measuring the links between {self.gauge.workers} workers, about {seconds:.1f} s"):
+        with self.voice.step(f"measuring the links between {self._workers} workers, about {seconds:.1f} s"):
             return self.gauge.links(seconds)
 
     def _next(self, question: Question, network: Network, start: float, worth: float) -> tuple[Route, bool] | None:
@@ -114,7 +131,7 @@ class Survey:
                 return (None,)
             return ((route, needed),)
 
-        return from_rank_0(look if self._is_first else None, self.gauge.group)[0]
+        return from_rank_0(look, self.gauge.ranks)[0]
 
     def _with_line(self, question: Question, network: Network, route: Route, needed: bool) -> Network:
         """Return the network with the line of a route; without it where it has none, unless every plan needs it."""
@@ -129,3 +146,34 @@ class Survey:
             self.voice.say(f"{route} is left out: {error}")
             self._failed.add(route)
             return network
+
+
+def plan_over(
+    transport: Transport,
+    engine: str,  # what `transport` is of, by name: mpi, memory
+    trace: Trace,  # of this model; that of rank 0 counts
+    compression: Compression | None = None,
+    planning: Planning | None = None,
+    get_ready: Ready = lambda _: None,  # returns once the kernels of a route are compiled
+) -> Decision:
+    """Measure on all ranks of an engine, plan on rank 0, and return the same plan on all; host memory is measured.
+
+    What torch's wrapper does between two iterations, for gradients of any framework; `Exchange.follow` takes the plan.
+    """
+    ranks, scheme = TransportRanks(transport), (compression or Compression()).scheme()
+    settings = (planning or Planning()).settings(engine)
+    scheme.check_strategy(settings.strategy)
+    scheme.check_planner(settings.planner)
+    if settings.plan is not None:
+        return Decision(settings.plan)
+    nodes = nodes_of(ranks)
+    routes = candidates(settings.strategy, scheme, settings.planner, engine, share_hosts(nodes))
+
+    def choice(_: Network) -> Choice:
+        auto, trusted = scheme.codec == AUTO, settings.network is not None
+        return Choice(settings.trace or trace, settings.planner, routes, auto, trusted)
+
+    gauge = HostGauge(ranks, engine, lambda: transport)
+    survey = Survey(gauge, settings.measurements, get_ready, Voice(ranks.rank == 0))
+    network, known = survey.find(Question(routes, settings.network, settings.measure_seconds, choice))
+    return from_rank_0(lambda: choose(choice(network), network, known, nodes), ranks)

@@ -7,22 +7,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.exchange.compression import Compression
+    from penstock.planning.planning import Planning
     from penstock.torch.ddp import DistributedDataParallel
     from penstock.torch.hook import comm_hook
     from penstock.torch.overlap import BulkSynchronous
     from penstock.torch.profile import Profiler, profile_backward
 
-__all__ = ["BulkSynchronous", "DistributedDataParallel", "Profiler", "comm_hook", "profile_backward"]
+__all__ = [
+    "BulkSynchronous",
+    "Compression",
+    "DistributedDataParallel",
+    "Planning",
+    "Profiler",
+    "comm_hook",
+    "profile_backward",
+]
 _HOME = {
-    "BulkSynchronous": "overlap",
-    "DistributedDataParallel": "ddp",
-    "Profiler": "profile",
-    "comm_hook": "hook",
-    "profile_backward": "profile",
+    "BulkSynchronous": "torch.overlap",
+    "Compression": "exchange.compression",
+    "DistributedDataParallel": "torch.ddp",
+    "Planning": "planning.planning",
+    "Profiler": "torch.profile",
+    "comm_hook": "torch.hook",
+    "profile_backward": "torch.profile",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"penstock.{_HOME[name]}"), name)

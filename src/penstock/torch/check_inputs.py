@@ -1,4 +1,4 @@
-"""Do all ranks ask for the same, of the same model, and does what a user gives in place of planning belong to it?
+"""Validates the user's options, plan, trace and network against the model and the other ranks.
 
 Ranks that ask for different things wait for one another, or train apart without a word: one that looks for unused
 parameters sends a message more, one with another text of a codec decodes to other values. So everything that changes
@@ -25,11 +25,11 @@ import penstock
 from penstock.codecs.spec import parse_spec
 from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import PenstockError, PlanError
-from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Compression, check_known, texts_of
+from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Scheme, check_known, texts_of
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.decide import check_strategy
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks
 from penstock.trace import Trace
 
 _OWN = (
@@ -40,6 +40,7 @@ _OWN = (
     "process_group",
     "device_mesh",
 )  # which each rank has its own of
+_WHAT = "comparing what ranks are given"
 _MODEL, _TOKEN = "the model (fingerprint)", "a name for this call"  # what is not compared as options are
 
 
@@ -51,12 +52,13 @@ def compare_ranks(options: Mapping[str, str], module: torch.nn.Module | None, gr
     """
     tensors = [] if module is None else tensors_of(module)
     mine = {**options, "penstock": penstock.__version__, _MODEL: _digest(tensors), _TOKEN: uuid4().hex}
-    held = _gathered(mine, group)
+    ranks = GroupRanks(group)
+    held = ranks.gather(mine, _WHAT)
     differs = difference([{name: each[name] for name in each if name not in (_MODEL, _TOKEN)} for each in held])
     if differs:
         raise PlanError(f"{differs}; give all ranks the same")
     if len({each[_MODEL] for each in held}) > 1:
-        models: list[list[str]] = _gathered(tensors, group)
+        models: list[list[str]] = ranks.gather(tensors, _WHAT)
         raise PlanError(f"{_model_difference(models)}; give all ranks the same model")
     return str(held[0][_TOKEN])
 
@@ -99,13 +101,6 @@ def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _gathered(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    held: list[Any] = [None] * dist.get_world_size(group)
-    with together("comparing what ranks are given", group):
-        dist.all_gather_object(held, mine, group=group)
-    return held
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """What there is already; None: to be found out."""
@@ -115,7 +110,7 @@ class Given:
     network: Network | None
 
     def agree(
-        self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, group: dist.ProcessGroup
+        self, gradients: Mapping[str, int], may_lack: bool, compression: Scheme, group: dist.ProcessGroup
     ) -> None:
         """Raise on every rank unless all are given the same, and everything fits the model and the ranks.
 
@@ -125,13 +120,12 @@ class Given:
         codecs = (
             {bucket.codec for bucket in self.plan.buckets if bucket.codec} if self.plan and not complaint else set()
         )
-        held: list[tuple[str, str, Mapping[str, str]]] = _gathered(
-            (complaint, self._kinds, texts_of(sorted(codecs))), group
-        )
+        mine = complaint, self._kinds, texts_of(sorted(codecs))
+        held: list[tuple[str, str, Mapping[str, str]]] = GroupRanks(group).gather(mine, _WHAT)
         for rank, (complaint, _, _) in enumerate(held):
             if complaint:
-                everybody = all(other == complaint for other, _, _ in held)
-                raise PlanError(complaint if everybody else f"on rank {rank}, {complaint}")
+                is_alike = all(other == complaint for other, _, _ in held)
+                raise PlanError(complaint if is_alike else f"on rank {rank}, {complaint}")
         if len({each for _, each, _ in held}) > 1:
             kinds = ", ".join(f"rank {rank} {each}" for rank, (_, each, _) in enumerate(held))
             raise PlanError(f"ranks are given different things ({kinds}); give all ranks the same")
@@ -146,7 +140,7 @@ class Given:
         kinds += ["a network"] if self.network else []
         return " and ".join(kinds) or "nothing"
 
-    def _complaint(self, gradients: Mapping[str, int], may_lack: bool, compression: Compression, workers: int) -> str:
+    def _complaint(self, gradients: Mapping[str, int], may_lack: bool, compression: Scheme, workers: int) -> str:
         try:
             if self.plan is not None:
                 check_plan(self.plan, gradients, may_lack, workers)
@@ -201,14 +195,14 @@ def check_route(route: Route) -> None:
     """Refuse an unknown strategy or codec, and a pair of them that does not go together."""
     check_strategy(route.strategy)
     if route.codec is None:
-        return Compression().check_strategy(route.strategy)
+        return Scheme().check_strategy(route.strategy)
     check_known(route.codec)
     wire_codec(route.codec)
     is_sparse = parse_spec(route.codec)[0] in SPARSE_CODECS
-    return Compression(route.codec, SPARSE_STRATEGIES if is_sparse else ANY).check_strategy(route.strategy)
+    return Scheme(route.codec, SPARSE_STRATEGIES if is_sparse else ANY).check_strategy(route.strategy)
 
 
-def check_codecs(plan: Plan, compression: Compression) -> None:
+def check_codecs(plan: Plan, compression: Scheme) -> None:
     """Refuse a codec that the plan does not use: buckets travel as the plan says."""
     held = list(dict.fromkeys(bucket.codec for bucket in plan.buckets if bucket.codec))
     asked = compression.codec

@@ -1,7 +1,7 @@
 """Clocks that can be read inside a backward pass without disturbing it, and the names of what they time.
 
 The host's clock is right where a hook runs after the work is done, as on a CPU. On a GPU work is only queued when a
-hook runs, so a mark is an event on the stream, and nobody waits for it until its time is asked for.
+hook runs, so a mark is an event on the stream, and nothing waits for it until its time is asked for.
 """
 
 import math

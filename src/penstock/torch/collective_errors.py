@@ -1,11 +1,12 @@
-"""What torch does with all ranks at our request: where a rank is gone, raise what our own collectives raise.
+"""Turns a failed torch collective into a `TransportError` that names the rank which is gone.
 
-gloo's own error has an address and no rank. Whoever gets one leaves a note and reads the others', as after a message
-of ours (`runtime/failure_diagnosis.py`).
+gloo's own error has an address and no rank. A rank that gets one leaves a note and reads the others', as after a
+message of ours (`runtime/failure_diagnosis.py`).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 
@@ -16,6 +17,28 @@ from penstock.runtime.transport.c10d import C10dTransport, named
 
 _GLOO = "gloo/transport"  # in what gloo says of connections
 _WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may be a step apart
+
+
+class GroupRanks:
+    """The ranks of a process group, as planning talks to them (`planning/agree.py`)."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Return every rank's value, by rank."""
+        held: list[Any] = [None] * self.world_size
+        with together(what, self._group):
+            dist.all_gather_object(held, value, group=self._group)
+        return held
+
+    def from_first(self, value: Any, what: str) -> Any:
+        """Return rank 0's value."""
+        box = [value]
+        with together(what, self._group):
+            dist.broadcast_object_list(box, group=self._group, group_src=0)
+        return box[0]
 
 
 @contextmanager

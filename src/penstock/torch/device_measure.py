@@ -1,4 +1,7 @@
-"""Measures an engine that moves GPU memory by itself (NCCL): the same lines as `runtime.measure`, on the device.
+"""Measures the network of a process group as training uses it: in host memory, or on the GPU that gradients lie on.
+
+An engine that moves GPU memory by itself (NCCL) is measured on the device; routes of ours from a GPU and back, codec
+and all; an engine of host memory as everywhere (`planning/measure.py`).
 
 Nothing here waits inside what is timed: a round is queued so many times, then the device is waited for once. All ranks
 agree on every time (the slowest rank's counts).
@@ -17,13 +20,18 @@ from penstock.codecs.wire import wire_codec
 from penstock.cost.fit import fit_measured
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
+from penstock.planning.measure import HostGauge, with_line
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.device.messages import device_messages
 from penstock.runtime.executor import TIMEOUT_SECONDS
-from penstock.runtime.measure_network import CHECKS, OFF
+from penstock.runtime.measure_network import CHECKS, NATIVE, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
+from penstock.runtime.transport.c10d import C10dTransport
+from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.engines import MPI, own_transport, release
 
+HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 _LEAST, _MOST = 3, 50  # timed rounds per size
 _TENSORS, _TENSOR_NUMEL = 32, 4096  # of the bucket that shows what one more tensor costs
 _SHARE = 0.06  # of the budget, for one size
@@ -32,6 +40,60 @@ _CHECKED = 1 << 24  # bytes of the messages that check a measurement
 _LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
 
 Round = Callable[[torch.Tensor, torch.Tensor], None]
+
+
+def engine_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the backend that moves memory of `device` in a group, which may have one for each kind of device."""
+    backends = dict(item.split(":", 1) for item in dist.get_backend_config(group).split(","))
+    return backends.get(device.type, dist.get_backend(group))
+
+
+class GroupGauge(HostGauge):
+    """Measures a process group's network."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, engine: str | None = None, most_nbytes: int = 0
+    ) -> None:
+        """`engine` carries gradients, None: the group; dense messages of more than `most_nbytes` are left out."""
+        name = engine or engine_of(group, device)
+        super().__init__(GroupRanks(group), name, self._connected, most_nbytes)
+        self._group, self._place, self._by_group = group, device, engine is None
+        self._shares = self._by_group and engine_of(group, torch.device("cpu")) in HOST_ENGINES
+        self._on_device, self.device = name not in HOST_ENGINES, device.type
+
+    def links(self, seconds: float) -> Network:
+        """Return a network without lines: alpha, beta and gamma."""
+        return measure_device_links(self._group, self._place, seconds) if self._on_device else super().links(seconds)
+
+    def holds(self, network: Network) -> bool:
+        """Say whether the links are still what a network says that was measured before."""
+        return device_link_holds(self._group, self._place, network) if self._on_device else super().holds(network)
+
+    def with_line(self, network: Network, route: Route, seconds: float) -> Network:
+        """Return the network with the line of a route, and with the curves of its codec where they are of use.
+
+        One worker sends nothing; what its codec costs is measured on a GPU, where that runs beside the model.
+        """
+        if self.device != "cuda" or (self.ranks.world_size == 1 and route.codec is None):
+            return super().with_line(network, route, seconds)
+        if route != Route(NATIVE):
+            line = measure_route(self._group, self.transport, self._place, route, seconds)
+        elif self._by_group:
+            line = measure_all_reduce(self._group, self._place, seconds)
+        else:
+            return super().with_line(network, route, seconds)
+        return with_line(network, route, line)
+
+    def close(self) -> None:
+        """Give back what carried the messages; every rank must call this at the same time."""
+        if self._transport is not None:
+            release(self._transport)
+        super().close()
+
+    def _connected(self) -> Transport:
+        return (
+            C10dTransport(self._group) if self._shares else own_transport(None if self._by_group else MPI, self._group)
+        )
 
 
 def measure_device_links(group: dist.ProcessGroup, device: torch.device, seconds: float = 2.0) -> Network:

@@ -9,21 +9,17 @@ MPI must allow calls from any thread, one at a time (MPI_THREAD_SERIALIZED), and
 script calls MPI itself. mpi4py asks for the latter (MPI_THREAD_MULTIPLE), and Open MPI grants it.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
 from penstock.errors import MismatchError, PlanError
-from penstock.plan import Route
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks
 
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
 HALF = (torch.float16, torch.bfloat16)  # MPI has no sums of these
-OURS = "ring"  # all-reduce of what MPI's own cannot sum
 
 
 def check_engine(engine: str | None) -> None:
@@ -59,9 +55,7 @@ def release(transport: Transport) -> None:
 
 def mpi_transport(group: dist.ProcessGroup) -> Transport:
     """Return MPI with the ranks of a process group; raise the same on every rank where the two do not agree."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    with together("comparing ranks of MPI", group):
-        dist.all_gather_object(found, _place(), group=group)
+    found = GroupRanks(group).gather(_place(), "comparing ranks of MPI")
     if complaint := next(filter(None, (_complaint(rank, len(found), one) for rank, one in enumerate(found))), None):
         raise MismatchError(complaint)
     from penstock.runtime.transport.mpi import MpiTransport
@@ -69,15 +63,10 @@ def mpi_transport(group: dist.ProcessGroup) -> Transport:
     return MpiTransport(rest_seconds=REST_SECONDS)
 
 
-def route_over(engine: str | None, route: Route, dtype: torch.dtype) -> Route:
-    """Return the route of a bucket of `dtype`: ours where MPI's own all-reduce knows no such numbers."""
-    return Route(OURS) if engine == MPI and route == Route("native") and dtype in HALF else route
-
-
 def _place() -> tuple[int, int, bool] | str:
     """Return this process's rank in MPI, how many there are, and whether any thread may call it; or why there is none.
 
-    What goes wrong is said to everybody: a rank that raised alone would leave the others waiting.
+    What goes wrong is said to all ranks: a rank that raised alone would leave the others waiting.
     """
     try:
         from penstock.runtime.transport.mpi import place_in_world

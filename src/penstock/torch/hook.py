@@ -1,36 +1,247 @@
-"""A communication hook for torch's own wrapper: a sender of buckets that needs no plan."""
+"""The communication hook: hands torch's buckets to an exchange, and its averages back to torch.
+
+torch calls a hook from its backward thread, bucket after bucket, in the same order on every rank. Each bucket is
+started on the exchange, whose communication thread averages it over a process group of its own, so that its messages
+never meet the user's. The future that torch waits for is completed by that thread.
+
+Over NCCL, buckets that need no wait of the host are queued where the hook is called, each on a stream beside the
+backward pass: these and no others use our group of NCCL, so that all ranks issue its messages in one order.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from penstock.errors import PlanError
-from penstock.exchange.compression import AUTO, Warmup, make_compression
-from penstock.exchange.momentum import Momentum
-from penstock.exchange.parameter_state import Memory, Scaler
+from penstock.codecs.graphs import urgent_stream
+from penstock.errors import CodecError, PlanError
+from penstock.exchange.compression import AUTO, NATIVE, Compression, from_options
+from penstock.exchange.exchange import Exchange, ResolvedBucket
+from penstock.exchange.parameter_state import Scaler
+from penstock.exchange.state import State
+from penstock.exchange.traffic import Traffic, Used
 from penstock.log import Voice
-from penstock.plan import Route
+from penstock.plan import Plan, Route
 from penstock.planning.decide import check_strategy
+from penstock.runtime.communicator import Communicator
+from penstock.runtime.device.messages import device_messages
+from penstock.runtime.recorder import Recorder
 from penstock.runtime.rehearse import Compiling
+from penstock.runtime.transport import ring_nbytes
 from penstock.torch.check_inputs import compare_ranks
-from penstock.torch.checkpoint import Loads
-from penstock.torch.engines import check_engine
-from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender, Hook
+from penstock.torch.checkpoint import Loads, TorchMemory
+from penstock.torch.collective_errors import who_is_gone
+from penstock.torch.engines import HALF, MPI, check_engine, own_transport, release
+from penstock.torch.watch import at_end_of_backward
+
+Future = torch.futures.Future[torch.Tensor]
+Hook = Callable[..., Future]
+TIMEOUT_SECONDS = 300.0  # of one message
+
+
+class BucketSender:
+    """The communication hook of one wrapper: an exchange for the buckets that torch makes.
+
+    torch may make other buckets than planned: in the first iteration after a plan, or where gradients become ready in
+    another order. The exchange sends every tensor by its own route all the same.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        timeout_seconds: float,
+        otherwise: Route,
+        memory: TorchMemory,
+        names: dict[int, str],  # of parameters, by id
+        leaves_out: bool = False,  # parameters may have no gradient in some iterations
+        engine: str | None = None,  # what carries everything, where not the process group (`engines.py`)
+    ) -> None:
+        self._group, self._names, self._memory, self._engine = group, names, memory, engine
+        self._knows_names = bool(names)  # otherwise they are given as parameters come
+        self._momentum = memory.compression.momentum
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._transport = own_transport(engine, group)
+        self._timeout_seconds = timeout_seconds
+        communicator = Communicator(self._transport, timeout_seconds=timeout_seconds)
+        without_native = [str(each).removeprefix("torch.") for each in HALF] if engine == MPI else []
+        self.exchange = Exchange(
+            communicator, route=otherwise, memory=memory, leaves_out=leaves_out, without_native=without_native
+        )
+        self._buckets: dict[Any, tuple[ResolvedBucket, bool]] = {}  # by torch's; the engine alone averages it
+        self._version = 0  # of the exchange's routes, with which they were made
+        self._planned: set[frozenset[str]] = set()  # the plan's buckets
+        self._followed = 0  # iterations since the routes changed: torch's first ones may be in another order
+        self._task = -1  # of autograd, in which this iteration began
+        self._come = 0  # parameters of this iteration whose buckets have come
+        self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}  # by lane; 0 is the thread's
+        self._raises_at_end = False  # of this backward pass, what is kept: futures then need not raise
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make a group of NCCL of our own where something is compressed; every rank must call this at the same time."""
+        communicator = self.exchange.communicator
+        if self._memory.compresses and self._engine is None and communicator.messages is None:
+            communicator.messages = device_messages(self._group, self._timeout_seconds)
+
+    def record(self, on: bool) -> None:
+        """Note when each instruction starts and ends from now on, or stop doing so."""
+        self.exchange.communicator.recorder = Recorder() if on else None
+
+    def follow(self, plan: Plan) -> None:
+        """Use the plan's routes from now on."""
+        self.exchange.follow(plan)
+        self._connect()
+        self._planned = {frozenset(bucket.tensors) for bucket in plan.buckets}
+        self._followed = 0
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
+        """Average one bucket over all ranks."""
+        task, parameters = torch._C._current_graph_task_id(), bucket.parameters()  # -1 outside of a backward pass
+        if bucket.index() == 0 and (task != self._task or task < 0):  # a static graph's first buckets all say 0
+            self._task, self._come = task, 0
+            self._begin()
+        self._come += len(parameters)
+        is_last = bucket.is_last() or (self._knows_names and self._come == len(self._names))  # nor do they say "last"
+        buffer, exchange = bucket.buffer(), self.exchange
+        resolved, by_engine = self._buckets.get(key := (buffer.dtype, *map(id, parameters))) or self._resolve(
+            key, bucket
+        )
+        if buffer.is_sparse:
+            future = self._average_sparse(buffer, resolved.parcels[0].name)
+        elif by_engine:
+            exchange.note_native(resolved, buffer.nbytes)
+            future = self._all_reduced(buffer)
+        else:
+            future, around = (torch.futures.Future(), None) if not buffer.is_cuda else self._on_gpu(buffer)
+            failed = partial(self._failed, future, buffer)
+            exchange.start(resolved, buffer, partial(future.set_result, buffer), failed, around)
+        if is_last:
+            exchange.finish()
+        return future
+
+    def _begin(self) -> None:
+        """Begin an iteration, with its first bucket."""
+        self._raises_at_end = at_end_of_backward(self._raise_failure)
+        self.exchange.begin()
+        if self._version != self.exchange.version:
+            self._version, self._followed = self.exchange.version, 0
+        self._followed += 1
+        if self._followed <= 2:  # torch rebuilds its buckets after the first iteration
+            self._buckets.clear()
+
+    def _resolve(self, key: Any, bucket: dist.GradBucket) -> tuple[ResolvedBucket, bool]:  # type: ignore[name-defined]
+        """Return what the exchange makes of one of torch's buckets, and whether the engine alone can average it."""
+        parameters, dtype = bucket.parameters(), str(bucket.buffer().dtype).removeprefix("torch.")
+        names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
+        if not self._knows_names:
+            self._memory.know_parameters(dict(zip(names, parameters, strict=True)))
+        if not bucket.buffer().is_sparse:
+            self._compare_with_plan(names)
+        sizes = [each.numel() * (1 + each.is_complex()) for each in parameters]  # torch shows complex numbers as pairs
+        found = self.exchange.bucket(names, sizes, dtype)
+        self._buckets[key] = found, found.is_native and self._engine is None and self.exchange.only_averages
+        return self._buckets[key]
+
+    def _compare_with_plan(self, names: tuple[str, ...]) -> None:
+        """Say once which buckets are not the plan's, from the second iteration on: then torch has rebuilt them."""
+        if self._planned and self._followed > 1 and (key := frozenset(names)) not in self._planned:
+            self._planned.add(key)
+            if self.rank == 0:
+                warnings.warn(
+                    f"torch made a bucket of {len(names)} tensors, {names[0]!r} to {names[-1]!r}, that is not in the "
+                    "plan: gradients become ready in another order than planned. Each tensor travels by its planned "
+                    "route; for planned messages, plan with a trace of this very training",
+                    stacklevel=2,
+                )
+
+    def _failed(self, future: Future, buffer: torch.Tensor, error: Exception) -> None:
+        """Complete the future that torch waits for; what went wrong is raised when the backward pass ends, or by it."""
+        if self._raises_at_end:
+            future.set_result(buffer)
+        else:
+            future.set_exception(error)  # type: ignore[arg-type]  # torch's stub has the result's type here
+
+    def _average_sparse(self, values: torch.Tensor, name: str) -> Future:
+        """Average sparse gradients as torch does: the engine gathers what each rank has; no codec applies to them."""
+        if self._momentum.is_used:
+            raise CodecError(
+                f"the gradient of {name!r} is sparse, and momentum= or clip= of the exchange want dense ones; "
+                "leave both to the optimizer, or make the embedding with sparse=False"
+            )
+        indices, kept = values._indices(), values._values()
+        sent = (self.world_size - 1) * (indices.nbytes + kept.nbytes)  # to every other rank
+        dense = ring_nbytes(values.numel() * values.element_size(), self.world_size)
+        self.exchange.note_traffic(Used(name, Route(NATIVE), dense, sent), dense)
+        return self._all_reduced(values)
+
+    def _all_reduced(self, values: torch.Tensor) -> Future:
+        """Have the engine sum `values` over all ranks while this thread goes on."""
+        values.div_(self.world_size)
+        work = dist.all_reduce(values, group=self._group, async_op=True)
+        averaged: Future = work.get_future().then(lambda done: self._averaged(done, values))
+        return averaged
+
+    def _averaged(self, done: Future, values: torch.Tensor) -> torch.Tensor:
+        """Return what the engine made of a bucket; what went wrong is kept for the end of the backward pass."""
+        try:
+            total = done.value()[0]
+            if values.is_sparse and self._memory.skips and not torch.isfinite(total._values()).all():
+                self.exchange.note_nonfinite()
+            return total
+        except RuntimeError as error:
+            if not self._raises_at_end:
+                raise
+            self.exchange.failure = self.exchange.failure or error
+            return values
+
+    def _raise_failure(self) -> None:
+        if (failure := self.exchange.failure) is not None:
+            self.exchange.failure = who_is_gone(failure, "averaging a bucket", self._group)
+            raise self.exchange.failure
+
+    def _on_gpu(self, buffer: torch.Tensor) -> tuple[Future, Callable[[int], AbstractContextManager[None]]]:
+        """Return a future that makes torch's stream wait for ours, and what puts work on ours behind the gradients."""
+        ready: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(buffer.device))
+        return torch.futures.Future(devices=[buffer.device]), partial(self._beside, buffer.device, ready)
+
+    @contextmanager
+    def _beside(self, device: torch.device, ready: torch.cuda.Event, lane: int) -> Iterator[None]:
+        """Work on our own stream of a GPU, behind the event that fills the bucket; the host waits for neither."""
+        if (device, lane) not in self._streams:
+            self._streams[device, lane] = urgent_stream(device)
+        self._streams[device, lane].wait_event(ready)
+        with torch.cuda.stream(self._streams[device, lane]):
+            yield
+
+    def bytes_sent(self) -> Traffic:
+        """Return what this rank has sent so far, and what the same gradients take dense."""
+        return self.exchange.traffic()
+
+    def exchange_state_dict(self) -> State:
+        """Return what this rank still owes, by parameter; call it between iterations."""
+        return self.exchange.state_dict()
+
+    def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
+        """Take over from the states of all ranks of an earlier run, whatever its number of ranks."""
+        self.exchange.load_state_dict(states)
+
+    def close(self) -> None:
+        """End the communication thread once it has sent what it was given; all ranks together."""
+        self.exchange.close()
+        if self.exchange.failure is None:
+            release(self._transport)
 
 
 def comm_hook(
     strategy: str = AUTO,
     codec: str | None = None,
     *,
-    density: float | None = None,
-    warmup: Warmup = None,
-    warmup_every: int = 1,
-    dense_below: int = 0,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    momentum_masking: bool = True,
-    clip: float | None = None,
-    clip_by: str = "model",
-    select: str = "tensor",
+    compression: Compression | None = None,
     module: torch.nn.Module | None = None,
     on_nonfinite: str = "raise",
     grad_scaler: Scaler | None = None,
@@ -38,34 +249,37 @@ def comm_hook(
     process_group: dist.ProcessGroup | None = None,
     engine: str | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    **options: Any,
 ) -> tuple["BucketSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
-    Every rank must call this at the same time, as it makes a process group. `codec` compresses every bucket, with
-    error feedback; it and what follows mean what they do in `DistributedDataParallel`, `engine` too. The first of
-    the two values has `exchange_state_dict`, `load_exchange_state_dict` and `bytes_sent`; with `module` the state names
-    parameters as it does, otherwise by the order in which torch brings them. Say `find_unused_parameters` and
-    `process_group` where the wrapper does. timeout_seconds: of one message.
+    Every rank must call this at the same time, as it makes a process group. `strategy` carries every bucket, and
+    `codec` compresses it, with error feedback; they, `compression`, the fields of that, and `engine` mean what they do
+    in `DistributedDataParallel`. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and
+    `bytes_sent`; with `module` the state names parameters as it does, otherwise by the order in which torch brings
+    them. Say `find_unused_parameters` and `process_group` where the wrapper does. timeout_seconds: of one message.
     """
-    if codec == AUTO:
+    options |= {} if codec is None else {"codec": codec}
+    scheme = from_options(Compression, compression, "compression", options).scheme()
+    if options:
+        raise TypeError(f"comm_hook() got an unexpected keyword argument {next(iter(options))!r}")
+    if scheme.codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
-    kept = Momentum(momentum, nesterov, momentum_masking, clip, clip_by)
-    compression = make_compression(codec, density, warmup, warmup_every, dense_below, kept, select)
-    compression.check_planner("torch's")
-    strategy = compression.strategies[0] if strategy == AUTO else strategy
+    scheme.check_planner("torch's")
+    strategy = scheme.strategies[0] if strategy == AUTO else strategy
     check_strategy(strategy)
     check_engine(engine)
-    compression.check_strategy(strategy)
+    scheme.check_strategy(strategy)
     group = process_group or dist.group.WORLD
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
-    memory = Memory(compression, on_nonfinite, grad_scaler)
+    memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
     asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
     token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
     memory.loads = Loads(group, token, by_exchange=True)
-    memory.know({} if module is None else dict(module.named_parameters()))
-    route = Route(strategy, compression.codec)
+    memory.know_parameters({} if module is None else dict(module.named_parameters()))
+    route = Route(strategy, scheme.codec)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
     _get_ready(route, module, group)
     return sender, sender.hook

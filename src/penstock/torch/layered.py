@@ -1,6 +1,6 @@
 """Algorithm 1 of Wang et al., and its modern form: communicate while computing, layer by layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from penstock.errors import PlanError
-from penstock.torch.deferred_step import Settings, settings_of, step_with
 from penstock.torch.layers import Layer, layers_of
-from penstock.torch.module_calls import Calls
 from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
 
+Settings = list[dict[str, Any]]  # of each of an optimizer's groups of parameters: learning rate, momentum, ...
+Needs = dict[torch.nn.Module, tuple[Layer, ...]]
 BLOCK_NUMEL = 512 * 1024  # 2 MiB of float32: 61 MB took 4 ranks 0.47 s of processor time, in quarters 0.66
 
 
@@ -164,3 +164,73 @@ class Split(Layered):
             layer.lend_gradients()
             step_with(self.optimizers[layer], self.settings[layer])
             forget_gradients(layer)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
+    """Return an optimizer's settings as they are now, for a step that is taken later.
+
+    A scheduler changes learning rates after `step()`, which in plain training has been taken by then.
+    """
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+
+
+def step_with(optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+    """Take a step with settings of before; those that were changed since hold again afterwards."""
+    groups = optimizer.param_groups
+    changed = [
+        {name: group[name] for name, value in before.items() if group[name] is not value}
+        for group, before in zip(groups, settings, strict=True)
+    ]
+    for group, before in zip(groups, settings, strict=True):
+        group.update(before)
+    optimizer.step()
+    for group, since in zip(groups, changed, strict=True):
+        group.update(since)
+
+
+class Calls:
+    """Which layers each module's forward pass needs: its own, and those of modules below it that are never called.
+
+    Weights are not always read by the module that owns them: attention reads its output projection's, a model those of
+    a `ParameterList`. Such a module is never called, and the nearest one above it that is called needs its layers. The
+    first pass shows which are called, before any weights are on their way; one that is left out of a later pass counts
+    as never called from then on.
+    """
+
+    def __init__(self, module: torch.nn.Module, owners: Mapping[torch.nn.Parameter, Layer]) -> None:
+        """`owners` has the layer of every trained parameter."""
+        self._names = dict(module.named_modules(remove_duplicate=False))
+        self._own = {each: _layers(each, owners) for each in self._names.values()}
+        self._since: set[torch.nn.Module] = set()  # called since the last step
+        self._always: set[torch.nn.Module] | None = None  # called before every step so far
+        self._needs: Needs = self._own
+        self.unannounced: tuple[Layer, ...] = ()  # of modules with none above them that is called
+
+    def before(self, module: torch.nn.Module) -> tuple[Layer, ...]:
+        """Note that a module is called; return the layers that must be here for it."""
+        self._since.add(module)
+        return self._needs[module]
+
+    def step(self) -> None:
+        """Note that a step is taken: a module that was not called since the last counts as never called."""
+        always = self._since if self._always is None else self._always & self._since
+        if always != self._always:
+            self._always, (self._needs, self.unannounced) = always, self._stood_in_for(always)
+        self._since = set()
+
+    def _stood_in_for(self, always: set[torch.nn.Module]) -> tuple[Needs, tuple[Layer, ...]]:
+        needs, unannounced = {each: list(own) for each, own in self._own.items()}, list[Layer]()
+        for name, part in self._names.items():
+            if part not in always and self._own[part]:
+                above = next((each for each in self._above(name) if each in always), None)
+                (unannounced if above is None else needs[above]).extend(self._own[part])
+        return {each: tuple(dict.fromkeys(layers)) for each, layers in needs.items()}, tuple(unannounced)
+
+    def _above(self, name: str) -> list[torch.nn.Module]:
+        """Return the modules that contain one, the nearest first."""
+        parts = name.split(".")
+        return [self._names[".".join(parts[:count])] for count in reversed(range(len(parts)))] if name else []
+
+
+def _layers(module: torch.nn.Module, owners: Mapping[torch.nn.Parameter, Layer]) -> tuple[Layer, ...]:
+    return tuple(dict.fromkeys(owners[each] for each in module.parameters(recurse=False) if each.requires_grad))

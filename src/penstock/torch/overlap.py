@@ -8,8 +8,8 @@
 
 | algorithm | | what travels | when |
 | --- | --- | --- | --- |
-| `reduce_broadcast` | Alg. 2 | gradients to rank 0, which updates; weights to everybody | after the backward pass |
-| `all_reduce` | Alg. 3 | gradients to everybody, everybody updates; weights from rank 0 every 5 steps | after it |
+| `reduce_broadcast` | Alg. 2 | gradients to rank 0, which updates; weights to all ranks | after the backward pass |
+| `all_reduce` | Alg. 3 | gradients to all ranks, which all update; weights from rank 0 every 5 steps | after it |
 | `layers` | Alg. 1 | as Alg. 2, layer by layer | gradients during backward, weights during the next forward pass |
 | `split` | ours | an all-reduce per layer, in two halves | one during backward, one during the next forward pass |
 
@@ -30,8 +30,8 @@ from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import names
 from penstock.torch.engines import own_group
+from penstock.torch.hook import TIMEOUT_SECONDS
 from penstock.torch.layered import Layers, Split
-from penstock.torch.sender import TIMEOUT_SECONDS
 from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast, Sender
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

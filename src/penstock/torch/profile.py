@@ -1,12 +1,13 @@
 """The backward time of each tensor, and the forward time, from real training iterations.
 
 MG-WFBP (section 5.1) waits for the GPU after every gradient, which slows the pass it measures; here a hook only marks
-the moment and the marks are read afterwards. Whoever runs the iterations drives the profiler: by calling the model.
-A forward pass of the model starts an iteration, the gradient of its output ends the forward time (so the loss counts
-as forward; nothing can be sent before either way), and the hook of each parameter marks its gradient as ready.
+the moment and the marks are read afterwards. The code that runs the iterations drives the profiler, by calling the
+model. A forward pass of the model starts an iteration, the gradient of its output ends the forward time (so the loss
+counts as forward; nothing can be sent before either way), and the hook of each parameter marks its gradient as ready.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from penstock.errors import ProfileError
 from penstock.torch.clocks import Clock, HostClock, clock_for, device_name, one_device
 from penstock.torch.profile_summary import Pass, Profile, Times, summarise
-from penstock.torch.sizes import gradient_sizes
+from penstock.trace import ITEMSIZE, Trace
 from penstock.trace import Tensor as TracedTensor
-from penstock.trace import Trace
 
 __all__ = ["Profile", "Profiler", "profile_backward"]
 
@@ -264,3 +264,17 @@ def _warn(times: Times, iterations: int) -> None:
 def _list(names: tuple[str, ...], limit: int = 8) -> str:
     rest = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def gradient_sizes(parameters: Mapping[str, Tensor]) -> tuple[str, dict[str, int]]:
+    """Return the type of the gradients and how many elements each has.
+
+    The type is the one that most bytes have. Tensors of another type are counted in elements of that type, rounded
+    up, so that their bytes, which is what is sent, are right.
+    """
+    nbytes = {name: each.numel() * each.element_size() for name, each in parameters.items()}
+    by_type: Counter[str] = Counter()
+    for name, each in parameters.items():
+        by_type[str(each.dtype).removeprefix("torch.")] += nbytes[name]
+    dtype = next((found for found, _ in by_type.most_common() if found in ITEMSIZE), "float32")
+    return dtype, {name: -(-amount // ITEMSIZE[dtype]) for name, amount in nbytes.items()}

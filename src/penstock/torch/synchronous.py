@@ -62,7 +62,7 @@ class Algorithm:
         self.sends = True  # False in no_sync: gradients only add up
 
     def begin(self) -> None:
-        """Give everybody rank 0's weights and buffers."""
+        """Give all ranks rank 0's weights and buffers."""
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             self.sender.start("broadcast", tensor.detach(), root=ROOT).result()
 
@@ -83,7 +83,7 @@ class Algorithm:
         self.sender.close()
 
     def _broadcast(self, layer: Layer) -> None:
-        """Send rank 0's packed weights to everybody, now."""
+        """Send rank 0's packed weights to all ranks, now."""
         self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast")).result()
         layer.unpack_weights()
 
@@ -122,7 +122,7 @@ class ReduceBroadcast(Whole):
 
 
 class AllReduce(Whole):
-    """Algorithm 3: everybody gets the sum and updates; now and then rank 0's weights settle rounding differences.
+    """Algorithm 3: all ranks get the sum and update; now and then rank 0's weights settle rounding differences.
 
     Our all-reduce gives every rank the same bits, so the weights do not drift apart; the broadcast is the paper's.
     """

@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import TrainError
 from penstock.fields import Fields, read_json
@@ -13,6 +13,9 @@ from penstock.plan import Plan, plan_document, plan_from_fields
 from penstock.planners import find_planner
 from penstock.strategies import names, parse_strategy
 from penstock.trace import Trace, trace_document, trace_from_fields
+
+if TYPE_CHECKING:
+    from penstock.exchange.compression import Compression
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
@@ -71,6 +74,14 @@ class Job:
             return [float(part) for part in self.warmup.split(",")] if "." in self.warmup else self.warmup or None
         except ValueError:
             raise TrainError(f"--warmup: found {self.warmup!r}; wanted paper, dgc or densities: 0.25,0.05") from None
+
+    @property
+    def compression(self) -> "Compression":
+        """What the wrapper is asked to compress by."""
+        from penstock.exchange.compression import Compression  # with all codecs, which `penstock --help` does not need
+
+        warmup = self.warmup_spec, self.warmup_every or 1
+        return Compression(self.codec or None, self.density or None, *warmup, self.dense_below)
 
     @property
     def method(self) -> str:

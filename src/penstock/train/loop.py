@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from penstock.cluster.processes import sent_nbytes
 from penstock.errors import MismatchError
-from penstock.planning.measured import communication_seconds
+from penstock.planning.observed import communication_seconds
 from penstock.run_record import Evaluation, Step
 from penstock.torch.collective_errors import together
 from penstock.train.events import Event, Tell, Wish

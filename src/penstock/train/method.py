@@ -9,13 +9,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from penstock.exchange.traffic import Traffic, ring_nbytes
+from penstock.exchange.traffic import Traffic
 from penstock.network import Network
 from penstock.plan import Plan
-from penstock.planning.measured import measured_timeline
+from penstock.planning.observed import measured_timeline
 from penstock.run_record import RouteUse
+from penstock.runtime.transport import ring_nbytes
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
+from penstock.torch import Planning
 from penstock.torch.collective_errors import together
 from penstock.trace import Trace
 from penstock.train.job import MPI, Job, Saved
@@ -100,17 +102,11 @@ class Wrapped:
 def _planned(module: nn.Module, job: Job, plan: Plan | None, options: dict[str, Any]) -> PlannedDDP:
     return PlannedDDP(
         module,
-        planner=job.planner,
-        strategy=job.strategy,
-        codec=job.codec or None,
-        density=job.density or None,
-        warmup=job.warmup_spec,
-        warmup_every=job.warmup_every or 1,
-        dense_below=job.dense_below,
-        plan=plan,
-        network=job.network or None,
+        compression=job.compression,
+        planning=Planning(
+            job.planner, job.strategy, network=job.network or None, plan=plan, profile_iterations=PROFILED
+        ),
         engine=job.engine if job.engine == MPI else None,
-        profile_iterations=PROFILED,
         **options,
     )
 

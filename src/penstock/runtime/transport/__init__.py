@@ -20,6 +20,11 @@ LAST_TAG = 32766
 NOTE_TAG = 32767  # of notes that are read when messages no longer arrive; every MPI allows at least this
 
 
+def ring_nbytes(nbytes: int, world_size: int) -> int:
+    """Return what each rank sends in a ring all-reduce: 2 (P - 1) / P of the tensor, the least any can do."""
+    return 2 * (world_size - 1) * nbytes // world_size
+
+
 class DeathError(ConnectionError):
     """Ranks that are known to have ended, in the order in which this rank learnt of it.
 
@@ -56,6 +61,10 @@ class Transport(Protocol):
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
+
+    @property
+    def sent_nbytes(self) -> int:
+        """The bytes that this rank has sent so far; of the engine's own collectives, what a ring would send."""
 
     def isend(self, view: Bytes, peer: int, tag: int) -> Work:
         """Start sending `view` to `peer`."""

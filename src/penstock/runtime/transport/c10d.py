@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import NOTE_TAG, Array, Bytes
+from penstock.runtime.transport import NOTE_TAG, Array, Bytes, ring_nbytes
 
 Answer = TypeVar("Answer")
 _NOTE = "penstock/note/"
@@ -37,25 +37,17 @@ class C10dTransport:
     def __init__(self, group: dist.ProcessGroup | None = None, parent: dist.ProcessGroup | None = None) -> None:
         """`parent`: of the same ranks, from which `group` was made: who fails in either finds the others' notes."""
         self._group, self._parent = group, parent
-        self._rank, self._world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.sent_nbytes = 0
         self.store = _store(group)  # where the ranks met
         self.group_name: str = _known(group).group_name
         self._notes = self.store if parent is None else _store(parent)
         if parent is not None:
-            self._notes.delete_key(f"{_NOTE}{self._rank}")  # of an earlier failure
-
-    @property
-    def rank(self) -> int:
-        """Which rank of the group this is."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks the group has."""
-        return self._world_size
+            self._notes.delete_key(f"{_NOTE}{self.rank}")  # of an earlier failure
 
     def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start sending."""
+        self.sent_nbytes += view.nbytes
         return _Work(dist.isend, torch.from_numpy(view), group=self._group, tag=tag, group_dst=peer)
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
@@ -65,7 +57,7 @@ class C10dTransport:
     def leave_note(self, text: str) -> None:
         """Leave a line in the group's store."""
         with contextlib.suppress(ConnectionError):  # the store may have gone with the rank that kept it
-            _bounded(lambda: self._notes.set(f"{_NOTE}{self._rank}", text), _ANSWER_SECONDS)
+            _bounded(lambda: self._notes.set(f"{_NOTE}{self.rank}", text), _ANSWER_SECONDS)
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left in the group's store."""
@@ -88,7 +80,7 @@ class C10dTransport:
         if self._parent is not None:
             C10dTransport(self._parent).hang_up()
         room = np.zeros(1, np.uint8)
-        for peer in {*range(self._world_size)} - {self._rank}:
+        for peer in {*range(self.world_size)} - {self.rank}:
             try:
                 self.irecv(room, peer, NOTE_TAG).wait(_HANG_UP_SECONDS)
             except TimeoutError:
@@ -98,6 +90,7 @@ class C10dTransport:
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective."""
+        self.sent_nbytes += ring_nbytes(values.nbytes, self.world_size)
         if dtype == "int16":
             raise StrategyError("native on torch.distributed: no int16; choose another strategy, or int32")
         tensor = torch.from_numpy(values.view(np.uint8)).view(getattr(torch, dtype))

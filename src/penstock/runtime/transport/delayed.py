@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.program import Collective
-from penstock.runtime.transport import Array, Bytes, Transport, Work
-from penstock.runtime.transport.forwarded import ForwardedNotes
+from penstock.runtime.transport import Array, Bytes, Notes, Transport, Work
 
 
 @contextmanager
@@ -27,7 +26,7 @@ def delayed(inner: Transport, delay_seconds: float) -> "Iterator[DelayedTranspor
         transport.close()
 
 
-class DelayedTransport(ForwardedNotes):
+class DelayedTransport:
     """Another transport, further away."""
 
     def __init__(self, inner: Transport, delay_seconds: float) -> None:
@@ -47,6 +46,11 @@ class DelayedTransport(ForwardedNotes):
         """How many ranks there are."""
         return self._inner.world_size
 
+    @property
+    def sent_nbytes(self) -> int:
+        """The bytes that this rank has sent so far."""
+        return self._inner.sent_nbytes
+
     def isend(self, view: Bytes, peer: int, tag: int) -> "_Held":
         """Start sending once the delay is over; `view` is in use until then, and until it is sent."""
         held = _Held(time.monotonic() + self._delay_seconds, view, peer, tag)
@@ -65,6 +69,20 @@ class DelayedTransport(ForwardedNotes):
         """
         time.sleep(self._delay_seconds * math.ceil(math.log2(self.world_size)))
         self._inner.native(collective, values, dtype, root, seconds)
+
+    def leave_note(self, text: str) -> None:
+        """Leave a line for the other ranks, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.leave_note(text)
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left."""
+        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
+
+    def hang_up(self) -> None:
+        """Let the other ranks fail now, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.hang_up()
 
     def close(self) -> None:
         """Send what is still held back and end the thread."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.program import Collective, split
 from penstock.runtime.reduce import bits, merge_kernel
-from penstock.runtime.transport import Array, Bytes
+from penstock.runtime.transport import Array, Bytes, ring_nbytes
 
 
 class Fabric:
@@ -93,6 +93,7 @@ class MemoryTransport:
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric, self._rank = fabric, rank
         self._natives = 0
+        self.sent_nbytes = 0
 
     @property
     def rank(self) -> int:
@@ -106,6 +107,7 @@ class MemoryTransport:
 
     def isend(self, view: Bytes, peer: int, tag: int) -> _Work:
         """Start sending."""
+        self.sent_nbytes += view.nbytes
         work = _Work(self._fabric, view, self._rank, peer)
         self._fabric.post("send", "recv", self._rank, peer, tag, work)
         return work
@@ -134,6 +136,7 @@ class MemoryTransport:
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Give everybody a copy of everybody's values, then let each make its own result of them."""
+        self.sent_nbytes += ring_nbytes(values.nbytes, self.world_size)
         fabric, others = self._fabric, set(range(self.world_size)) - {self._rank}
         self._natives += 1
         with fabric.lock:

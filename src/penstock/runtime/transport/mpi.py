@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import NOTE_TAG, Array, Bytes, DeathError
+from penstock.runtime.transport import NOTE_TAG, Array, Bytes, DeathError, ring_nbytes
 
 SEGMENT_NBYTES = 32 * 1024  # below Open MPI's eager limit of 64 KB over TCP
 _POLLS_PER_LOOK = 256  # at the clock
@@ -54,6 +54,7 @@ class MpiTransport:
         self._near = _ranks_of_this_host(self._comm)
         self._blocking_native, self._rest_seconds = blocking_native, rest_seconds
         self._left: list[Any] = []  # notes on their way
+        self.sent_nbytes = 0
 
     @property
     def rank(self) -> int:
@@ -71,6 +72,7 @@ class MpiTransport:
         Segments are sent synchronously: each ends when its receive is posted, which bounds what piles up at a slow
         receiver. A short message does not wait for that: its acknowledgement would double the time of a small ring.
         """
+        self.sent_nbytes += view.nbytes
         if view.size <= SEGMENT_NBYTES or peer in self._near:
             return _Work(self._comm, self._comm.Isend, [view], peer, tag, self._rest_seconds)
         return _Work(self._comm, self._comm.Issend, _segments(view), peer, tag, self._rest_seconds)
@@ -82,6 +84,7 @@ class MpiTransport:
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run MPI's own collective."""
+        self.sent_nbytes += ring_nbytes(values.nbytes, self._world_size)
         if dtype in ("float16", "bfloat16"):
             raise StrategyError(f"native on MPI: no {dtype}; choose another strategy, or float32")
         if not values.size:

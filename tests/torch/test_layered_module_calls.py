@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from penstock.torch.layered import Calls
 from penstock.torch.layers import layers_of
-from penstock.torch.module_calls import Calls
 
 
 class Outer(nn.Module):

@@ -9,7 +9,7 @@ from penstock.cost.ways import Way
 from penstock.network import LinearCost
 from penstock.plan import Route, cut_into_buckets
 from penstock.planners import Planner
-from penstock.planning.slowdown import MOST, Sending, bucket_nbytes, message_slowdown
+from penstock.planning.observed import MOST, Sending, bucket_nbytes, message_slowdown
 from penstock.simulator.iteration import predict
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Tensor, Trace

@@ -2,8 +2,8 @@
 
 import doctest
 
-from penstock.planning import text_picture
-from penstock.planning.text_picture import text_picture as drawn
+from penstock.planning import explain as text_picture
+from penstock.planning.explain import text_picture as drawn
 from penstock.timeline import Span, Timeline
 
 

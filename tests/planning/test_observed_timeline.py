@@ -3,7 +3,7 @@
 import pytest
 
 import torch_measuring as training
-from penstock.planning.measured import Sent, communication_seconds, measured_timeline
+from penstock.planning.observed import Sent, communication_seconds, measured_timeline
 from penstock.timeline import COMPUTE, Span, Timeline
 from spawn import spawn
 

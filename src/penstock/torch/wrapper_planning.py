@@ -1,10 +1,11 @@
-"""Leads a wrapper from torch's own buckets to planned ones: profile, measure, plan, hold, and see what came of it.
+"""Plans a wrapper's messages while it trains: profile, measure, plan, change the buckets, and watch what comes of it.
 
-`holder.py` changes the buckets; here is when and why.
+`buckets.py` changes the buckets; here is when and why.
 """
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -14,28 +15,25 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import FitError, PlanError
-from penstock.exchange.compression import AUTO, NATIVE, Compression
-from penstock.exchange.parameter_state import Memory
+from penstock.exchange.compression import AUTO, NATIVE, Scheme
 from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.planning.candidates import Choice, at_least, candidates, first_of_each_codec
-from penstock.planning.decide import Decision, agree, decide, decide_whether, from_rank_0, in_order, only
-from penstock.planning.drift import Drift
-from penstock.planning.explain import explain, summary
-from penstock.planning.measure import Gauge, engine_of
-from penstock.planning.measured import communication_seconds, measured_timeline
-from penstock.planning.slowdown import Sending
+from penstock.planning.agree import from_rank_0, nodes_of
+from penstock.planning.candidates import Choice, candidates, choose, first_of_each_codec
+from penstock.planning.decide import Decision, in_order, only
+from penstock.planning.explain import explain, summary, text_picture
+from penstock.planning.observed import Drift, Sending, communication_seconds, measured_timeline
+from penstock.planning.planning import WARMUP, Settings
 from penstock.planning.survey import Question, Survey
-from penstock.planning.text_picture import text_picture
-from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
+from penstock.runtime.hosts import Nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.runtime.rehearse import Compiling
 from penstock.timeline import Timeline
-from penstock.torch.backward_watch import BackwardPasses
 from penstock.torch.buckets import (
     Hook,
     Order,
+    PlannedBuckets,
     TorchDDP,
     calls_no_hook,
     can_hold_plans,
@@ -45,28 +43,31 @@ from penstock.torch.buckets import (
     sending_order,
 )
 from penstock.torch.check_inputs import Given
-from penstock.torch.collective_errors import together
-from penstock.torch.holder import Holder
-from penstock.torch.nodes import nodes_of
-from penstock.torch.optimizers import OptimizerWatch
-from penstock.torch.profile import Profiler
-from penstock.torch.settings import WARMUP, Settings
-from penstock.torch.sizes import gradient_sizes
+from penstock.torch.checkpoint import TorchMemory
+from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.device_measure import GroupGauge, engine_of
+from penstock.torch.profile import Profiler, gradient_sizes
+from penstock.torch.watch import BackwardPasses, OptimizerWatch
 from penstock.trace import Trace
 
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
 KEPT_TIMES = 50  # iterations whose times `explain` reports
 
 
-class Conductor:
+class WrapperPlanning:
     """The planning side of one wrapper."""
 
     def __init__(
-        self, wrapper: TorchDDP, settings: Settings, arguments: dict[str, Any], memory: Memory, compiling: Compiling
+        self,
+        wrapper: TorchDDP,
+        settings: Settings,
+        arguments: dict[str, Any],
+        memory: TorchMemory,
+        compiling: Compiling,
     ) -> None:
         """`arguments` are those that torch's wrapper was made with, the module excepted."""
         self.settings, self.memory = settings, memory
-        self.holder = Holder(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
+        self.buckets = PlannedBuckets(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
         self._wrapper = wrapper
         self._decision: Decision | None = None
         self._nodes: Nodes = ()  # the ranks of each host, once a plan may compress between them
@@ -80,7 +81,7 @@ class Conductor:
         self._finished = False  # the iteration that was begun last had its backward pass
         self._unwatched = False  # and was not yet compared with the plan
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
-        self.obstacle = can_hold_plans(wrapper, self.holder.parameters)  # why torch's buckets are kept, or ""
+        self.obstacle = can_hold_plans(wrapper, self.buckets.parameters)  # why torch's buckets are kept, or ""
         self._refuse_what_torch_would_not_call()
         if self.obstacle:
             self._voice.warn(f"no plan: {self.obstacle}")
@@ -112,8 +113,8 @@ class Conductor:
         Buckets change at the first forward pass after a synchronised backward pass, inside of `no_sync` or not: a
         reducer knows which parameters the passes inside used, and must not be replaced after them.
         """
-        if (sender := self.holder.sender) is not None and sender.failure is not None:
-            raise sender.failure
+        if (sender := self.buckets.sender) is not None and sender.exchange.failure is not None:
+            raise sender.exchange.failure
         if self._decision is None and not self.obstacle and not self._joining:
             self._go_on_planning()
         elif self._decision is not None and self.settings.replan_drift and self._unwatched and not self._joining:
@@ -142,7 +143,7 @@ class Conductor:
         self._finished = self._unwatched = True
         if self._decision is None and not self._joining:
             self._profiled += 1
-        self.holder.count_iteration()
+        self.buckets.count_iteration()
 
     def measured_timeline(self) -> Timeline | None:
         """Return the last iteration as it was, on this rank; on a GPU computation is that of the last torch timed."""
@@ -159,13 +160,13 @@ class Conductor:
     def _timeline_of(self, data: dict[str, Any]) -> Timeline | None:
         if not data or not self._started:
             return None
-        sender = self.holder.sender
-        sent, notes = ((), None) if sender is None else (sender.sent, sender.recorder)
+        sender = self.buckets.sender
+        sent, notes = ((), None) if sender is None else (sender.exchange.sent, sender.exchange.communicator.recorder)
         return measured_timeline(data, sent, self._started[-1], dist.get_rank(self._group), notes)
 
     def record_instructions(self, on: bool) -> None:
         """Note every instruction of the iterations to come; nothing where the engine averages buckets by itself."""
-        if (sender := self.holder.sender) is not None:
+        if (sender := self.buckets.sender) is not None:
             sender.record(on)
 
     def explain(self, picture: bool) -> str:
@@ -173,7 +174,7 @@ class Conductor:
         measured = [after - before for before, after in pairwise(self._started)]
         wanted = self.settings.profile_iterations
         last = self.measured_timeline() if self._decision else None
-        used = self.holder.routes_used()
+        used = self.buckets.routes_used()
         words = explain(self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used)
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
 
@@ -187,21 +188,21 @@ class Conductor:
         self._voice.speaks = self._is_first
         self.settings = replace(self.settings, network=None, plan=None)
         self.memory.change_group(self._group)
-        self.holder.forget()
+        self.buckets.forget()
         self._hold()
 
     def register(self, hook: Hook) -> None:
         """Register a communication hook of the user's; refuse it where the hook is needed for what was asked of us."""
         if needed := self._needs_the_hook():
             raise PlanError(f"{needed} needs the hook for itself; register none, or leave {needed.split()[0]} out")
-        self.holder.register(hook)
+        self.buckets.register(hook)
 
     def _refuse_what_torch_would_not_call(self) -> None:
         """Refuse options of torch's that leave no place for our hook, where it is needed."""
         for hook, state in vars(self._wrapper).get("_comm_hooks", ()):  # that torch's constructor registered
-            self.holder.user_hook = Hook(hook, state, is_torchs=True)
+            self.buckets.user_hook = Hook(hook, state, is_torchs=True)
         taken = "mixed_precision, which registers a hook of its own; use torch.autocast"
-        reason = calls_no_hook(self._wrapper) or (taken if self.holder.user_hook else "")
+        reason = calls_no_hook(self._wrapper) or (taken if self.buckets.user_hook else "")
         if reason and (needed := self._needs_the_hook()):
             raise PlanError(f"{needed} with {reason}; leave one of the two out")
 
@@ -221,7 +222,7 @@ class Conductor:
 
     def resume(self) -> None:
         """Hold the plan again, in a wrapper that was copied or unpickled."""
-        self.holder.resume()
+        self.buckets.resume()
         self._hold()
         self._passes = self._watch_passes()
         self._optimizer = self._watch_optimizer()
@@ -236,13 +237,13 @@ class Conductor:
     def _check_given(self) -> None:
         settings, compression = self.settings, self.memory.compression
         given = Given(settings.plan, settings.trace, settings.network)
-        found = self.holder.parameters
+        found = self.buckets.parameters
         nbytes = {each.name: each.nbytes for each in found}
         may_lack = self._some_may_lack or any(each.is_sparse for each in found)
         given.agree(nbytes, may_lack, compression, self._group)
 
     def _go_on_planning(self) -> None:
-        hook = self.holder.user_hook
+        hook = self.buckets.user_hook
         if self._profiled and hook is not None and hook.may_keep_state_by_bucket:
             self.obstacle = (
                 "your communication hook has state, which may belong to the buckets that it has seen; with plan= or "
@@ -298,13 +299,13 @@ class Conductor:
             self._profiler is not None
             and self._finished
             and self._device.type == "cpu"
-            and self.holder.user_hook is None
+            and self.buckets.user_hook is None
         ):
             data = self._logged()
             self._sending.note(data, self._timeline_of(data))
 
     def _plan_together(self, network: Network | None) -> None:
-        """Measure on all ranks, plan on rank 0, tell everybody and change the buckets."""
+        """Measure on all ranks, plan on rank 0, tell all ranks and change the buckets."""
         self._note_sending()
         if self._profiler is not None:
             self._profiler.detach()
@@ -314,16 +315,16 @@ class Conductor:
             release_buckets(self._wrapper)  # measuring needs memory for its messages
             try:
                 network, routes = self._survey(network)
-                decision = agree((lambda: self._decide(network, routes)) if self._is_first else None, self._group)
+                decision = from_rank_0(partial(self._decide, network, routes), self._ranks)
                 self._compile_for(decision.plan)
             except FitError as error:  # the same on all ranks, since they agree on every time; training goes on
-                self.holder.take_back()
+                self.buckets.take_back()
                 if self._decision is None:  # otherwise the plan stays in force
                     self.obstacle = f"the network could not be measured ({error})"
                 self._hold()
                 self._voice.warn(f"no plan: the network could not be measured ({error})")
             except BaseException:
-                self.holder.take_back()  # a caller who goes on finds a whole wrapper
+                self.buckets.take_back()  # a caller who goes on finds a whole wrapper
                 raise
             else:
                 give_back_pages()  # what measuring and the released buckets left in malloc's heap
@@ -334,7 +335,7 @@ class Conductor:
     def _choose_candidates(self) -> None:
         """Have "auto" choose from what is safe for the optimizer that rank 0 has seen."""
         if self.memory.compression.by_optimizer:
-            codecs = from_rank_0(self._optimizer.candidates if self._is_first else None, self._group)
+            codecs = from_rank_0(self._optimizer.candidates, self._ranks)
             self.memory.compression = self.memory.compression.for_optimizer(codecs)
 
     def _survey(self, network: Network | None) -> tuple[Network, tuple[Route, ...]]:
@@ -342,7 +343,9 @@ class Conductor:
 
         That is a message, its copy, and what an engine adds.
         """
-        gauge = Gauge(self._group, self._device, self.settings.engine, gradient_nbytes(self.holder.parameters) // 3)
+        gauge = GroupGauge(
+            self._group, self._device, self.settings.engine, gradient_nbytes(self.buckets.parameters) // 3
+        )
         survey = Survey(gauge, self.settings.measurements, self._ready_for, self._voice)
         question = Question(self._routes(), network, self.settings.measure_seconds, self._choice)
         return survey.find(question)
@@ -355,23 +358,12 @@ class Conductor:
         return Choice(trace, settings.planner, self._routes(), auto, trusted, slowdown)
 
     def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
-        choice = self._choice(network)
-        values = choice.trace, network, choice.planner, routes, choice.slowdown
-        if choice.auto:
-            return self._noted(decide_whether(*values, at_least(choice, network)))
-        return self._noted(decide(*values))
-
-    def _noted(self, decision: Decision) -> Decision:
-        """Say where ranks were found, if that made a difference to what was measured."""
-        if not share_hosts(self._nodes):
-            return decision
-        found = f"{describe_nodes(self._nodes)}: summing inside hosts first was measured too, as hierarchical"
-        return replace(decision, notes=(*decision.notes, found))
+        return choose(self._choice(network), network, routes, self._nodes)
 
     def _find_nodes(self) -> None:
         """Ask which ranks share a host, where a plan may compress between hosts only."""
         if self.settings.strategy == AUTO and self.memory.compression.local_strategy and not self._nodes:
-            self._nodes = nodes_of(self._group)
+            self._nodes = nodes_of(self._ranks)
 
     def _trace(self) -> Trace:
         """Return the trace to plan for: given, of the plan in force, or profiled, which is read once."""
@@ -379,7 +371,7 @@ class Conductor:
         if known is None:
             assert self._profiler is not None
             self._seen = known = self._profiler.trace()
-        _, planned = gradient_sizes(dense(self.holder.parameters))
+        _, planned = gradient_sizes(dense(self.buckets.parameters))
         match sending_order(self._wrapper):
             case Order.READY:
                 return only(known, planned)
@@ -389,7 +381,7 @@ class Conductor:
                 return in_order(known, dict(reversed(planned.items())))
 
     def _routes(self) -> tuple[Route, ...]:
-        if self.holder.user_hook is not None:
+        if self.buckets.user_hook is not None:
             return (Route(NATIVE),)  # the hook sends the buckets, and does not say how
         engine = self.settings.engine or engine_of(self._group, self._device)
         settings, shares_hosts = self.settings, share_hosts(self._nodes)
@@ -401,17 +393,11 @@ class Conductor:
         """Compare the last iteration with the plan; now and then let rank 0 say whether to plan again."""
         timeline = self.measured_timeline() if self._is_first else None
         self._drift.note(None if timeline is None else communication_seconds(timeline))
-        if self._drift.is_due and self._rank_0_says(self._drift.drifted):
+        if self._drift.is_due and self._ranks.from_first(self._drift.drifted, "asking rank 0 whether to plan again"):
             self._plan_together(None)
             assert self._decision is not None
             plan = self._decision.plan
             self._drift.replanned(plan.hash, communication_seconds(plan.timeline))
-
-    def _rank_0_says(self, answer: bool) -> bool:
-        box = [answer]
-        with together("asking rank 0 whether to plan again", self._group):
-            dist.broadcast_object_list(box, group=self._group, group_src=0)
-        return box[0]
 
     # Holding
 
@@ -424,9 +410,9 @@ class Conductor:
     def _hold(self) -> None:
         """Hold the plan; without one, torch's buckets: where none can come, a codec compresses them as they are."""
         if self._decision is not None:
-            self.holder.hold(self._decision.plan)
+            self.buckets.hold(self._decision.plan)
         else:
-            self.holder.keep(self._route_without_a_plan() if self.obstacle else Route(NATIVE))
+            self.buckets.keep(self._route_without_a_plan() if self.obstacle else Route(NATIVE))
 
     def _route_without_a_plan(self) -> Route:
         compression, strategy = self.memory.compression, self.settings.strategy
@@ -436,7 +422,7 @@ class Conductor:
 
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
-        parameters = [each.parameter for each in self.holder.parameters]
+        parameters = [each.parameter for each in self.buckets.parameters]
         return BackwardPasses(parameters if self._some_may_lack else parameters[:1], self._on_backward)
 
     def _watch_optimizer(self) -> OptimizerWatch:
@@ -444,6 +430,10 @@ class Conductor:
         planned = {bucket.codec for bucket in self.settings.plan.buckets if bucket.codec} if self.settings.plan else ()
         codecs = (*self.memory.compression.named, *sorted(planned))
         return OptimizerWatch(self._wrapper.parameters(), self.memory, codecs, self._is_first)
+
+    @property
+    def _ranks(self) -> GroupRanks:
+        return GroupRanks(self._group)
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -469,7 +459,7 @@ class Conductor:
         return dist.get_rank(self._group) == 0
 
 
-def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Compression) -> Compiling:
+def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Scheme) -> Compiling:
     """Have other processes of this host compile the kernels that training may need; on a GPU there are others."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
     plan, (strategy, planner) = settings.plan, (settings.strategy, settings.planner)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import torch_adam as training
-from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_compression
+from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_scheme
 from penstock.exchange.parameter_state import Memory
-from penstock.torch.optimizers import OptimizerWatch, is_adaptive
+from penstock.torch.watch import OptimizerWatch, is_adaptive
 from spawn import spawn
 
 
@@ -106,7 +106,7 @@ def test_what_a_wrapper_chooses_depends_on_the_optimizer_that_has_stepped():
 
 
 def test_candidates_that_the_user_names_stay():
-    ours, theirs = make_compression("auto"), make_compression("auto", candidates=["onebit"])
+    ours, theirs = make_scheme("auto"), make_scheme("auto", candidates=["onebit"])
     assert [each.codec for each in ours.for_optimizer(ADAM_CODECS).candidates] == list(ADAM_CODECS)
     assert theirs.for_optimizer(ADAM_CODECS) is theirs
-    assert (ours.named, theirs.named, make_compression("fp8").named) == ((), ("onebit",), ("fp8",))
+    assert (ours.named, theirs.named, make_scheme("fp8").named) == ((), ("onebit",), ("fp8",))

@@ -6,7 +6,7 @@ import weakref
 import torch
 from torch import nn
 
-from penstock.torch.backward_watch import BackwardPasses
+from penstock.torch.watch import BackwardPasses
 
 
 class Listener:

@@ -1,7 +1,7 @@
 """Drift: when a plan is made again, and when not."""
 
 import torch_measuring as training
-from penstock.planning.drift import WINDOW, Drift
+from penstock.planning.observed import WINDOW, Drift
 from spawn import spawn
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from penstock.torch.deferred_step import settings_of, step_with
+from penstock.torch.layered import settings_of, step_with
 
 
 def test_a_step_has_the_learning_rate_of_its_moment():

@@ -1,0 +1,95 @@
+"""What a user asks of planning (`Planning`), and the same with files read and values checked (`Settings`)."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.errors import PlanError
+from penstock.network import Network, load_network
+from penstock.plan import Plan, load_plan
+from penstock.planning.decide import check_options
+from penstock.planning.measurement_cache import measurement_folder
+from penstock.trace import Trace, load_trace
+
+WARMUP = 1  # profiled iterations that do not count: memory and connections are new
+File = str | os.PathLike[str]
+Value = TypeVar("Value", Network, Trace, Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How messages are planned; `network`, `trace` and `plan` replace measuring, profiling and planning.
+
+    Bad values raise `PlanError` when a wrapper takes it, misspelt names `TypeError`.
+    """
+
+    planner: str = "exact"  # naive, wfbp, single, threshold, greedy, exact, selective or joint
+    strategy: str = "auto"  # "native": the engine's own all-reduce; a strategy's name; "auto": chosen for each bucket
+    network: Network | File | None = None  # value or file, of as many ranks; None: measure
+    trace: Trace | File | None = None  # value or file, of this model; None: profile
+    plan: Plan | File | None = None  # value or file, of this model and as many ranks; None: plan
+    measurements: File | bool | None = None  # folder of measured networks; None: the platform's; False: none is kept
+    measure_seconds: float = 10.0  # that measuring may take, once
+    profile_iterations: int = 5  # synchronised iterations to profile
+    replan_drift: float = 0.0  # part that communication may differ from the prediction; 0: never plan again
+
+    def settings(self, engine: str | None = None) -> "Settings":
+        """Return the same with files read; refuse bad values."""
+        settings = Settings(
+            self.planner,
+            self.strategy,
+            _loaded(self.network, load_network),
+            _loaded(self.trace, load_trace),
+            _loaded(self.plan, load_plan),
+            measurement_folder(self.measurements),
+            self.measure_seconds,
+            self.profile_iterations,
+            self.replan_drift,
+            engine,
+        )
+        settings.check()
+        return settings
+
+
+def _loaded(given: Value | File | None, load: Callable[[File], Value]) -> Value | None:
+    """Return a value that was given, or read it from the file that was."""
+    return load(given) if isinstance(given, str | os.PathLike) else given
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user asked of planning."""
+
+    planner: str
+    strategy: str
+    network: Network | None  # None: measure
+    trace: Trace | None  # None: profile
+    plan: Plan | None  # None: plan
+    measurements: Path | None  # folder of measured networks; None: none is kept
+    measure_seconds: float  # that measuring may take
+    profile_iterations: int
+    replan_drift: float  # 0: never plan again
+    engine: str | None = None  # what carries gradients; None: the process group
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What all ranks must have asked for, as text."""
+        named = ("planner", "strategy", "profile_iterations", "measure_seconds", "replan_drift", "engine")
+        keeps = "a folder" if self.measurements is not None else "None"  # each rank may have another one
+        return {name: repr(getattr(self, name)) for name in named} | {"measurements": keeps}
+
+    def check(self) -> None:
+        """Refuse bad options before any iteration."""
+        check_options(self.planner, self.strategy)
+        iterations, drift = self.profile_iterations, self.replan_drift
+        if not isinstance(iterations, int) or iterations <= WARMUP:
+            raise PlanError(f"profile_iterations is {iterations!r}; wanted a whole number, at least {WARMUP + 1}")
+        if not isinstance(self.measure_seconds, int | float) or not 0 < self.measure_seconds < float("inf"):
+            raise PlanError(f"measure_seconds is {self.measure_seconds!r}; wanted a number of seconds, more than 0")
+        if not isinstance(drift, int | float) or not 0 <= drift < float("inf"):
+            raise PlanError(f"replan_drift is {drift!r}; wanted 0 (off) or a part such as 0.3")
+        for name, kind in (("network", Network), ("trace", Trace), ("plan", Plan)):
+            if not isinstance(given := getattr(self, name), kind | None):
+                raise PlanError(f"{name} is {given!r}; wanted a {kind.__name__}, the path of a file, or None")
