@@ -15,7 +15,6 @@ from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator, failure_diagnosis
-from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.strategies import SPARSE
 from runtime.oracle import random_tensors
@@ -158,19 +157,6 @@ def reduce_on_the_device(rank: int, numel: int) -> np.ndarray:
         results.append(tensor.cpu().numpy())
     assert results[0].tobytes() == results[1].tobytes()
     return results[0]
-
-
-def compare_through_the_store(rank: int, numels: list[int]) -> str:
-    """Compare claims as ranks of NCCL do: through the store, without a message on the network."""
-    from penstock.runtime.device.nccl import NcclTransport
-
-    transport = NcclTransport()
-    try:
-        for numel in numels:
-            agree(transport, Claim(strategy="ring", numel=numel + (rank if numel == numels[-1] else 0)), 10.0)
-    except MismatchError as error:
-        return str(error)
-    return "no error"
 
 
 def reduce_sparsely(rank: int, gradients: np.ndarray, density: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
-from penstock.runtime.codec_protocol import Codec, Deferred, Varying
+from penstock.runtime.codec_protocol import Codec, Varying
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
 from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes, packed_decode, packed_encode
@@ -35,7 +36,7 @@ class Memories:
     data: Bytes
     scratch: Bytes
     residual: Residual | None = None
-    deferred: Deferred | None = None  # instead of `residual`, for a codec that puts feedback off
+    deferred: PutOff | None = None  # instead of `residual`, for a codec that puts feedback off
     scale: float = 1.0  # what `data` is multiplied by first
 
 

@@ -1,6 +1,6 @@
 """What the executor asks of a compressor; `penstock.codecs` has the real ones."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from penstock.runtime.transport import Array, Bytes
 
@@ -66,33 +66,6 @@ class Varying(Codec, Protocol):
 def fingerprint_of(codec: Codec | None) -> str:
     """Return what ranks compare of a codec beside its name; empty where its name says everything."""
     return codec.fingerprint if isinstance(codec, Written) else ""
-
-
-class Deferred(Protocol):
-    """A residual that keeps, beside its values, what codecs have put off taking away from them, piece by piece.
-
-    It is of use to a codec with `puts_off`; any other gets the settled `values()`.
-    """
-
-    @property
-    def memory(self) -> Array:
-        """Float32, aligned with the data; what was put off is still in it."""
-
-    @property
-    def generation(self) -> int:
-        """Changes whenever the pieces are forgotten: whoever holds some from before must ask for them again."""
-
-    def begin(self) -> None:
-        """Settle and forget all pieces."""
-
-    def piece(self, start: int, stop: int, factor: float = 1.0) -> Any:
-        """Return what `encode` is given as the residual of elements `start` to `stop`, the same from call to call.
-
-        It multiplies what it encodes by `factor`, before adding the residual.
-        """
-
-    def values(self) -> Array:
-        """Return the memory, with nothing put off any more."""
 
 
 class Merging(Codec, Protocol):

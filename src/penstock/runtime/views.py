@@ -86,10 +86,12 @@ class Scratch:
 
     def __init__(self) -> None:
         self.memory: Bytes = np.empty(0, np.uint8)
+        self.address = 0  # of the memory
 
     def reserve(self, nbytes: int) -> None:
         """Make the memory at least so large; it never shrinks."""
         if nbytes > self.memory.size:
             self.memory = np.empty(0, np.uint8)  # the smaller one goes before the larger comes
             self.memory = fresh_pages(nbytes)
+            self.address = self.memory.__array_interface__["data"][0]
             self.memory.fill(0)  # touch every page now rather than inside a timed collective

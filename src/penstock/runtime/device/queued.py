@@ -27,8 +27,7 @@ from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Program, Slice
 from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.device.coded import numbered
-from penstock.runtime.device.direct import Message
-from penstock.runtime.device.mirror import Mark
+from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import rounds, widen
 from penstock.runtime.executor import program_digest
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout, lay_out

@@ -1,6 +1,6 @@
 """What the executor asks of an engine: start a message, wait for it, and call the engine's own collective.
 
-Three engines implement it: `memory` (threads of one process), `c10d` (torch.distributed: gloo, NCCL) and `mpi`.
+Three engines implement it: `memory` (threads of one process), `c10d` (torch.distributed: gloo) and `mpi`.
 None is imported here, so that nobody needs torch or MPI for the others.
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.program import Collective, Program
+from penstock.program import Collective
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -65,14 +65,6 @@ class Transport(Protocol):
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run the engine's own collective on `values`, in place; errors as `Work.wait`."""
-
-
-@runtime_checkable
-class OnDevice(Protocol):
-    """An engine that moves device memory; what it prepares is run as `executor.Prepared` is."""
-
-    def prepare_on_device(self, program: Program, dtype: str) -> Any:
-        """Return this rank's part of a program, to be run on the device."""
 
 
 @runtime_checkable
