@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.codecs.registry import make_codec
 from penstock.exchange.compression import make_compression
 from penstock.exchange.exchange import Exchange, Parcel
 from penstock.exchange.momentum import Momentum
-from penstock.exchange.nonfinite import watched_codec
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.traffic import CountingTransport
 from penstock.network import LinearCost, Network
@@ -136,13 +136,13 @@ def test_gradients_of_64_bits_are_clipped_too() -> None:
     np.testing.assert_allclose(values, 0.5)
 
 
-def test_a_residual_that_is_not_finite_is_noticed_by_whoever_receives_it() -> None:
+def test_a_residual_that_is_not_finite_is_noted_by_the_rank_that_receives_it() -> None:
     for codec in ("sparse(density=0.1)", "onebit"):
-        watched = watched_codec(codec, seed=0)
-        payload, out = np.zeros(watched.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
-        watched.encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)
-        receiver = watched_codec(codec, seed=1)
-        receiver.decode(payload, out)
+        sender = make_codec(codec, 0, on_nonfinite="note")
+        payload, out = np.zeros(sender.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
+        sender.bind_encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)()
+        receiver = make_codec(codec, 1, on_nonfinite="note")
+        receiver.bind_decode(payload, out, adds=False)()
         assert receiver.saw_nonfinite()
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from penstock.codecs.feedback import PutOff
+from penstock.codecs.registry import make_codec
 from penstock.errors import PenstockError, TransportError
-from penstock.exchange.nonfinite import watched_codec
 from penstock.runtime import Communicator
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from runtime.threads import outcomes, run_ranks
@@ -20,7 +20,7 @@ def gradients(rank: int, numel: int = PARTS[-1]) -> np.ndarray:
 @pytest.mark.parametrize(("spec", "strategy"), [("onebit", "ring"), ("graddrop", "all_gather"), ("sparse", "gtopk")])
 def test_a_call_gives_the_bits_of_all_reduce_in_every_step(spec: str, strategy: str) -> None:
     def steps(transport: MemoryTransport, once: bool) -> list[bytes]:
-        communicator, codec = Communicator(transport), watched_codec(spec, seed=transport.rank)
+        communicator, codec = Communicator(transport), make_codec(spec, transport.rank, on_nonfinite="note")
         residual, found = PutOff(np.zeros(PARTS[-1], np.float32)), []
         call = communicator.prepare_all_reduce(strategy, codec, PARTS)
         for _ in range(4):
@@ -51,7 +51,7 @@ def test_a_call_takes_data_of_another_size_and_type() -> None:
 
 def test_a_call_says_whether_its_rank_encodes() -> None:
     def rank(transport: MemoryTransport) -> bool:
-        codec = watched_codec("onebit", seed=0)
+        codec = make_codec("onebit", 0, on_nonfinite="note")
         return Communicator(transport).prepare_all_reduce("hierarchical(ranks_per_node=2)", codec).encodes
 
     assert run_ranks(4, rank) == [True, False, True, False]

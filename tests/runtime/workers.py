@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse.codec import SparseCodec
-from penstock.codecs.wire import wire_codec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator, failure_diagnosis
 from penstock.runtime.transport.c10d import C10dTransport
@@ -79,7 +79,7 @@ def survive_the_death_of(
 ) -> tuple[str, list[str]]:
     """Run all-reduces while `victim` kills itself before its `actions`-th message; return how we failed."""
     tensor = torch.ones(numel)
-    compression: dict[str, Any] = {"codec": wire_codec(codec), "residual": torch.zeros(numel)} if codec else {}
+    compression: dict[str, Any] = {"codec": make_codec(codec), "residual": torch.zeros(numel)} if codec else {}
     options = {"strategy": strategy, "block_numel": max(1, numel // 10), **compression}
     run_ranks(2, lambda alone: Communicator(alone).all_reduce(tensor.clone(), **options))  # kernels compiled or loaded
     transport: Any = C10dTransport()

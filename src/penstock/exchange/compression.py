@@ -11,9 +11,8 @@ strategies that merge them. Every other codec goes through any strategy.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from penstock.codecs.registry import codec_names, parameter_names
+from penstock.codecs.registry import SPARSE_CODECS, codec_names, fingerprint, make_codec, parameter_names
 from penstock.codecs.spec import parse_spec, write_spec
-from penstock.codecs.wire import SPARSE_CODECS, fingerprint, wire_codec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
@@ -201,11 +200,11 @@ def make_compression(
                 by_optimizer=candidates is None,
             )
         if codec is not None:
-            wire_codec(codec)
+            make_codec(codec)
         return Compression(codec, dense_below=dense_below, momentum=kept)
     settings = _settings(codec, density)
     spec = write_spec(exchange.codec, settings)
-    wire_codec(spec)
+    make_codec(spec)
     _check_masking(codec, settings, kept)
     schedule = None if warmup_spec is None else warmup(warmup_spec, settings["density"])
     return Compression(spec, exchange.strategies, schedule, warmup_every, dense_below, kept, select)

@@ -7,11 +7,12 @@ from threading import Lock
 
 import torch
 
+from penstock.codecs.codec import NOTE, Codec
 from penstock.codecs.feedback import PutOff
+from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError
 from penstock.exchange.compression import NATIVE
 from penstock.exchange.momentum import sent_from
-from penstock.exchange.nonfinite import Watched, watched_codec
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.residuals import HOST, Room, copied
 from penstock.exchange.traffic import CountingTransport, Traffic, ring_nbytes
@@ -52,7 +53,7 @@ class Exchange:
         self.memory, self._leaves_out = memory, leaves_out
         self._communicator, self._transport = communicator, transport
         self._world_size = transport.world_size
-        self._codecs: dict[str, Watched] = {}
+        self._codecs: dict[str, Codec] = {}
         self._wide: dict[tuple[str, ...], torch.Tensor] = {}  # 16-bit buckets in float32, where they are queued
         self._small_there: dict[tuple[tuple[int, ...], torch.device], SmallTensors | None] = {}  # by sizes of a bucket
         self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
@@ -190,12 +191,13 @@ class Exchange:
             self._wide[parcel.names] = torch.empty(values.numel(), device=values.device)
         return self._wide[parcel.names]
 
-    def _average_compressed(self, parcel: Parcel, codec: Watched, queued: bool) -> None:
+    def _average_compressed(self, parcel: Parcel, codec: Codec, queued: bool) -> None:
         """Send what a codec makes of the gradients, as float32: errors of 16-bit ones are kept in full.
 
         Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
         """
-        device = parcel.values.device if codec.on_device(parcel.values.device) is not None else HOST
+        stays = parcel.values.is_cuda and codec.on_device(parcel.values.device) is not None
+        device = parcel.values.device if stays else HOST
         if queued and parcel.values.dtype is not torch.float32:
             values = self._float32(parcel).copy_(parcel.values)
         else:
@@ -326,11 +328,11 @@ class Exchange:
                 ' fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
             )
 
-    def _codec(self, spec: str) -> Watched:
+    def _codec(self, spec: str) -> Codec:
         codec = self._codecs.pop(spec, None)
         if codec is None:
-            codec = watched_codec(spec, seed=self._transport.rank)
-            codec.hears_later = not self.memory.skips  # which must know before the step is taken
+            later = not self.memory.skips  # which must know before the step is taken
+            codec = make_codec(spec, self._transport.rank, on_nonfinite=NOTE, defers_nonfinite_check=later)
             codec.begin(self.memory.iterations)
         self._codecs[spec] = codec  # those used last are last
         if len(self._codecs) > KEPT_CODECS:

@@ -11,10 +11,10 @@ of processor time in blocks of 256 KB, 23 ms in blocks of 4 MB).
 import os
 from typing import Any
 
+from penstock.codecs.codec import Codec
 from penstock.cost.collectives import best_block_nbytes
 from penstock.network import Network
 from penstock.program import Collective
-from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.views import Flat
 from penstock.strategies.options import SMALLEST_BLOCK

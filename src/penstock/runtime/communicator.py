@@ -19,11 +19,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock.codecs.codec import Codec
 from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.blocks import coded_block, with_block
-from penstock.runtime.codec_protocol import Codec, Reporting, fingerprint_of
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.failure_diagnosis import asking_seconds, describe, explained
 from penstock.runtime.handshake import Claim, agree
@@ -155,12 +155,12 @@ class Communicator:
 
         The codec must have kernels for that, and be content to hear of values that are not finite one call later.
         """
-        return hasattr(codec, "on_device") and self._may_queue(codec, codec.on_device(device))
+        return self._may_queue(codec, codec.on_device(device))
 
     def _may_queue(self, codec: Codec, form: Any) -> bool:
-        if self.messages is None or self.transport.world_size == 1 or not getattr(codec, "hears_later", True):
+        if self.messages is None or self.transport.world_size == 1 or form is None:
             return False
-        return form is not None and bool(form.queues)
+        return bool(form.queues) and codec.capabilities.defers_nonfinite_check
 
     def encodes(self, strategy: str) -> bool:
         """Say whether this rank encodes anything in a compressed all-reduce: in two levels, whoever leads its node."""
@@ -235,9 +235,7 @@ class Communicator:
     def _form_there(self, data: Any, codec: Codec, residual: Any) -> Any:
         """Return the codec's form on the device where data and residual are; None where it works on the host."""
         there = residual is None or is_on_cuda(residual)
-        if not there or data.element_size() != 4 or not hasattr(codec, "on_device"):
-            return None
-        return codec.on_device(data.device)
+        return codec.on_device(data.device) if there and data.element_size() == 4 else None
 
     def _mirror(self, device: Any) -> Any:
         """Return memory on both sides, for what the host sends of a device."""
@@ -342,10 +340,10 @@ class Call:
                 prepared.run(given, owner._calls, owner._patience_seconds, owner.recorder, staged, residual, scale)
             except TransportError as error:
                 raise owner._explained(error, prepared) from error.__cause__
-            if isinstance(codec, Reporting):
+            if codec is not None:
                 if self._only_receives and prepared.was_sent_nan(host):
                     codec.note_nonfinite()
-                codec.check()  # what it could not raise while others waited for us
+                codec.check_finite()  # what it could not raise while others waited for us
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
                 owner._failure = str(error) or type(error).__name__, target
@@ -376,7 +374,7 @@ def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
         dtype=prepared.dtype,
         root=program.root,
         codec=codec.name if codec else "",
-        codec_text=fingerprint_of(codec),
+        codec_text=codec.fingerprint if codec else "",
         digest=prepared.digest,
         host=host,
     )

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
 from penstock.runtime.binding import Binder, Binding, Call, Memories
-from penstock.runtime.codec_protocol import Codec, fingerprint_of
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
@@ -53,10 +53,9 @@ def prepare(
             f"{program.strategy}: program for {program.world_size} ranks on {transport.world_size}; build it for these"
         )
     rank = transport.rank
-    if codec is not None and dtype not in ENCODED_DTYPES:
-        raise StrategyError(
-            f"{program.strategy}: elements of {dtype} with {codec.name}; wanted {' or '.join(ENCODED_DTYPES)}"
-        )
+    known = ENCODED_DTYPES if codec is None or codec.capabilities.half_precision else ENCODED_DTYPES[:1]
+    if codec is not None and dtype not in known:
+        raise StrategyError(f"{program.strategy}: elements of {dtype} with {codec.name}; wanted {' or '.join(known)}")
     layout = lay_out(program, rank, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
     scratch = scratch or Scratch()
     scratch.reserve(layout.nbytes)
@@ -69,7 +68,7 @@ def prepare(
 
 def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
     """Return a fingerprint of all that ranks must agree on."""
-    named = f"{codec.name} {fingerprint_of(codec)}" if codec else None
+    named = f"{codec.name} {codec.fingerprint}" if codec else None
     text = f"{program}\n{program.buffers}\n{program.root} {dtype} {named} {batches}"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -199,7 +198,7 @@ class Prepared:
 
     def _kept(self, residual: Any) -> tuple[Flat, PutOff | None]:
         """Return the memory of a residual, and the residual itself where the codec is to put off what it leaves."""
-        deferred = residual if isinstance(residual, PutOff) and getattr(self.binder.codec, "puts_off", False) else None
+        deferred = residual if isinstance(residual, PutOff) and self.binder.can.deferred_feedback else None
         memory = residual.values() if isinstance(residual, PutOff) and deferred is None else residual
         kept = self._flat(memory if deferred is None else deferred.memory)
         if kept.numel != self.numel or kept.dtype != "float32":

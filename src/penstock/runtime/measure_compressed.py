@@ -102,11 +102,11 @@ def _much_noise(nbytes: int) -> Bytes:
 def compressed_round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
     """Return what carries out one all-reduce by a route, of tensors that end at `parts`."""
     from penstock.codecs.feedback import PutOff
-    from penstock.codecs.wire import wire_codec
+    from penstock.codecs.registry import make_codec
 
     route = parse_route(text)
     assert route.codec is not None
-    codec, scale = wire_codec(route.codec), 1 / communicator.transport.world_size
+    codec, scale = make_codec(route.codec), 1 / communicator.transport.world_size
     kept: dict[tuple[int, int], PutOff] = {}  # by place and size
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:

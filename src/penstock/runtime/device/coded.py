@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.payload_block import Block, DeviceForm, MergingForm, Task, pinned
 from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Program, Slice
 from penstock.runtime.binding import Binding
-from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.device.mirror import Mark, Mirror, view_at
 from penstock.runtime.executor import Prepared, prepare
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
@@ -170,7 +170,7 @@ class Alone(Coded):
         binding.task.start()
         binding.mark.set()
         binding.is_open = True
-        if not getattr(self.binder.codec, "hears_later", False):
+        if not self.binder.can.defers_nonfinite_check:
             binding.settle()
 
 

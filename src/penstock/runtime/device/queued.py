@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.payload_block import Look, Piece, QueuedForm
 from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Program, Slice
-from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.device.coded import numbered
 from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import rounds, widen
