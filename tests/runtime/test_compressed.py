@@ -297,7 +297,9 @@ def test_ranks_whose_codec_has_another_text_under_the_same_name_are_told_before_
     for one in found:
         assert isinstance(one, MismatchError)
         assert str(one).startswith("the text of codec mine() (fingerprint) is ")
-        assert str(one).endswith("; give all hosts the same .cll file, operators and penstock")
+        assert str(one).endswith(
+            "; give all hosts the same .cll file, operators and penstock, or the same Python class and settings"
+        )
     assert np.array_equal(data, np.ones((2, 4)))
 
 

@@ -18,7 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +43,8 @@ Bound = Callable[[], Any]  # a call on memory that stays
 EncodeInto = Callable[[Bytes], int]  # writes a payload to where it is given room; returns its bytes
 DecodeFrom = Callable[[Bytes], int]  # reads the payload that bytes begin with; returns its bytes
 NOTE = "note"  # `on_nonfinite` of a codec whose owner asks `saw_nonfinite`
+_READING = Lock()
+_SOURCES: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 ADVICE = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
 
 
@@ -114,16 +118,12 @@ class Codec(ABC):
         Here: of the class, its source where there is one, and its public settings that are numbers or texts.
         """
         kind = type(self)
-        try:
-            source = inspect.getsource(kind)
-        except (OSError, TypeError):
-            source = ""
         plain = (bool, int, float, str, tuple, type(None))
         settings = {
             key: value for key, value in vars(self).items() if not key.startswith("_") and isinstance(value, plain)
         }
         settings.pop("on_nonfinite", None)
-        text = f"{kind.__module__}.{kind.__qualname__}\n{sorted(settings.items())}\n{source}"
+        text = f"{kind.__module__}.{kind.__qualname__}\n{sorted(settings.items())}\n{_source(kind)}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # What programs call
@@ -298,6 +298,17 @@ class PythonCodec(HeaderCodec):
     def _write_header(self, payload: Bytes, numel: int, nbytes: int, flags: int = 0) -> None:
         packed = pack_header(Header(self.name, (), numel, nbytes, flags))
         payload[: len(packed)] = np.frombuffer(packed, np.uint8)
+
+
+def _source(kind: type) -> str:
+    """Return the text of a class, empty where it has none; Python finds it for one thread at a time only."""
+    with _READING:
+        if kind not in _SOURCES:
+            try:
+                _SOURCES[kind] = inspect.getsource(kind)
+            except (OSError, TypeError):  # typed in, or compiled
+                _SOURCES[kind] = ""
+        return _SOURCES[kind]
 
 
 def not_finite(tensor: str = "the gradient") -> str:
