@@ -224,7 +224,8 @@ class PythonCodec(HeaderCodec):
     """A codec of three methods on float32 arrays; header, error feedback, 16-bit gradients and NaN are seen to here.
 
     A subclass has a `name` of at most 16 letters that no other codec has. Ranks compare it, the class's source and
-    its public attributes: what may differ between ranks, as a seed, has a name that begins with an underscore.
+    its public attributes: what changes, or may differ between ranks, as a seed, has a name that begins with an
+    underscore. With `takes_feedback = False` no residual is kept for it in training.
     """
 
     capabilities = Capabilities(half_precision=True)

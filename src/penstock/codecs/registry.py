@@ -1,5 +1,6 @@
 """Codecs by name: algorithms that penstock ships, `.cll` files, sparse codecs, and objects of the user's."""
 
+import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from importlib import resources
@@ -25,10 +26,17 @@ def codec_name(codec: str | Codec) -> str:
     """Return a codec as plans write it; an object of the user's is found by its name from now on."""
     if isinstance(codec, str):
         return codec
+    if not re.fullmatch(r"[A-Za-z][\w.-]*(\([^()+/]*\))?", codec.name, re.ASCII):
+        raise CodecError(f"a codec called {codec.name!r}; wanted letters, as in a plan: mine, or mine(bits=4)")
     if parse_spec(codec.name)[0] in (*codec_names(), *SPARSE_CODECS):
         raise CodecError(f"codec {codec.name!r} of {type(codec).__qualname__} is called as one of ours; rename it")
     _OBJECTS[codec.name] = codec
     return codec.name
+
+
+def is_object(spec: str) -> bool:
+    """Say whether a name stands for an object that `codec_name` was given."""
+    return spec in _OBJECTS
 
 
 def codec_names() -> list[str]:
