@@ -11,7 +11,16 @@ strategies that merge them. Every other codec goes through any strategy.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from penstock.codecs.registry import SPARSE_CODECS, codec_names, fingerprint, make_codec, parameter_names
+from penstock.codecs.codec import Codec
+from penstock.codecs.registry import (
+    SPARSE_CODECS,
+    codec_name,
+    codec_names,
+    fingerprint,
+    is_object,
+    make_codec,
+    parameter_names,
+)
 from penstock.codecs.spec import parse_spec, write_spec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum
@@ -166,7 +175,7 @@ def texts_of(codecs: Iterable[str]) -> dict[str, str]:
 
 
 def make_compression(
-    codec: str | None,
+    codec: str | Codec | None,
     density: float | None = None,
     warmup_spec: Warmup = None,
     warmup_every: int = 1,
@@ -176,6 +185,7 @@ def make_compression(
     candidates: Sequence[str] | None = None,
 ) -> Compression:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    codec = codec_name(codec) if isinstance(codec, Codec) else codec
     _check_types(codec, density, dense_below, warmup_every)
     _check_candidates(codec, candidates)
     if codec is not None:
@@ -213,7 +223,7 @@ def make_compression(
 def _check_types(codec: object, density: object, dense_below: object, warmup_every: object) -> None:
     """Refuse what is not even of the kind that is wanted."""
     if codec is not None and not isinstance(codec, str):
-        raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', or None")
+        raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', a Codec, or None")
     if density is not None and not isinstance(density, int | float):
         raise CodecError(f"density is {density!r}; wanted a number such as {DENSITY}")
     if not isinstance(dense_below, int) or dense_below < 0:
@@ -241,7 +251,7 @@ def _check_candidates(codec: str | None, candidates: object) -> None:
 def is_safe_for_adam(codec: str) -> bool:
     """Say whether a codec is shown safe for Adam's family; of a user's own source nothing is known, and said."""
     name, parameters = parse_spec(codec)
-    if name.endswith(".cll") or name in _SAFE_FOR_ADAM:
+    if name.endswith(".cll") or is_object(codec) or name in _SAFE_FOR_ADAM:
         return True
     return name == "blocks" and parameters.get("bits", 4) >= 4
 
@@ -249,7 +259,8 @@ def is_safe_for_adam(codec: str) -> bool:
 def check_known(codec: str) -> None:
     """Refuse a codec that nobody knows, naming those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
-    if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
+    known = (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS)
+    if name.endswith(".cll") or is_object(codec) or name.replace("-", "_") in known:
         return
     shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
     sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
@@ -263,7 +274,7 @@ def _sparse_exchange(codec: str) -> SparseExchange | None:
     """Return the exchange that a codec names; `topk(density=0.01)` is the codec of the language, for any strategy."""
     name, parameters = parse_spec(codec)
     name = _WRITTEN.get(name, name.replace("-", "_"))
-    return None if parameters and name in codec_names() else SPARSE.get(name)
+    return None if is_object(codec) or (parameters and name in codec_names()) else SPARSE.get(name)
 
 
 def _settings(codec: str, density: float | None) -> dict[str, float]:

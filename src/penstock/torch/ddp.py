@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
+from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, Warmup, make_compression
 from penstock.exchange.momentum import Momentum
@@ -73,7 +74,7 @@ class DistributedDataParallel(TorchDDP):
         *arguments: Any,
         planner: str = "exact",
         strategy: str = AUTO,
-        codec: str | None = None,
+        codec: str | Codec | None = None,
         candidates: Sequence[str] | None = None,
         density: float | None = None,
         warmup: Warmup = None,

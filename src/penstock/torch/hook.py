@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, Warmup, make_compression
 from penstock.exchange.momentum import Momentum
@@ -19,7 +20,7 @@ from penstock.torch.sender import TIMEOUT_SECONDS, BucketSender, Hook
 
 def comm_hook(
     strategy: str = AUTO,
-    codec: str | None = None,
+    codec: str | Codec | None = None,
     *,
     density: float | None = None,
     warmup: Warmup = None,
