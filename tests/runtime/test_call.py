@@ -1,8 +1,16 @@
-"""A resolved call (`Communicator.prepare_all_reduce`) does what `all_reduce` does."""
+"""A resolved call (`Communicator.prepare_all_reduce`) does what `all_reduce` does, and takes few steps to do it."""
+
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
+import penstock
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.registry import make_codec
 from penstock.errors import PenstockError, TransportError
@@ -11,6 +19,7 @@ from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from runtime.threads import outcomes, run_ranks
 
 PARTS = (0, 100, 130, 1000)
+PACKAGE = str(Path(penstock.__file__).parent)
 
 
 def gradients(rank: int, numel: int = PARTS[-1]) -> np.ndarray:
@@ -73,3 +82,42 @@ def test_a_call_of_a_failed_communicator_says_so() -> None:
         return "said"
 
     assert outcomes(2, rank, fabric) == ["said", ""]
+
+
+def calls_of(function: Callable[[], Any]) -> list[tuple[str, str]]:
+    """Return (file, function) of the package's own Python calls, in order of their first."""
+    found: dict[tuple[str, str], None] = {}
+
+    def note(frame: FrameType, event: str, _argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+            found.setdefault((code.co_filename.removeprefix(PACKAGE), code.co_qualname), None)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return list(found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "strategy", "functions", "files"),
+    [("onebit", "ring", 15, 6), ("onebit", "all_gather", 15, 6), ("dgc", "ring", 18, 7)],  # sizes of dgc's vary
+)
+def test_a_call_is_few_functions_in_few_files_from_kernels_and_messages(
+    spec: str, strategy: str, functions: int, files: int
+) -> None:
+    def rank(transport: MemoryTransport) -> list[tuple[str, str]]:
+        codec = make_codec(spec, transport.rank, on_nonfinite="note")
+        data, residual = gradients(transport.rank), PutOff(np.zeros(PARTS[-1], np.float32))
+        call = Communicator(transport).prepare_all_reduce(strategy, codec, PARTS)
+        for _ in range(3):
+            call.run(data, residual, scale=0.5)
+        return calls_of(lambda: call.run(data, residual, scale=0.5))
+
+    for found in run_ranks(2, rank):
+        ours = [one for one in found if not one[0].startswith("/runtime/transport/")]  # the engine's own
+        assert len(ours) <= functions, ours
+        assert len({file for file, _ in ours}) <= files, ours
+        assert set(chain(*ours)) >= {"Call.run", "Prepared._perform"}

@@ -19,13 +19,13 @@ from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
-from penstock.runtime.binding import Binder, Binding, Call, Memories
+from penstock.runtime.binding import Binder, Binding, Memories
 from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
-from penstock.runtime.transport import LAST_TAG, Bytes, Transport
+from penstock.runtime.transport import LAST_TAG, Transport
 from penstock.runtime.views import Flat, Scratch, bytes_at, flat
 from penstock.strategies.batches import Batches
 
@@ -179,7 +179,9 @@ class Prepared:
                     works[index].wait(timeout_seconds)  # type: ignore[union-attr]  # the schedule started it
                     works[index] = None
                 elif do is Do.SEND:
-                    view = messages[index] if sizes is None else _cut(messages[index], sizes[index])
+                    view = messages[index]
+                    if sizes is not None and (size := sizes[index]) is not None:
+                        view = view[: size[0](*size[1])]  # type: ignore[index]  # the part that is filled
                     works[index] = transport.isend(view, instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.RECV:
                     works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
@@ -244,8 +246,3 @@ class Prepared:
         return TransportError(
             self.program.strategy, self.transport.rank, f"{index}: {instruction}", instruction.peer, str(cause)
         )
-
-
-def _cut(message: Bytes | None, size: Call | None) -> Bytes | None:
-    """Return the part of a message that holds anything, where that is not all of it."""
-    return message if message is None or size is None else message[: size[0](*size[1])]
