@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.bench.stream import seconds_per_message
 from penstock.cost.sparse import SPARSE, Round
-from penstock.runtime.agree_max import WAIT_SECONDS, largest
+from penstock.runtime.timed import WAIT_SECONDS, largest
 from penstock.runtime.transport import Bytes, Transport
 
 _TAG, _BLOCKS, _TURNS = 1, 3, 6  # the median of so many blocks, of so many messages or merges each

@@ -22,7 +22,7 @@ from penstock.bench.quiet import gather, process_seconds, processors, seconds_of
 from penstock.bench.stream import latency_seconds, stream_network
 from penstock.codecs.codec import Capabilities, Codec
 from penstock.codecs.sparse.block import BlockForm, Entries
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.network import network_document
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import connected

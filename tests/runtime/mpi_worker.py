@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from penstock.errors import MismatchError, StrategyError, TransportError
 from penstock.runtime import Communicator
-from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.mpi import SEGMENT_NBYTES, MpiTransport
+from penstock.runtime.views import DTYPES
 from penstock.strategies import STRATEGIES
 from runtime.oracle import check, random_tensors
 from runtime.suicidal import Suicidal

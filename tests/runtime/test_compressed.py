@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.compll
-from penstock.codecs.dense.codec import DenseCodec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.errors import MismatchError, NonFiniteError, StrategyError, TransportError

@@ -3,8 +3,8 @@ import pytest
 
 from penstock.codecs.codec import Capabilities, Codec
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.sparse.published import PublishedCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import CodecError
 from penstock.runtime import measure_codecs as module
 from penstock.runtime.measure_codecs import HostMemory, measure_codecs

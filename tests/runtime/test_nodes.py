@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import MismatchError, PenstockError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.handshake import Claim, agree

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.codecs.codec import Codec
-from penstock.codecs.dense.codec import DenseCodec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.registry import SPARSE_CODECS, codec_names, make_codec
 from penstock.errors import NonFiniteError
 from penstock.exchange.compression import Compression

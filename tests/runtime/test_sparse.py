@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.sparse.published import PublishedCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import StrategyError
 from penstock.runtime import Communicator
 from penstock.strategies import SPARSE

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator, failure_diagnosis
 from penstock.runtime.transport.c10d import C10dTransport

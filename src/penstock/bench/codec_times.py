@@ -17,7 +17,7 @@ import torch
 
 from penstock.bench.codec_peers import PEERS, TAU, Inputs
 from penstock.codecs.codec import Codec
-from penstock.codecs.dense.codec import DenseCodec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import Residual
 from penstock.codecs.registry import make_codec
 from penstock.compll.ir import Program

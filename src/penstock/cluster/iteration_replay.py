@@ -25,8 +25,8 @@ from penstock.codecs.registry import make_codec
 from penstock.cost.ways import comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
-from penstock.runtime.agree_max import largest
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.timed import largest
 from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.codec import NOTE, Codec
-from penstock.codecs.dense.codec import DenseCodec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.header import MAX_PARAMETERS, ON_NONFINITE
 from penstock.codecs.spec import parse_spec
 from penstock.compll.frontend.parameters import bind_arguments
@@ -16,7 +16,7 @@ from penstock.compll.ir import Program
 from penstock.errors import CodecError
 
 if TYPE_CHECKING:  # their kernels are compiled: only who asks for a sparse codec imports them, and numba with them
-    from penstock.codecs.sparse.codec import SparseCodec
+    from penstock.codecs.sparse.sparse_codec import SparseCodec
 
 _DENSITY = 0.001  # the paper's
 _OBJECTS: dict[str, Codec] = {}  # the user's, by name: a plan writes a codec as text
@@ -119,7 +119,7 @@ def _dense(name: str, given: Mapping[str, float], seed: int, policy: Mapping[str
 
 def _sparse(**settings: Any) -> "SparseCodec":
     from penstock.codecs.sparse.block import VALUE_BITS
-    from penstock.codecs.sparse.codec import SparseCodec
+    from penstock.codecs.sparse.sparse_codec import SparseCodec
 
     if settings.get("value_bits") in VALUE_BITS:  # also where it is written as 16.0
         settings["value_bits"] = int(settings["value_bits"])

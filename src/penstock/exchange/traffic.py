@@ -7,8 +7,7 @@ from typing import Any
 from penstock.plan import Route
 from penstock.program import Collective
 from penstock.run_record import RouteUse
-from penstock.runtime.transport import Array, Bytes, Transport, Work
-from penstock.runtime.transport.forwarded import ForwardedNotes
+from penstock.runtime.transport import Array, Bytes, ForwardedNotes, Transport, Work
 
 
 @dataclass(frozen=True, slots=True)

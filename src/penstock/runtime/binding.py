@@ -21,11 +21,11 @@ from penstock.codecs.codec import Capabilities, Codec, DecodeFrom, EncodeInto
 from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
-from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
 from penstock.runtime.reduce import bits, merge_kernel
 from penstock.runtime.scaling import Scaling, at_encodes, at_first_touch, is_power_of_two
 from penstock.runtime.transport import Array, Bytes, Work
+from penstock.runtime.views import storage_dtype
 from penstock.strategies.batches import Piece
 
 Compute = Callable[..., Any]

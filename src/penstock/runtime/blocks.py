@@ -15,8 +15,7 @@ from penstock.codecs.codec import Codec
 from penstock.cost.collectives import best_block_nbytes
 from penstock.network import Network
 from penstock.program import Collective
-from penstock.runtime.dtypes import storage_dtype
-from penstock.runtime.views import Flat
+from penstock.runtime.views import Flat, storage_dtype
 from penstock.strategies.options import SMALLEST_BLOCK
 
 CROWDED_NBYTES = 4 << 20  # of a block where ranks outnumber half the cores of their one host

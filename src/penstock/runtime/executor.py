@@ -20,13 +20,12 @@ from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Program
 from penstock.runtime.binding import Binder, Binding, Memories
-from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
 from penstock.runtime.transport import LAST_TAG, Transport
-from penstock.runtime.views import Flat, Scratch, bytes_at, flat
+from penstock.runtime.views import ENCODED_DTYPES, Flat, Scratch, bytes_at, flat, storage_dtype
 from penstock.strategies.batches import Batches
 
 WINDOW = 4  # messages in flight each way; with 8 or 16, 16 MB on 8 hosts took 1.06-1.22x as long, in one run each

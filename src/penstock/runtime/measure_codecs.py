@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.cost.fit import Points, fit_measured
 from penstock.curves import CodecCurves, Curve
-from penstock.runtime.agree_max import largest
+from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport
 
 NUMELS = tuple(1 << exponent for exponent in range(10, 23, 2))  # 4 KiB to 16 MiB of float32

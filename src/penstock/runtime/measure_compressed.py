@@ -21,10 +21,9 @@ import numpy as np
 
 from penstock.cost.fit import Fit, fit_measured
 from penstock.plan import parse_route
-from penstock.runtime.agree_max import WAIT_SECONDS
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import fresh_pages
-from penstock.runtime.timed import LEAST, PILOTS, Points, Round, agreed_seconds, noise
+from penstock.runtime.timed import LEAST, PILOTS, WAIT_SECONDS, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = (1 << 21, 1 << 23, 1 << 25, 1 << 26)  # a processor's cache flatters codecs up to the third

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.codecs.codec import HeaderCodec
 from penstock.codecs.dense import bound
-from penstock.codecs.dense.codec import DenseCodec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import PutOff, Residual
 from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError

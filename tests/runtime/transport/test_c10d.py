@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from penstock.runtime.dtypes import DTYPES
+from penstock.runtime.views import DTYPES
 from penstock.strategies import SPARSE, STRATEGIES
 from runtime.oracle import check, random_tensors
 from runtime.workers import (

@@ -18,7 +18,7 @@ from penstock.codecs.feedback import Residual
 from penstock.codecs.header import FLAGS_OFFSET, Header, pack_header
 
 if TYPE_CHECKING:
-    from penstock.codecs.dense.codec import DenseCodec
+    from penstock.codecs.dense.dense_codec import DenseCodec
 
 KEPT = 64  # headers, of so many sizes of a payload
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.codecs.elements import Floats, from_float32, to_float32
-from penstock.codecs.sparse.kernels import ascending_below, read_gaps, write_gaps
+from penstock.codecs.sparse.entry_kernels import ascending_below, read_gaps, write_gaps
 from penstock.errors import CodecError
 
 Bytes = NDArray[np.uint8]

@@ -18,8 +18,8 @@ import numpy as np
 
 from penstock.codecs.codec import Capabilities, HeaderCodec
 from penstock.codecs.sparse.block import Entries
-from penstock.codecs.sparse.codec import SparseCodec
-from penstock.codecs.sparse.kernels import add_at
+from penstock.codecs.sparse.entry_kernels import add_at
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 
 
 @dataclass

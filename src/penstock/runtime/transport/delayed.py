@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.program import Collective
-from penstock.runtime.transport import Array, Bytes, Transport, Work
-from penstock.runtime.transport.forwarded import ForwardedNotes
+from penstock.runtime.transport import Array, Bytes, ForwardedNotes, Transport, Work
 
 
 @contextmanager

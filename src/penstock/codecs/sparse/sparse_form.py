@@ -18,7 +18,7 @@ from penstock.codecs.graphs import Replays
 from penstock.codecs.header import NOT_FINITE
 from penstock.codecs.payload_block import Block, Note, Piece, pinned, runs
 from penstock.codecs.sparse.block import Entries, index_dtype
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 
 
 @dataclass(frozen=True, slots=True)

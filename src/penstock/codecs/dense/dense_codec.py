@@ -33,7 +33,7 @@ from penstock.codecs.codec import (
     not_finite,
 )
 from penstock.codecs.dense import bound
-from penstock.codecs.dense.device import DeviceCodec
+from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual, memory_of
 from penstock.codecs.header import NOT_FINITE, PADDED, Header, header_nbytes, pack_header, parse_header

@@ -18,7 +18,7 @@ from penstock.codecs.header import NOT_FINITE, PADDED, Header, pack_header
 from penstock.errors import CodecError
 
 if TYPE_CHECKING:
-    from penstock.codecs.dense.codec import DenseCodec
+    from penstock.codecs.dense.dense_codec import DenseCodec
     from penstock.compll.backends.triton.backend import TritonKernels
 
 

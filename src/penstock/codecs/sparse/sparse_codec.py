@@ -36,8 +36,8 @@ from penstock.codecs.sparse.block import (
     entry_count,
     index_dtype,
 )
-from penstock.codecs.sparse.bound import bound_encode
-from penstock.codecs.sparse.kernels import add_at, cut, gather, put_at, subtract_at, unite
+from penstock.codecs.sparse.entry_kernels import add_at, cut, gather, put_at, subtract_at, unite
+from penstock.codecs.sparse.fused_encode import bound_encode
 from penstock.codecs.spec import number_text
 from penstock.compll.select import select_largest
 from penstock.errors import CodecError, NonFiniteError
@@ -219,7 +219,7 @@ class SparseCodec(HeaderCodec):
         if note is None and device in self._forms:
             return self._forms[device]
         from penstock.codecs.graphs import Replays
-        from penstock.codecs.sparse.device import SparseForm
+        from penstock.codecs.sparse.sparse_form import SparseForm
         from penstock.compll.backends.triton.fill_nan import Spoiler
         from penstock.compll.backends.triton.select_kernels import Selector
 

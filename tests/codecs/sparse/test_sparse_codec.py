@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from penstock.codecs.header import NOT_FINITE, PADDED, Header, pack_header, parse_header
 from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse.block import INDEX_FORMS, BlockForm, Entries, entry_count, largest_gaps_nbytes
-from penstock.codecs.sparse.codec import NAME, SparseCodec
-from penstock.codecs.sparse.kernels import read_gaps, write_gaps
+from penstock.codecs.sparse.entry_kernels import read_gaps, write_gaps
 from penstock.codecs.sparse.published import PublishedCodec
+from penstock.codecs.sparse.sparse_codec import NAME, SparseCodec
 from penstock.errors import CodecError, NonFiniteError
 from sparse_oracle import dyadic, keep_largest
 

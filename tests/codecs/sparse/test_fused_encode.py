@@ -9,8 +9,8 @@ from penstock.codecs.codec import HeaderCodec
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.header import NOT_FINITE, parse_header
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse.bound import HISTORY, ROUND, add_and_select
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.fused_encode import HISTORY, ROUND, add_and_select
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.compll.select import select_largest
 from penstock.errors import NonFiniteError
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.codecs.dense.codec import DenseCodec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, parse_header
 from penstock.codecs.registry import codec_names, make_codec
