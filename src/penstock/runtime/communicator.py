@@ -64,7 +64,7 @@ class Communicator:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
         self._patience_seconds = timeout_seconds - asking_seconds(timeout_seconds)  # of one message
         self._host, self.messages = host, messages
-        self._nodes: Nodes | None = None  # the ranks of each host, once somebody wanted to know
+        self._nodes: Nodes | None = None  # the ranks of each host, once they were asked for
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
@@ -163,7 +163,7 @@ class Communicator:
         return bool(form.queues) and codec.capabilities.defers_nonfinite_check
 
     def encodes(self, strategy: str) -> bool:
-        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, whoever leads its node."""
+        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, a leader does."""
         name, options = parse_strategy(strategy)
         return self._encodes(name, self._with_nodes(name, options))
 
@@ -173,7 +173,7 @@ class Communicator:
         return self.transport.rank in leaders(self.transport.world_size, Options(**options))
 
     def _with_nodes(self, strategy: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a strategy in two levels with the nodes that were found, where nobody said."""
+        """Return the options of a strategy in two levels with the nodes that were found, where none are given."""
         if strategy.replace("-", "_") != HIERARCHICAL or "nodes" in options or "ranks_per_node" in options:
             return options
         return {**options, "nodes": self.nodes()}
@@ -265,7 +265,7 @@ class Communicator:
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
             raise
         cores = self._agree(prepared, codec)
-        if self._shared_cores is None:  # the first agreement says where everybody is
+        if self._shared_cores is None:  # the first agreement says where all ranks are
             self._shared_cores = cores
             if cores:
                 return self._prepare(key[0], make, target, codec, form)  # perhaps with other blocks

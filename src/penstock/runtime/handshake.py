@@ -104,7 +104,7 @@ def _decide(transport: Transport, claim: Claim, timeout_seconds: float) -> _Foun
     buffers = [np.zeros(_NBYTES, np.uint8) for _ in peers]
     verdict, failure = _collect(transport, claim, buffers, timeout_seconds * _PATIENCE)
     answer = _packed(asdict(verdict))
-    with contextlib.suppress(TimeoutError, ConnectionError):  # whoever cannot be told finds out by itself
+    with contextlib.suppress(TimeoutError, ConnectionError):  # a rank that cannot be told finds out by itself
         for work in [transport.isend(answer, peer, CHECK_TAG) for peer in peers if peer != verdict.missing]:
             work.wait(timeout_seconds * (1 - _PATIENCE))
     return verdict, failure

@@ -184,7 +184,7 @@ class SparseCodec(HeaderCodec):
         self.write(chosen, block, numel)
 
     def read(self, block: Any, numel: int, room: str = "one") -> Entries | None:
-        """Return the entries of a block, or None of a step to be skipped; `CodecError` for what nobody wrote.
+        """Return the entries of a block, or None of a step to be skipped; `CodecError` for a damaged one.
 
         The entries may share the block's memory, or lie in the codec's room of that name until it is used again. Bytes
         behind the block are ignored: buffers have the largest size.

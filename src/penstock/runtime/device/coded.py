@@ -126,7 +126,7 @@ class _Whole(Binding):
 
     task: Task = field(kw_only=True)
     mark: Mark = field(kw_only=True)
-    is_open: bool = False  # nobody has looked yet at what the device found
+    is_open: bool = False  # the host has not looked yet at what the device found
 
     def settle(self) -> None:
         """Wait for the device, and tell what it found."""

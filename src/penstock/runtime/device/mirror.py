@@ -53,7 +53,7 @@ class Mark:
 
 
 def view_at(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Return a view of memory on a device that somebody else keeps alive."""
+    """Return a view of memory on a device that its owner keeps alive."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device=device)
     if device.type == "cuda":
