@@ -17,8 +17,8 @@ from penstock.bench.jobs import Place, run_job, serve
 from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
 from penstock.cli.output import format_seconds, print_json, print_table, progress
-from penstock.runtime.agree_max import largest
 from penstock.runtime.measure_network import measure_network
+from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport
 from penstock.trace import Trace
 from penstock.traces import find_trace

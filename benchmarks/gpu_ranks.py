@@ -32,7 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.bench.record import make_record, save_record
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
 from penstock.errors import PenstockError
 from penstock.runtime import Communicator
 from penstock.runtime.device import messages
@@ -176,7 +176,7 @@ def check_bits(results: Results) -> None:
 
 def digests(communicator: Communicator, spec: str, strategy: str, by_host: bool) -> tuple[list[str], str]:
     """Return the digests of three all-reduces' sums and of the residual after them."""
-    rank, codec, found = dist.get_rank(), wire_codec(spec, seed=dist.get_rank()), []
+    rank, codec, found = dist.get_rank(), make_codec(spec, dist.get_rank(), defers_nonfinite_check=True), []
     data, residual = torch.empty(PARTS[-1], device=DEVICE), torch.zeros(PARTS[-1], device=DEVICE)
     for step in range(3):
         data.copy_(torch.randn(PARTS[-1], generator=torch.Generator().manual_seed(100 * step + rank)))
@@ -189,7 +189,11 @@ def digests(communicator: Communicator, spec: str, strategy: str, by_host: bool)
 
 def check_nan(communicator: Communicator) -> tuple[bool, bool, str]:
     """Return whether rank 2's NaN arrives, whether other tensors stay finite, and the error of the next call."""
-    codec, data, error_found = wire_codec("onebit", seed=dist.get_rank()), torch.ones(PARTS[-1], device=DEVICE), "none"
+    codec, data, error_found = (
+        make_codec("onebit", dist.get_rank(), defers_nonfinite_check=True),
+        torch.ones(PARTS[-1], device=DEVICE),
+        "none",
+    )
     if dist.get_rank() == 2:
         data[500_000] = float("nan")
     communicator.all_reduce(data, strategy="parameter_server", codec=codec, parts=PARTS)
@@ -215,7 +219,7 @@ def time_kernels(results: Results) -> None:
 
 def kernel_times(spec: str) -> dict[str, Any]:
     """Return the bucket's size, and microseconds of encode, decode, three added decodes, and a plain multiply."""
-    codec = wire_codec(spec)
+    codec = make_codec(spec)
     form = codec.on_device(DEVICE)
     bounds = [0, *accumulate(SIZES)]
     pieces = sorted(piece for batch in make_batches(bounds, 4, None, 1 << 30).pieces for piece in batch)

@@ -19,7 +19,7 @@ from penstock.bench.jobs import Place, report, run_job
 from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption
 from penstock.cli.output import print_json, print_table
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import ClusterError
 from penstock.reproduce.gtop_k import DENSITY, MODELS
 from penstock.runtime.communicator import Communicator

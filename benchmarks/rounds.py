@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.bench.stream import seconds_per_message
-from penstock.runtime.agree_max import WAIT_SECONDS, largest
+from penstock.runtime.timed import WAIT_SECONDS, largest
 from penstock.runtime.transport import Bytes, Transport
 from penstock.strategies import find_strategy
 from penstock.strategies.closed_form import Round, SparseSteps

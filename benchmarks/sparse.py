@@ -23,7 +23,7 @@ from penstock.cli.bench_collectives import parse_engines
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
 from penstock.cli.output import print_json, print_table
 from penstock.cluster.topology import parse_rates
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import ClusterError, PenstockError
 from penstock.network import Network
 from penstock.program import Op

@@ -20,8 +20,9 @@ import numpy as np
 from penstock.bench.jobs import report
 from penstock.bench.quiet import gather, process_seconds, processors, seconds_of_others, wait_until_idle
 from penstock.bench.stream import latency_seconds, stream_network
+from penstock.codecs.codec import Capabilities, Codec
 from penstock.codecs.sparse.block import BlockForm, Entries
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.network import network_document
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import connected
@@ -138,8 +139,10 @@ class Others:
         return round(used / (monotonic() - self._began) / processors(), 3)
 
 
-class Preselected:
+class Preselected(Codec):
     """A sparse codec whose block is there already, and whose result stays a block."""
+
+    capabilities = Capabilities(merging=True)
 
     def __init__(self, codec: SparseCodec, numel: int, seed: int) -> None:
         self.codec = codec

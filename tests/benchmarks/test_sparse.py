@@ -11,7 +11,7 @@ import pytest
 
 from penstock.bench.jobs import Place
 from penstock.cluster import emulated_cluster
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import ClusterError
 from penstock.network import Network
 from rounds import Rounds, measure_rounds, rounds_from

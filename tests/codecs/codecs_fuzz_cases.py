@@ -1,8 +1,7 @@
 """The cases of both fuzzers of decoding: what an input of bytes does.
 
 The first byte chooses the codec, the second what is done with the rest: taken as a whole payload, as a body under an
-honest header, as bits to flip in an honest payload, or as such a payload of several tensors. Every case runs between
-guard elements that must not change.
+honest header, or as bits to flip in an honest payload. Every case runs between guard elements that must not change.
 """
 
 import numpy as np
@@ -21,15 +20,7 @@ def honest(codec):
     return out[: codec.encode(gradient, None, out)].tobytes()
 
 
-def honest_many(codec):
-    out = np.zeros(codec.max_nbytes_many(EDGES), np.uint8)
-    gradient = np.random.default_rng(1).standard_normal(NUMEL).astype(np.float32)
-    return out[: codec.encode_many(gradient, EDGES, None, out)].tobytes()
-
-
-EDGES = np.array([0, 9, 9, 40, NUMEL])
 PAYLOADS = [honest(codec) for codec in CODECS]
-MANY = {number: honest_many(codec) for number, codec in enumerate(CODECS) if codec.program.name in ("onebit", "topk")}
 
 
 def payload_from(codec, whole, kind, data):
@@ -53,14 +44,11 @@ def one_input(data):
     if len(data) < 2:
         return
     number, kind = data[0] % len(CODECS), data[1] % 4
-    codec, is_many = CODECS[number], data[1] & 4 and data[0] % len(CODECS) in MANY
-    whole = MANY[number] if is_many else PAYLOADS[number]
-    payload = np.frombuffer(payload_from(codec, whole, kind, data[2:]), np.uint8)
+    codec = CODECS[number]
+    payload = np.frombuffer(payload_from(codec, PAYLOADS[number], kind, data[2:]), np.uint8)
     room = np.full(NUMEL + 32, 5.0, np.float32)
     try:
-        if is_many:
-            codec.decode_many(payload, EDGES, room[16:-16])
-        elif kind == 2:
+        if kind == 2:
             codec.decode_add(payload, room[16:-16], 0.5)
         else:
             codec.decode(payload, room[16:-16])

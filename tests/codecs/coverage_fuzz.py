@@ -15,7 +15,7 @@ from typing import Any
 
 from codecs_fuzz_cases import CODECS, one_input
 
-WATCHED = ("penstock/codecs/", "penstock/compll/layout.py")
+WATCHED = ("penstock/codecs/", "penstock/compll/lower/payload_layout.py")
 LOOK = 400  # one input in so many is traced: tracing costs far more than the case itself
 MAX_NBYTES = 256
 

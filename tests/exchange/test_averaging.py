@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exchange.parcels import average
+from penstock.codecs.codec import NOTE
+from penstock.codecs.registry import make_codec
 from penstock.exchange.arrays import NumpyArrays
 from penstock.exchange.averaging import Averaging
 from penstock.exchange.compression import make_scheme
 from penstock.exchange.momentum import Momentum
-from penstock.exchange.nonfinite import watched_codec
 from penstock.exchange.parameter_state import Memory
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
@@ -133,10 +134,10 @@ def test_gradients_of_64_bits_are_clipped_too() -> None:
 
 def test_a_residual_that_is_not_finite_is_noticed_by_whoever_receives_it() -> None:
     for codec in ("sparse(density=0.1)", "onebit"):
-        watched = watched_codec(codec, seed=0)
+        watched = make_codec(codec, 0, on_nonfinite=NOTE)
         payload, out = np.zeros(watched.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
         watched.encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)
-        receiver = watched_codec(codec, seed=1)
+        receiver = make_codec(codec, 1, on_nonfinite=NOTE)
         receiver.decode(payload, out)
         assert receiver.saw_nonfinite()
 

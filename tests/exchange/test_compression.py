@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError
 from penstock.exchange.compression import ANY, SPARSE, Compression, from_options, make_scheme
 from penstock.exchange.momentum import Momentum
@@ -44,16 +44,16 @@ def test_a_value_that_means_nothing_is_refused_where_it_is_written():
 @pytest.mark.parametrize("density", [1 / 3, 0.1234567, 1e-9, 1, 0.9999999])
 def test_a_density_keeps_all_its_digits(density):
     compression = make_scheme("gtopk", density)
-    assert wire_codec(compression.codec).codec.density == density
+    assert make_codec(compression.codec).density == density
     warming = make_scheme("gtopk", 0.5, warmup_spec=[density])
-    assert wire_codec(warming.codec_at(warming.codec, 0)).codec.density == density
+    assert make_codec(warming.codec_at(warming.codec, 0)).density == density
 
 
 @pytest.mark.parametrize("codec", ["gtopk", "gtopk-published", "sparse", "published"])
 def test_values_of_a_sparse_exchange_may_have_16_bits_also_while_it_warms_up(codec):
     compression = make_scheme(f"{codec}(density=0.1, value_bits=16)", warmup_spec=[0.5])
     for iteration, density in enumerate((0.5, 0.1)):
-        made = wire_codec(compression.codec_at(compression.codec, iteration)).codec
+        made = make_codec(compression.codec_at(compression.codec, iteration))
         sparse = getattr(made, "codec", made)
         assert (sparse.density, sparse.value_bits) == (density, 16)
 

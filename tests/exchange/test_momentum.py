@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum, sent_from
 from sparse_oracle import dyadic, keep_largest

@@ -14,8 +14,8 @@ from mpi4py import MPI
 from every_call import dense_calls
 from penstock.errors import MismatchError, StrategyError, TransportError
 from penstock.runtime import Communicator
-from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.mpi import SEGMENT_NBYTES, MpiTransport
+from penstock.runtime.views import DTYPES
 from runtime.oracle import check, random_tensors
 from runtime.suicidal import Suicidal
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from penstock.program import split
-from penstock.runtime.dtypes import DTYPES
+from penstock.runtime.views import DTYPES
 
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last place
 TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-133}  # smallest subnormal: sums may round to it

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from penstock.codecs.codec import Codec
 from penstock.program import DATA, Collective, Program, Slice
 from penstock.program.builder import ProgramBuilder
 
@@ -68,7 +69,7 @@ def coded_exchange(numel: int) -> Program:
     return builder.build()
 
 
-class Halves:
+class Halves(Codec):
     """A toy codec: float32 as float16, with a byte count in front to make sizes odd."""
 
     name = "halves"

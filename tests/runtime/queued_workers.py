@@ -7,7 +7,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported; host memory i
 import torch
 import torch.distributed as dist
 
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
 from penstock.runtime.device.coded import prepare_coded
 from penstock.runtime.device.messages import GroupedMessages
 from penstock.runtime.device.mirror import Mirror
@@ -31,7 +31,7 @@ def gradients(rank, step, numel=NUMEL):
 
 
 def _run(rank, spec, strategy, steps, queued):
-    codec, transport = wire_codec(spec, seed=rank), C10dTransport()
+    codec, transport = make_codec(spec, rank, defers_nonfinite_check=True), C10dTransport()
     form = codec.on_device(DEVICE)
     # Through the host messages are cut into blocks; queued ones are not. It must make no difference.
     block = NUMEL if queued else 1200
@@ -54,7 +54,7 @@ def _run(rank, spec, strategy, steps, queued):
 def spoil_one_rank(rank, spec, strategy):
     """Put infinity into the last rank's first bucket; return in which call the host heard of it, and which are NaN."""
     heard, call = [], 0
-    codec = wire_codec(spec, seed=rank)
+    codec = make_codec(spec, rank, defers_nonfinite_check=True)
     form = codec.on_device(DEVICE, lambda: heard.append(call))
     options = Options(block_numel=NUMEL, ranks_per_node=2)
     program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)

@@ -15,8 +15,8 @@ from penstock.network import Network
 from penstock.program import Collective, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.runtime import Communicator
-from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
+from penstock.runtime.views import DTYPES
 from penstock.strategies.linear_pipeline import best_block_nbytes
 from runtime.oracle import check, random_tensors
 from runtime.programs import Halves, coded_exchange, exchange, ring

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Collective, Slice
 from penstock.program.builder import ProgramBuilder
-from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.executor import prepare
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
-from penstock.runtime.views import Scratch
+from penstock.runtime.views import DTYPES, Scratch
 from runtime.programs import Halves, chain, coded_exchange, data, exchange, ring
 from runtime.threads import outcomes, run_ranks
 

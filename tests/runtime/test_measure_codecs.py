@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from penstock.codecs.codec import Capabilities, Codec
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.sparse.published import PublishedCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import CodecError
 from penstock.runtime import measure_codecs as module
 from penstock.runtime.measure_codecs import HostMemory, measure_codecs
@@ -11,7 +12,7 @@ from penstock.runtime.measure_network import measure_network
 from runtime.threads import run_ranks
 
 
-class Paced:
+class Paced(Codec):
     """A codec whose operations take as long as a line says; it packs sixteen bytes into one, behind 40 of header."""
 
     name = "paced"
@@ -72,6 +73,7 @@ def test_payloads_that_differ_in_size_from_encode_to_encode_are_decoded_as_they_
     codec, decoded = make_codec(name), []
 
     class Watching:
+        capabilities = Capabilities()
         max_nbytes, encode, decode_add = codec.max_nbytes, codec.encode, codec.decode_add
 
         def decode(self, read, out):
@@ -90,6 +92,7 @@ def test_two_different_blocks_are_merged_each_time():
     codec, merged = SparseCodec(0.1), []
 
     class Watching:
+        capabilities = Capabilities(merging=True)
         max_nbytes, encode, decode, decode_add = codec.max_nbytes, codec.encode, codec.decode, codec.decode_add
 
         def merge(self, read, write, residual):

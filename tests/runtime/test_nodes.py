@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.codecs.feedback import PutOff
-from penstock.codecs.sparse.codec import SparseCodec
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import MismatchError, PenstockError, TransportError
 from penstock.runtime import Communicator
 from penstock.runtime.handshake import Claim, agree
@@ -33,7 +33,7 @@ def placed(
 @cache
 def compiled(spec: str) -> Any:
     """Return a codec for all ranks; loading its kernels takes longer than using them here."""
-    return wire_codec(spec)
+    return make_codec(spec)
 
 
 def oracle(hosts: list[str]) -> tuple[tuple[int, ...], ...]:
@@ -87,7 +87,7 @@ def test_bits_are_the_same_everywhere_and_what_a_leader_does_not_send_it_keeps(
         communicator, encoder = placed(transport, hosts), compiled(codec)
         encodes = communicator.encodes("hierarchical")
         kept = np.zeros(NUMEL, np.float32)
-        residual = PutOff(kept) if getattr(encoder, "puts_off", False) else kept
+        residual = PutOff(kept) if encoder.capabilities.deferred_feedback else kept
         applied = []
         for step in range(steps):
             values = data[step, transport.rank].copy()

@@ -10,8 +10,9 @@ import torch
 
 from every_call import sparse_calls
 from exchange.parcels import average
-from penstock.codecs.registry import codec_names, make_codec
-from penstock.codecs.wire import SPARSE_CODECS, WireCodec, WireSparse, wire_codec
+from penstock.codecs.codec import Codec
+from penstock.codecs.dense.dense_codec import DenseCodec
+from penstock.codecs.registry import SPARSE_CODECS, codec_names, make_codec
 from penstock.errors import NonFiniteError
 from penstock.exchange.averaging import Averaging
 from penstock.exchange.compression import Scheme
@@ -44,9 +45,9 @@ PAIRS = [(strategy, codec) for strategy, codec in PAIRS if carries(strategy.rpar
 
 
 @cache
-def compiled(name: str) -> WireCodec | WireSparse:
+def compiled(name: str) -> Codec:
     """Return a codec whose kernels are loaded, which takes longer than using them here."""
-    codec = wire_codec(name)
+    codec = make_codec(name)
     values, payload = np.ones(8, np.float32), np.zeros(codec.max_nbytes(8), np.uint8)
     codec.encode(values, np.zeros(8, np.float32), payload)
     codec.decode(payload, values)
@@ -54,11 +55,9 @@ def compiled(name: str) -> WireCodec | WireSparse:
     return codec
 
 
-def of_one_rank(name: str, rank: int) -> WireCodec | WireSparse:
+def of_one_rank(name: str, rank: int) -> Codec:
     codec = compiled(name)
-    return (
-        WireCodec(replace(codec.codec, seed=rank, _calls=count())) if isinstance(codec, WireCodec) else wire_codec(name)
-    )
+    return replace(codec, seed=rank, _calls=count()) if isinstance(codec, DenseCodec) else make_codec(name)
 
 
 @pytest.mark.parametrize(("strategy", "name"), PAIRS)
@@ -128,7 +127,7 @@ def test_ranks_that_follow_hear_of_16_bit_gradients_too(dtype: torch.dtype) -> N
         data[7] = torch.nan if transport.rank == 3 else 1.0
         with pytest.raises(NonFiniteError):
             Communicator(transport, TIMEOUT_SECONDS).all_reduce(
-                data, "hierarchical(ranks_per_node=2)", WireCodec(make_codec("onebit"))
+                data, "hierarchical(ranks_per_node=2)", make_codec("onebit")
             )
 
     run_ranks(RANKS, rank)

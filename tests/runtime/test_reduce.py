@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import StrategyError
-from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.reduce import bits, merge_kernel
+from penstock.runtime.views import DTYPES
 
 PLAIN = [name for name in DTYPES if name != "bfloat16"]
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from every_call import sparse_calls
-from penstock.codecs.sparse.codec import SparseCodec
 from penstock.codecs.sparse.published import PublishedCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import StrategyError
 from penstock.runtime import Communicator
 from runtime.programs import Halves

@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 
 from every_call import sparse_calls
-from penstock.codecs.sparse.codec import SparseCodec
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import MismatchError, TransportError
 from penstock.runtime import Communicator, failure_diagnosis
-from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.transport.c10d import C10dTransport
 from runtime.oracle import random_tensors
 from runtime.suicidal import Suicidal
@@ -80,7 +79,7 @@ def survive_the_death_of(
 ) -> tuple[str, list[str]]:
     """Run all-reduces while `victim` kills itself before its `actions`-th message; return how we failed."""
     tensor = torch.ones(numel)
-    compression: dict[str, Any] = {"codec": wire_codec(codec), "residual": torch.zeros(numel)} if codec else {}
+    compression: dict[str, Any] = {"codec": make_codec(codec), "residual": torch.zeros(numel)} if codec else {}
     options = {"strategy": strategy, "block_numel": max(1, numel // 10), **compression}
     run_ranks(2, lambda alone: Communicator(alone).all_reduce(tensor.clone(), **options))  # kernels compiled or loaded
     transport: Any = C10dTransport()
@@ -158,19 +157,6 @@ def reduce_on_the_device(rank: int, numel: int) -> np.ndarray:
         results.append(tensor.cpu().numpy())
     assert results[0].tobytes() == results[1].tobytes()
     return results[0]
-
-
-def compare_through_the_store(rank: int, numels: list[int]) -> str:
-    """Compare claims as ranks of NCCL do: through the store, without a message on the network."""
-    from penstock.runtime.device.nccl import NcclTransport
-
-    transport = NcclTransport()
-    try:
-        for numel in numels:
-            agree(transport, Claim(strategy="ring", numel=numel + (rank if numel == numels[-1] else 0)), 10.0)
-    except MismatchError as error:
-        return str(error)
-    return "no error"
 
 
 def reduce_sparsely(rank: int, gradients: np.ndarray, density: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -8,8 +8,10 @@ import torch
 
 import torch_compressed as training
 import torch_training
+from penstock.codecs.registry import codec_name
 from penstock.errors import CodecError, FormatError
 from penstock.torch import DistributedDataParallel
+from python_codecs import Int8
 from spawn import spawn
 from torch_conserved import EXACT, STEPS, check_conserved, gradients
 
@@ -33,6 +35,7 @@ ROUNDED = {  # codecs whose values are rounded, so that sums are right to float3
     "terngrad": {"codec": "terngrad"},
     "blocks": {"codec": "blocks(bits=4, block=16)"},
     "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
+    "written in Python": {"codec": Int8(), "network": None},
 }
 MIXED = {planner: training.mixed_options(planner, EXACT) for planner in ("joint", "selective")}
 
@@ -84,7 +87,7 @@ def test_the_plan_names_the_codec(two_ranks, case):
         assert "the network could not be measured" in two_ranks[0][case]["explain"]
         assert case == "auto"
         return
-    codec = (CASES | ROUNDED)[case]["codec"]
+    codec = codec_name((CASES | ROUNDED)[case]["codec"])
     wanted = codec if "topk" not in codec or "(" in codec else "sparse(density=0.1)"
     assert {bucket.codec for bucket in plan.buckets} == {wanted}
 
@@ -184,6 +187,12 @@ def test_a_step_that_is_skipped_changes_nothing_that_is_owed():
 def test_torchs_own_wrapper_takes_our_hook_with_a_codec():
     ranks = spawn(2, training.echo_by_bare_hook, EXACT)
     check_conserved(ranks, gradients(2, 5))
+    assert ranks[0]["sent"] > 0
+
+
+def test_our_hook_takes_a_codec_written_in_python():
+    ranks = spawn(2, training.echo_by_bare_hook, Int8())
+    check_conserved(ranks, gradients(2, 5), 1e-4)
     assert ranks[0]["sent"] > 0
 
 
@@ -310,7 +319,7 @@ def deep_gradient_compression(
         ({"codec": "gtopk", "select": "model"}, "select='model' with planner 'exact'; wanted 'single'"),
         ({"codec": "gtopk", "clip": 0.0}, "gradients clipped to norm 0.0; wanted more than 0"),
         ({"codec": "gtopk", "density": "0.1"}, "density is '0.1'; wanted a number such as 0.001"),
-        ({"codec": 5}, "codec is 5; wanted a name such as 'onebit', or None"),
+        ({"codec": 5}, "codec is 5; wanted a name such as 'onebit', a Codec, or None"),
         ({"codec": "onebit", "dense_below": -5}, "dense_below is -5; wanted a number of elements, 0 or more"),
         ({"codec": "gtopk", "warmup_every": 5}, "warmup_every is 5, and there is no warmup; wanted both, or neither"),
         ({"density": 0.1}, "density or warmup without a codec; wanted one of gtopk, topk, gtopk_published"),

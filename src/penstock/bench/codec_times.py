@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from penstock.bench.codec_peers import PEERS, TAU, Inputs
-from penstock.codecs.dense.codec import Codec
+from penstock.codecs.codec import Codec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import Residual
 from penstock.codecs.registry import make_codec
 from penstock.compll.ir import Program
@@ -120,8 +121,9 @@ def _case(settings: Settings, codec: str, operation: str, name: str) -> dict[str
 
 def _moved(settings: Settings, codec: str, operation: str) -> int:
     made = make_codec(SPECS["topk" if codec == "select" else codec])
+    assert isinstance(made, DenseCodec)
     payload = made.max_nbytes(settings.nbytes // 4)
-    if any(field.counts for field in made.program.layout.fields) and made.program.name not in ("topk", "dgc"):
+    if made.capabilities.variable_size and made.program.name not in ("topk", "dgc"):
         payload = _sent_nbytes(made, settings.nbytes // 4)
     return moved_nbytes(made.program, operation, settings.nbytes, payload)
 

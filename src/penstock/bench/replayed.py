@@ -18,9 +18,9 @@ from penstock.cluster.topology import parse_rate
 from penstock.cost.ways import way_for
 from penstock.network import Network
 from penstock.planners import find_planner
-from penstock.runtime.agree_max import largest
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure_network import NATIVE, measure_network
+from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.delayed import delayed
 from penstock.simulator.iteration import predict

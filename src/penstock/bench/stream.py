@@ -14,9 +14,9 @@ import numpy as np
 
 from penstock.cost.fit import Points, fit_measured
 from penstock.network import Network
-from penstock.runtime.agree_max import largest
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.reduce import merge_kernel
+from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport, Work
 
 # Bytes; the blocks of rings and pipelines of more than 1 MB lie between. Smaller messages would tell about the cores

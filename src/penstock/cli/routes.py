@@ -17,6 +17,6 @@ def check_routes(routes: Iterable[str]) -> None:
         if name not in known:
             raise PlanError(f"no all-reduce strategy called {name!r}; wanted one of {', '.join(known)}")
         if route.codec:
-            from penstock.codecs.wire import wire_codec
+            from penstock.codecs.registry import make_codec
 
-            wire_codec(route.codec)
+            make_codec(route.codec)

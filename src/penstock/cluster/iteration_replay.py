@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
 from penstock.cost.ways import comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
-from penstock.runtime.agree_max import largest
-from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.timed import largest
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import COMPUTE, Span, Timeline
@@ -86,7 +86,7 @@ class Gradients:
     def codec(self, spec: str) -> Codec:
         """Return the codec of a plan; made once."""
         if spec not in self._codecs:
-            self._codecs[spec] = wire_codec(spec)
+            self._codecs[spec] = make_codec(spec)
         return self._codecs[spec]
 
 

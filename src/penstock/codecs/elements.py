@@ -1,6 +1,6 @@
 """Gradients of every element type as the float32 vectors that kernels work on, and back.
 
-numpy has no bfloat16: as everywhere in penstock (`runtime.dtypes`), an array of uint16 holds its bits. A torch tensor
+numpy has no bfloat16: as everywhere in penstock (`runtime.views`), an array of uint16 holds its bits. A torch tensor
 on the CPU is looked at through its memory, without a copy.
 """
 

@@ -6,7 +6,7 @@ operation (Karimireddy et al., 2019; 1-bit SGD, 2014). Nothing is lost, only lat
 A `Residual` puts the subtraction off: it keeps v = gradient + residual, and the payload that was made of it. What was
 not sent is v - decode(payload), and the next encode takes it off while it loads v anyway: three streams over memory
 (read the gradient, read v, write v) where subtracting at once takes five. `values()` is the residual itself, whenever
-someone needs it: a checkpoint, another set of buckets, a test. The arithmetic is the same to the bit. (On the CPU only
+it is needed: a checkpoint, another set of buckets, a test. The arithmetic is the same to the bit. (On the CPU only
 codecs whose decode is element-wise put it off; for the others subtracting costs next to nothing.)
 """
 
@@ -37,19 +37,19 @@ class Residual:
     memory: Any
     pending: Any = None  # body of the last payload, not yet taken off
     factor: float = 1.0  # what gradients are multiplied by before they are added, while they are read anyway
-    _codec: Subtracts | None = field(default=None, repr=False)
+    codec: Subtracts | None = field(default=None, repr=False)  # that made the payload
 
     def values(self) -> Any:
         """Return what was not sent so far, in `memory` itself."""
         if self.pending is not None:
-            assert self._codec is not None
-            self._codec.subtract(self.pending, self.memory)
+            assert self.codec is not None
+            self.codec.subtract(self.pending, self.memory)
             self.pending = None
         return self.memory
 
     def put_off(self, codec: Subtracts, body: Any) -> None:
         """Note a payload to be taken off later; its bytes are copied, since the buffer is the caller's."""
-        self._codec = codec
+        self.codec = codec
         if self.pending is not None and len(self.pending) == len(body):
             self.pending[:] = body
         else:
@@ -57,7 +57,7 @@ class Residual:
 
     def waits_for(self, codec: Subtracts) -> bool:
         """Whether a payload of this codec is still to be taken off; one of another codec is taken off now."""
-        if self.pending is not None and self._codec is not codec:
+        if self.pending is not None and self.codec is not codec:
             self.values()
         return self.pending is not None
 
@@ -66,7 +66,8 @@ class Residual:
 class PutOff:
     """The residual of a bucket: flat memory, of which a program encodes pieces, each with what it has put off.
 
-    What `runtime.codec.Deferred` asks for. One program at a time holds the pieces; another one settles them first.
+    A codec with `deferred_feedback` is given the pieces, any other the settled `values()`. One program at a time holds
+    the pieces; another one settles them first: `generation` changes, and it asks for them again.
     """
 
     memory: NDArray[np.float32]
@@ -94,7 +95,7 @@ class PutOff:
         return self.memory
 
     def forget(self) -> None:
-        """Take the memory as it is: somebody has just written all of it."""
+        """Take the memory as it is: all of it has just been written."""
         for piece in self._pieces.values():
             piece.pending = None
 

@@ -7,7 +7,7 @@ of 16 so that the body behind it keeps the alignment of the buffer:
     0       4      magic, "PNSK"
     4       1      version of this header, 1
     5       1      p, the number of parameters, 0 to 16
-    6       2      flags: 1, the body is padded; 2, the gradient was not finite and there is no body; 4, several tensors
+    6       2      flags: 1, the body is padded; 2, the gradient was not finite and there is no body
     8       8      elements of the gradient
     16      8      bytes of the body that follows
     24      16     name of the codec, ASCII, padded with zeros
@@ -38,7 +38,6 @@ _ALIGNMENT = 16
 
 PADDED = 1  # the fields may end before the body does: a GPU counts them, and the host does not wait to learn
 NOT_FINITE = 2  # nothing was encoded (`on_nonfinite="skip"`); decoding gives NaN, so that every rank skips the step
-SEGMENTED = 4  # the body holds several tensors: `many.py` says how
 
 ON_NONFINITE = ("raise", "skip")  # what a codec may do about a gradient that holds NaN or infinity
 
@@ -51,7 +50,7 @@ class Header:
     parameters: tuple[float, ...]  # in the order the algorithm declares them
     numel: int  # elements of the gradient
     body_nbytes: int  # bytes after the header
-    flags: int = 0  # PADDED, NOT_FINITE, SEGMENTED
+    flags: int = 0  # PADDED, NOT_FINITE
 
     @property
     def nbytes(self) -> int:
@@ -113,6 +112,6 @@ def _check_rest(payload: bytes, count: int, flags: int, possible: bool, numel: i
     if found != wanted:
         raise CodecError(f"header checksum {found:#010x}; wanted {wanted:#010x}: bytes changed on the way")
     padding = bytes(payload[_FIXED.size + 8 * count : end])
-    if flags > PADDED | NOT_FINITE | SEGMENTED or padding.strip(b"\0") or not possible:
+    if flags > PADDED | NOT_FINITE or padding.strip(b"\0") or not possible:
         found = f"{numel} elements, flags {flags:#x} and {shorten(padding)} where zeros belong"
-        raise CodecError(f"header with {found}: nobody writes such; it is damaged")
+        raise CodecError(f"header with {found}: no codec writes such; it is damaged")

@@ -1,15 +1,42 @@
-"""Codecs by name: every algorithm that penstock ships, and every `.cll` file there is a path to."""
+"""Codecs by name: algorithms that penstock ships, `.cll` files, sparse codecs, and objects of the user's."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from penstock.codecs.dense.codec import Codec
+from penstock.codecs.codec import NOTE, Codec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.header import MAX_PARAMETERS, ON_NONFINITE
 from penstock.codecs.spec import parse_spec
 from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.ir import Program
 from penstock.errors import CodecError
+
+if TYPE_CHECKING:  # their kernels are compiled: only who asks for a sparse codec imports them, and numba with them
+    from penstock.codecs.sparse.sparse_codec import SparseCodec
+
+_DENSITY = 0.001  # the paper's
+_OBJECTS: dict[str, Codec] = {}  # the user's, by name: a plan writes a codec as text
+
+
+def codec_name(codec: str | Codec) -> str:
+    """Return a codec as plans write it; an object of the user's is found by its name from now on."""
+    if isinstance(codec, str):
+        return codec
+    if not re.fullmatch(r"[A-Za-z][\w.-]*(\([^()+/]*\))?", codec.name, re.ASCII):
+        raise CodecError(f"a codec called {codec.name!r}; wanted letters, as in a plan: mine, or mine(bits=4)")
+    if parse_spec(codec.name)[0] in (*codec_names(), *SPARSE_CODECS):
+        raise CodecError(f"codec {codec.name!r} of {type(codec).__qualname__} is called as one of ours; rename it")
+    _OBJECTS[codec.name] = codec
+    return codec.name
+
+
+def is_object(spec: str) -> bool:
+    """Say whether a name stands for an object that `codec_name` was given."""
+    return spec in _OBJECTS
 
 
 def codec_names() -> list[str]:
@@ -27,37 +54,85 @@ def parameter_names(name: str) -> list[str]:
     return [parameter.name for parameter in _compile(name, {}).parameters]
 
 
-def text_fingerprint(spec: str) -> str:
-    """Return what differs between codecs of one name whose text, or an operator that it calls, is not the same."""
-    return _compile(*parse_spec(spec)).fingerprint
-
-
-def make_codec(spec: str, seed: int = 0, on_nonfinite: str = "raise", **parameters: float) -> Codec:
-    """Return a codec: `spec` is a name, a name with parameters such as `topk(density=0.01)`, or a path to a `.cll`."""
-    from penstock.compll.backends.numba.backend import NumbaKernels
-
-    name, given = parse_spec(spec)
-    if on_nonfinite not in ON_NONFINITE:
-        raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
-    if not 0 <= seed < 1 << 32:
-        raise CodecError(f"seed {seed}; wanted 0 to {(1 << 32) - 1}")
-    program = _compile(name, given | parameters)
-    if len(program.parameters) > MAX_PARAMETERS or len(program.name) > 16:
-        raise CodecError(
-            f"{program.name}: a payload's header holds a name of 16 letters and {MAX_PARAMETERS} parameters"
-        )
-    values = bind_arguments(program, given | parameters)
-    arguments = {item.name: value for item, value in zip(program.arguments, values, strict=True)}
-    every = {item.name: float(item.value if item.is_constant else arguments[item.name]) for item in program.parameters}  # type: ignore[arg-type]
-    return Codec(program, every, arguments, NumbaKernels(program), seed, on_nonfinite)
+def fingerprint(spec: str) -> str:
+    """Return what differs between codecs of one name whose text, class, or an operator that it calls, do."""
+    if spec in _OBJECTS:
+        return _OBJECTS[spec].fingerprint
+    name, parameters = parse_spec(spec)
+    return "" if name in SPARSE_CODECS else _compile(name, parameters).fingerprint
 
 
 def codec_digest(spec: str) -> str:
     """Return what changes when a codec computes something else: its text, its parameters, and the compiler's."""
-    from penstock.codecs.wire import SPARSE_CODECS
-
+    if spec in _OBJECTS:
+        return f"{spec} {_OBJECTS[spec].fingerprint}"
     name, given = parse_spec(spec)
     return spec if name in SPARSE_CODECS else f"{spec} {_compile(name, given).key}"
+
+
+def make_codec(
+    spec: str | Codec,
+    seed: int = 0,
+    on_nonfinite: str = "raise",
+    defers_nonfinite_check: bool = False,
+    **parameters: float,
+) -> Codec:
+    """Return the codec that a name stands for, such as `topk(density=0.01)`, a path to a `.cll`, or a name we were
+    given an object for; of an object, a copy.
+
+    `sparse(density=0.001)` can also have `value_bits`; `published(density=0.001)` keeps residuals as gTop-k published.
+    `seed` differs between ranks. `on_nonfinite` says what becomes of NaN and infinity: they are raised, the step is
+    skipped, or (`note`) the owner asks `saw_nonfinite`. `defers_nonfinite_check`: on a GPU, one call later will do.
+    """
+    if on_nonfinite not in (*ON_NONFINITE, NOTE):
+        raise CodecError(f"on_nonfinite is {on_nonfinite!r}; wanted one of {', '.join(ON_NONFINITE)}")
+    found = spec if isinstance(spec, Codec) else _OBJECTS.get(spec)
+    if found is not None:
+        found = copy(found)
+        object.__setattr__(found, "on_nonfinite", on_nonfinite)
+        return found
+    name, given = parse_spec(str(spec))
+    policy = {"on_nonfinite": on_nonfinite, "defers_nonfinite_check": defers_nonfinite_check}
+    if name in SPARSE_CODECS:
+        unknown = sorted((given | parameters).keys() - {"density", "value_bits"})
+        if unknown:
+            raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted density and value_bits")
+        return SPARSE_CODECS[name](**{"density": _DENSITY, **given, **parameters, **policy})
+    return _dense(name, given | parameters, seed, policy)
+
+
+def _dense(name: str, given: Mapping[str, float], seed: int, policy: Mapping[str, Any]) -> DenseCodec:
+    from penstock.compll.backends.numba.backend import NumbaKernels
+
+    if not 0 <= seed < 1 << 32:
+        raise CodecError(f"seed {seed}; wanted 0 to {(1 << 32) - 1}")
+    program = _compile(name, given)
+    if len(program.parameters) > MAX_PARAMETERS or len(program.name) > 16:
+        raise CodecError(
+            f"{program.name}: a payload's header holds a name of 16 letters and {MAX_PARAMETERS} parameters"
+        )
+    values = bind_arguments(program, given)
+    arguments = {item.name: value for item, value in zip(program.arguments, values, strict=True)}
+    every = {item.name: float(item.value if item.is_constant else arguments[item.name]) for item in program.parameters}  # type: ignore[arg-type]
+    return DenseCodec(program, every, arguments, NumbaKernels(program), seed, **policy)
+
+
+def _sparse(**settings: Any) -> "SparseCodec":
+    from penstock.codecs.sparse.block import VALUE_BITS
+    from penstock.codecs.sparse.sparse_codec import SparseCodec
+
+    if settings.get("value_bits") in VALUE_BITS:  # also where it is written as 16.0
+        settings["value_bits"] = int(settings["value_bits"])
+    return SparseCodec(**settings)
+
+
+def _published(**settings: Any) -> Codec:
+    from penstock.codecs.sparse.published import PublishedCodec
+
+    return PublishedCodec(_sparse(**settings))
+
+
+SPARSE_CODECS: Mapping[str, Callable[..., Codec]] = {"sparse": _sparse, "published": _published}
 
 
 def kernel_folder() -> Path:

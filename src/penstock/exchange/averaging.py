@@ -6,19 +6,19 @@ of its tensors) is found the first time that it is averaged and used again from 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
 from threading import Lock
 
 import numpy as np
 
+from penstock.codecs.codec import NOTE, Codec
 from penstock.codecs.feedback import PutOff
+from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError
 from penstock.exchange.arrays import Buffer, Device
 from penstock.exchange.compression import NATIVE
 from penstock.exchange.momentum import sent_from
-from penstock.exchange.nonfinite import Watched, watched_codec
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Route
@@ -48,7 +48,7 @@ class Parcel:
     parts: tuple[int, ...] = field(init=False)  # boundaries of what a codec sees by itself
     stop: int = field(init=False)
     # Found when it is first averaged, and again when one of them changes:
-    codec: Watched | None = None
+    codec: Codec | None = None
     device: Device = None  # where the codec works; None: in host memory
     is_queued: bool = False  # on a device, without a wait of the host
     call: Callable[..., None] | None = None  # the all-reduce of encoded values, prepared
@@ -78,7 +78,7 @@ class Averaging:
         self._communicator = communicator
         self._rank, self._world_size = communicator.transport.rank, communicator.transport.world_size
         self._sent_before = communicator.transport.sent_nbytes
-        self._codecs: dict[str, Watched] = {}
+        self._codecs: dict[str, Codec] = {}
         self._wide: dict[tuple[str, ...], Buffer] = {}  # 16-bit parcels in float32, where they are queued
         self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
         self._moved: set[tuple[int, int]] = set()  # to huge pages: address and bytes of buckets
@@ -187,11 +187,10 @@ class Averaging:
             self._move_once(self._arrays.float32(values, None))
 
     def _prepared(
-        self, route: Route, codec: Watched | None = None, parts: Sequence[int] | None = None, by_host: bool = False
+        self, route: Route, codec: Codec | None = None, parts: Sequence[int] | None = None, by_host: bool = False
     ) -> Callable[..., None]:
         """Return what sums values over all ranks by a route, for every iteration to come."""
-        kept = {"codec": codec, "parts": parts, "by_host": by_host, **route.options}
-        return partial(self._communicator.all_reduce, strategy=route.strategy, **kept)
+        return self._communicator.prepare_all_reduce(route.strategy, codec, parts, by_host, **route.options).run
 
     def _find_residual(self, parcel: Parcel) -> None:
         """Find a parcel's residual, or whether it owes something that must be paid since none is kept."""
@@ -382,11 +381,11 @@ class Averaging:
                 ' fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
             )
 
-    def _codec(self, spec: str) -> Watched:
+    def _codec(self, spec: str) -> Codec:
         codec = self._codecs.pop(spec, None)
         if codec is None:
-            codec = watched_codec(spec, seed=self._rank)
-            codec.hears_later = not self.memory.skips  # which must know before the step is taken
+            later = not self.memory.skips  # which must know before the step is taken
+            codec = make_codec(spec, self._rank, on_nonfinite=NOTE, defers_nonfinite_check=later)
             codec.begin(self.memory.iterations)
         self._codecs[spec] = codec  # those used last are last
         if len(self._codecs) > KEPT_CODECS:

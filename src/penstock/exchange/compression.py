@@ -12,9 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
-from penstock.codecs.registry import codec_names, parameter_names
+from penstock.codecs.codec import Codec
+from penstock.codecs.registry import (
+    SPARSE_CODECS,
+    codec_name,
+    codec_names,
+    fingerprint,
+    is_object,
+    make_codec,
+    parameter_names,
+)
 from penstock.codecs.spec import parse_spec, write_spec
-from penstock.codecs.wire import SPARSE_CODECS, fingerprint, wire_codec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
@@ -216,7 +224,7 @@ def texts_of(codecs: Iterable[str]) -> dict[str, str]:
 
 
 def make_scheme(
-    codec: str | None,
+    codec: str | Codec | None,
     density: float | None = None,
     warmup_spec: Warmup = None,
     warmup_every: int = 1,
@@ -226,6 +234,7 @@ def make_scheme(
     candidates: Sequence[str] | None = None,
 ) -> Scheme:
     """Return what the options of a wrapper mean; refuse those that mean nothing."""
+    codec = codec_name(codec) if isinstance(codec, Codec) else codec
     _check_types(codec, density, dense_below, warmup_every)
     _check_candidates(codec, candidates)
     if codec is not None:
@@ -250,11 +259,11 @@ def make_scheme(
                 by_optimizer=candidates is None,
             )
         if codec is not None:
-            wire_codec(codec)
+            make_codec(codec)
         return Scheme(codec, dense_below=dense_below, momentum=kept)
     settings = _settings(codec, density)
     spec = write_spec(exchange.codec, settings)
-    wire_codec(spec)
+    make_codec(spec)
     _check_masking(codec, settings, kept)
     schedule = None if warmup_spec is None else warmup(warmup_spec, settings["density"])
     return Scheme(spec, exchange.strategies, schedule, warmup_every, dense_below, kept, select)
@@ -263,7 +272,7 @@ def make_scheme(
 def _check_types(codec: object, density: object, dense_below: object, warmup_every: object) -> None:
     """Refuse what is not even of the kind that is wanted."""
     if codec is not None and not isinstance(codec, str):
-        raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', or None")
+        raise CodecError(f"codec is {codec!r}; wanted a name such as 'onebit', a Codec, or None")
     if density is not None and not isinstance(density, int | float):
         raise CodecError(f"density is {density!r}; wanted a number such as {DENSITY}")
     if not isinstance(dense_below, int) or dense_below < 0:
@@ -291,7 +300,7 @@ def _check_candidates(codec: str | None, candidates: object) -> None:
 def is_safe_for_adam(codec: str) -> bool:
     """Say whether a codec is shown safe for Adam's family; of a user's own source nothing is known, and said."""
     name, parameters = parse_spec(codec)
-    if name.endswith(".cll") or name in _SAFE_FOR_ADAM:
+    if name.endswith(".cll") or is_object(codec) or name in _SAFE_FOR_ADAM:
         return True
     return name == "blocks" and parameters.get("bits", 4) >= 4
 
@@ -299,7 +308,8 @@ def is_safe_for_adam(codec: str) -> bool:
 def check_known(codec: str) -> None:
     """Refuse an unknown codec; the error names those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
-    if name.endswith(".cll") or name.replace("-", "_") in (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS):
+    known = (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS)
+    if name.endswith(".cll") or is_object(codec) or name.replace("-", "_") in known:
         return
     shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
     sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
@@ -313,7 +323,7 @@ def _sparse_exchange(codec: str) -> SparseExchange | None:
     """Return the exchange that a codec names; `topk(density=0.01)` is the codec of the language, for any strategy."""
     name, parameters = parse_spec(codec)
     name = _WRITTEN.get(name, name.replace("-", "_"))
-    return None if parameters and name in codec_names() else SPARSE.get(name)
+    return None if is_object(codec) or (parameters and name in codec_names()) else SPARSE.get(name)
 
 
 def _settings(codec: str, density: float | None) -> dict[str, float]:

@@ -11,8 +11,8 @@ as much slower or faster as the first was than its own estimate.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.codecs.registry import SPARSE_CODECS, make_codec
 from penstock.codecs.spec import parse_spec
-from penstock.codecs.wire import SPARSE_CODECS, WireCodec, wire_codec
 from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES, Scheme
@@ -244,8 +244,8 @@ def _free_curves(spec: str) -> CodecCurves:
 
     Payloads that vary in size may be next to nothing.
     """
-    codec = wire_codec(spec)
-    if isinstance(codec, WireCodec) and codec.varies:
+    codec = make_codec(spec)
+    if codec.capabilities.variable_size:
         return CodecCurves(0.0, _FREE, _FREE, _FREE, 0.0, _FREE)
     less, more = (codec.max_nbytes(numel) for numel in _SIZES)
     ratio = (more - less) / (4 * (_SIZES[1] - _SIZES[0]))

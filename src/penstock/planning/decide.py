@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.codecs.wire import WireCodec, wire_codec
+from penstock.codecs.registry import make_codec
 from penstock.cost.ways import Way, comparable, way_for
 from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES
@@ -116,11 +116,11 @@ def compared(
 
 def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
     """Return a sentence for every codec that keeps no residual."""
-    codecs = {route.codec: wire_codec(route.codec) for route in routes if route.codec}
+    codecs = {route.codec: make_codec(route.codec) for route in routes if route.codec}
     return tuple(
         f"{spec} travels without error feedback: its noise is larger than what it rounds, a residual would grow"
         for spec, codec in codecs.items()
-        if isinstance(codec, WireCodec) and not codec.takes_feedback
+        if not codec.takes_feedback
     )
 
 

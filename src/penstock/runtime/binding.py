@@ -2,6 +2,11 @@
 
 Three memories: `data`, the scratch of the rank, and the residual, which is aligned with `data` element by element and
 holds what codecs could not send. A block that consists of several pieces becomes one call that goes through them.
+
+A block of payloads that vary in size has room for the most its pieces can take. Its payloads stand one behind the other
+from its beginning, each at a multiple of 16 bytes, and each says how long it is. So a message carries the beginning of
+its block, as far as that is filled; the receive that it meets is as large as the block. Engines that take a message
+shorter than its receive say so (`takes_shorter`: gloo, and ranks in one process); over others the whole block travels.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,15 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.codecs.codec import Capabilities, Codec, DecodeFrom, EncodeInto
+from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Part, Slice
-from penstock.runtime.codec_protocol import Codec, Deferred, Varying
-from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
-from penstock.runtime.packed import decode_packed, encode_packed, filled_nbytes, packed_decode, packed_encode
 from penstock.runtime.reduce import bits, merge_kernel
 from penstock.runtime.scaling import Scaling, at_encodes, at_first_touch, is_power_of_two
 from penstock.runtime.transport import Array, Bytes, Work
+from penstock.runtime.views import storage_dtype
 from penstock.strategies.batches import Piece
 
 Compute = Callable[..., Any]
@@ -35,7 +40,7 @@ class Memories:
     data: Bytes
     scratch: Bytes
     residual: Residual | None = None
-    deferred: Deferred | None = None  # instead of `residual`, for a codec that puts feedback off
+    deferred: PutOff | None = None  # instead of `residual`, for a codec that puts feedback off
     scale: float = 1.0  # what `data` is multiplied by first
 
 
@@ -58,6 +63,7 @@ class Binder:
         self.instructions, self.dtype, self.layout = part.instructions, dtype, layout
         self.encoded = {buffer.name for buffer in part.buffers if buffer.encoded}
         self.codec = codec
+        self.can = Capabilities() if codec is None else codec.capabilities
         self.merge = merge_kernel(dtype)
         self._check_codec(part.strategy)
 
@@ -70,7 +76,7 @@ class Binder:
             for index, instruction in enumerate(self.instructions)
         ]
         natives = [self._native(instruction, memories) for instruction in self.instructions]
-        sizes = [self._size(one, memories) for one in self.instructions] if self.varies else None
+        sizes = [self._size(one, memories) for one in self.instructions] if self.can.variable_size else None
         return Binding(addresses, messages, computations, natives, [None] * len(self.instructions), sizes)
 
     @cached_property
@@ -78,11 +84,6 @@ class Binder:
         """Whether this rank encodes and decodes nothing, though others do: what they decoded is sent to it."""
         codes = (self._is_encoded(slice_) for one in self.instructions for slice_ in (one.read, one.write))
         return self.layout.batches is not None and not any(codes)
-
-    @property
-    def varies(self) -> bool:
-        """Whether payloads of as many elements differ in size."""
-        return bool(getattr(self.codec, "varies", False))
 
     def _size(self, instruction: Instruction, memories: Memories) -> Call | None:
         """Return what says how much of a message is filled: all but the end of its last block."""
@@ -92,7 +93,8 @@ class Binder:
         assert sent is not None
         *before, (last, pieces) = self._blocks(sent)
         skipped = sum(self._bytes(block, memories).size for block, _ in before)
-        return _filled_after, (skipped, self.codec, len(pieces), self._bytes(last, memories))
+        assert self.codec is not None
+        return _filled_nbytes, (self.codec.payload_nbytes, len(pieces), self._bytes(last, memories), skipped)
 
     def _blocks(self, slice_: Slice) -> list[tuple[Slice, list[Piece]]]:
         """Return the blocks of an encoded slice, each with its pieces."""
@@ -104,7 +106,7 @@ class Binder:
     def _check_codec(self, strategy: str) -> None:
         """Refuse what would fail in the middle of a run, when messages are under way."""
         merges = [one for one in self.instructions if one.op is Op.MERGE and self._is_encoded(one.write)]
-        if merges and not hasattr(self.codec, "merge"):
+        if merges and not self.can.merging:
             name = self.codec.name if self.codec else None
             raise StrategyError(f"{strategy}: adds encoded blocks, which {name} cannot; use a sparse codec")
 
@@ -132,7 +134,7 @@ class Binder:
         """Return when `data` are multiplied: encodes do it in their own pass where feedback may be put off."""
         if memories.scale == 1.0:
             return Scaling()
-        able = memories.deferred is not None and getattr(self.codec, "adds_scaled", False) and not self.varies
+        able = memories.deferred is not None and self.can.scaled_add and not self.can.variable_size
         return at_encodes(self.instructions) if able and is_power_of_two(memories.scale) else self._at_first_touch
 
     def _computation(
@@ -165,12 +167,11 @@ class Binder:
         pieces = self.layout.pieces(coded)
         payloads = self._payloads(coded, pieces, memories)
         if instruction.op is Op.MERGE and self._is_encoded(write):
-            merge: Compute = codec.merge  # type: ignore[attr-defined]  # `_check_codec` looked
             for piece, out, arrived in zip(pieces, payloads, self._payloads(read, pieces, memories), strict=True):
-                yield merge, (arrived, out, self._memory_of(piece, memories) if instruction.keeps else None)
+                yield codec.merge, (arrived, out, self._memory_of(piece, memories) if instruction.keeps else None)
             return
-        if self.varies:
-            yield from self._packed_calls(instruction, coded, other, memories, fresh)
+        if self.can.variable_size:
+            yield from self._packed_calls(codec, instruction, coded, other, memories, fresh)
             return
         unscaled, late = self._pieces_at(fresh), self._pieces_at(waiting)
         for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
@@ -178,35 +179,34 @@ class Binder:
             if scales and not (instruction.op is Op.ENCODE and memories.deferred is not None):
                 yield np.multiply, (values, np.float32(memories.scale), values)
             if instruction.op is Op.ENCODE:
-                yield _encoding(codec, values, self._residual(piece, memories, scales), payload)
+                yield codec.bind_encode(values, self._residual(piece, memories, scales), payload), ()
             else:
                 factor = 1 / memories.scale if piece in late else 1.0
-                yield _decoding(codec, payload, values, instruction.op is Op.MERGE, factor)
+                yield codec.bind_decode(payload, values, instruction.op is Op.MERGE, factor), ()
 
     def _pieces_at(self, positions: Collection[int]) -> set[Piece]:
         return {piece for position in positions for piece in self.layout.pieces(Slice(DATA, position, position + 1))}
 
     def _packed_calls(
-        self, instruction: Instruction, coded: Slice, other: Slice, memories: Memories, fresh: Collection[int]
+        self,
+        codec: Codec,
+        instruction: Instruction,
+        coded: Slice,
+        other: Slice,
+        memories: Memories,
+        fresh: Collection[int],
     ) -> Iterator[Call]:
         """Yield one call for each block of a codec whose payloads differ in size."""
-        codec: Any = self.codec
         for block, pieces in self._blocks(coded):
             values = list(self._values(other, pieces, memories))
             if block.start in fresh:
                 yield from ((np.multiply, (each, np.float32(memories.scale), each)) for each in values)
-            place = self._bytes(block, memories)
             if instruction.op is Op.ENCODE:
-                residuals = (self._residual(piece, memories) for piece in pieces)
-                yield (
-                    encode_packed,
-                    ([packed_encode(codec, *each) for each in zip(values, residuals, strict=True)], place),
-                )
+                residuals = [self._residual(piece, memories) for piece in pieces]
+                calls = [codec.bind_encode_into(*each) for each in zip(values, residuals, strict=True)]
             else:
-                yield (
-                    decode_packed,
-                    ([packed_decode(codec, each, instruction.op is Op.MERGE) for each in values], place),
-                )
+                calls = [codec.bind_decode_from(each, instruction.op is Op.MERGE) for each in values]
+            yield _call_packed, (calls, self._bytes(block, memories))
 
     def _payloads(self, slice_: Slice, pieces: Sequence[Piece], memories: Memories) -> Iterator[Bytes]:
         start = self.layout.place(slice_).start
@@ -247,23 +247,19 @@ class Binder:
         return (memories.data if place.in_data else memories.scratch)[place.start : place.stop]
 
 
-def _encoding(codec: Codec, values: Array, residual: Any, payload: Bytes) -> Call:
-    """Return an encode, by what the codec has for memory that stays where there is such (`codecs.bound`)."""
-    make = getattr(codec, "bound_encode", None)
-    bound = make and make(values, residual, payload)
-    return (bound, ()) if bound else (codec.encode, (values, residual, payload))
+def _call_packed(calls: Sequence[EncodeInto | DecodeFrom], block: Bytes) -> None:
+    """Encode or decode payloads that stand one behind the other in a block."""
+    place = 0
+    for call in calls:
+        place += -(-call(block[place:]) // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
 
 
-def _decoding(codec: Codec, payload: Bytes, values: Array, adds: bool, factor: float) -> Call:
-    """Return a decode; one that adds may multiply what it adds, where the codec can (`adds_scaled`)."""
-    scaled = (factor,) if factor != 1.0 else ()
-    make = getattr(codec, "bound_decode", None)
-    bound = make and make(payload, values, adds, *scaled)
-    return (bound, ()) if bound else (codec.decode_add if adds else codec.decode, (payload, values, *scaled))
-
-
-def _filled_after(before: int, codec: Varying, count: int, block: Bytes) -> int:
-    return before + filled_nbytes(codec, count, block)
+def _filled_nbytes(payload_nbytes: Callable[[Bytes], int], count: int, block: Bytes, before: int) -> int:
+    """Return how far a message is filled whose last block has `count` payloads, encoded here or arrived."""
+    place = 0
+    for _ in range(count):
+        place += -(-payload_nbytes(block[place:]) // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
+    return before + min(place, block.size)
 
 
 def _call_each(calls: Sequence[Call]) -> None:

@@ -5,8 +5,13 @@
     communicator.broadcast(weights, root=2, strategy="linear_pipeline", block_numel=65536)
 
 Works in place on numpy arrays and torch tensors; those on a CUDA device go through pinned host memory, or stay there
-with NCCL. A tensor that is not contiguous is copied, and the result is copied back. One call at a time, from any one
-thread.
+with a codec that has kernels for the device. A tensor that is not contiguous is copied, and the result is copied back.
+One call at a time, from any one thread.
+
+What is called again and again, as for the buckets of a model, is resolved once:
+
+    call = communicator.prepare_all_reduce("ring", codec, parts)
+    call.run(gradient, residual, scale=1 / world_size)                    # in every iteration
 """
 
 import contextlib
@@ -14,10 +19,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock.codecs.codec import Codec
 from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
-from penstock.runtime.codec_protocol import Codec, Reporting, fingerprint_of
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
 from penstock.runtime.failure_diagnosis import asking_seconds, describe, explained
 from penstock.runtime.handshake import Claim, agree
@@ -25,7 +30,7 @@ from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.request import OwnProgram, Request, with_block
-from penstock.runtime.transport import OnDevice, Transport
+from penstock.runtime.transport import Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.strategies import Options, parse_strategy
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
@@ -34,7 +39,7 @@ from penstock.strategies.strategy import coded_block
 
 KEPT_PROGRAMS = 256
 UNUSED_CALLS = 1024  # after so many others a queued program gives its memory on the device back
-Ask = Callable[[Flat], Request | OwnProgram]
+Ask = Callable[[Flat, bool], Request | OwnProgram]  # of the data, and whether the program is queued on a device
 
 
 class Communicator:
@@ -54,8 +59,9 @@ class Communicator:
         messages: Any = None,  # between devices (`cuda.messages`): compressed programs are queued there, where they can
     ) -> None:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
+        self._patience_seconds = timeout_seconds - asking_seconds(timeout_seconds)  # of one message
         self._host, self.messages = host, messages
-        self._nodes: Nodes | None = None  # the ranks of each host, once a call wanted to know
+        self._nodes: Nodes | None = None  # the ranks of each host, once they were asked for
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
@@ -86,35 +92,50 @@ class Communicator:
         be written behind the strategy's name: `hierarchical(ranks_per_node=4)`; without a number, the ranks of a host
         are a node. With `by_host` nothing is queued on a device: the host sends, and waits.
         """
+        if codec is None and (residual is not None or scale != 1.0):
+            what = "a scale" if residual is None else "a residual"
+            raise StrategyError(f"{what} without a codec; pass the codec whose error it is to keep")
+        self.prepare_all_reduce(strategy, codec, parts, by_host, **options).run(data, residual, scale)
+
+    def prepare_all_reduce(
+        self,
+        strategy: str = "ring",
+        codec: Codec | None = None,
+        parts: Sequence[int] | None = None,
+        by_host: bool = False,
+        **options: Any,
+    ) -> "Call":
+        """Return an all-reduce to be run many times, with everything resolved that does not depend on the data.
+
+        Arguments are those of `all_reduce`. No message is sent here, except that the first `hierarchical` call without
+        a number of ranks asks all ranks where they are: all of them make it together.
+        """
         strategy, named = parse_strategy(strategy)
         options = self._with_nodes(strategy, named | options)
         if codec is None:
-            if residual is not None or scale != 1.0:
-                what = "a scale" if residual is None else "a residual"
-                raise StrategyError(f"{what} without a codec; pass the codec whose error it is to keep")
-            self._call(Collective.ALL_REDUCE, strategy, data, options)
-        else:
-            self._compressed(strategy, data, codec, residual, parts, scale, by_host, options)
+            return self._call(Collective.ALL_REDUCE, strategy, options)
+        return self._compressed(strategy, codec, None if parts is None else tuple(parts), by_host, options)
 
     def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on every rank by the root's."""
-        self._call(Collective.BROADCAST, strategy, data, {"root": root, **options})
+        self._call(Collective.BROADCAST, strategy, {"root": root, **options}).run(data)
 
     def reduce(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on the root by the sum over all ranks; elsewhere it may hold anything afterwards."""
-        self._call(Collective.REDUCE, strategy, data, {"root": root, **options})
+        self._call(Collective.REDUCE, strategy, {"root": root, **options}).run(data)
 
     def reduce_scatter(self, data: Any, strategy: str = "ring", **options: Any) -> None:
         """Replace chunk r of `data` on rank r by the sum over all ranks; the rest may hold anything afterwards."""
-        self._call(Collective.REDUCE_SCATTER, strategy, data, options)
+        self._call(Collective.REDUCE_SCATTER, strategy, options).run(data)
 
     def all_gather(self, data: Any, strategy: str = "ring", **options: Any) -> None:
         """Replace chunk r of `data`, for each r, by rank r's."""
-        self._call(Collective.ALL_GATHER, strategy, data, options)
+        self._call(Collective.ALL_GATHER, strategy, options).run(data)
 
     def run(self, program: Program, data: Any, codec: Codec | None = None, residual: Any = None) -> None:
         """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
-        self._run((id(program), id(codec)), lambda target: OwnProgram(program, target.dtype), data, codec, residual)
+        ask = lambda target, _queued: OwnProgram(program, target.dtype)  # noqa: E731
+        Call(self, (id(program), id(codec)), ask, codec).run(data, residual)
 
     def nodes(self) -> Nodes:
         """Return the ranks of each host; the first time, all ranks must ask, or use `hierarchical`, together."""
@@ -132,22 +153,25 @@ class Communicator:
 
         The codec must have kernels for that, and be content to hear of values that are not finite one call later.
         """
-        return hasattr(codec, "on_device") and self._may_queue(codec, codec.on_device(device))
+        return self._may_queue(codec, codec.on_device(device))
 
     def _may_queue(self, codec: Codec, form: Any) -> bool:
-        if self.messages is None or self.transport.world_size == 1 or not getattr(codec, "hears_later", True):
+        if self.messages is None or self.transport.world_size == 1 or form is None:
             return False
-        return form is not None and bool(form.queues)
+        return bool(form.queues) and codec.capabilities.defers_nonfinite_check
 
     def encodes(self, strategy: str) -> bool:
-        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, a node's first rank."""
+        """Say whether this rank encodes anything in a compressed all-reduce: in two levels, a leader does."""
         name, options = parse_strategy(strategy)
-        if name.replace("-", "_") != HIERARCHICAL:
+        return self._encodes(name, self._with_nodes(name, options))
+
+    def _encodes(self, strategy: str, options: dict[str, Any]) -> bool:
+        if strategy.replace("-", "_") != HIERARCHICAL:
             return True
-        return self.transport.rank in leaders(self.transport.world_size, Options(**self._with_nodes(name, options)))
+        return self.transport.rank in leaders(self.transport.world_size, Options(**options))
 
     def _with_nodes(self, strategy: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a strategy in two levels with the nodes that were found, unless given."""
+        """Return the options of a strategy in two levels with the nodes that were found, where none are given."""
         if strategy.replace("-", "_") != HIERARCHICAL or "nodes" in options or "ranks_per_node" in options:
             return options
         return {**options, "nodes": self.nodes()}
@@ -156,74 +180,29 @@ class Communicator:
         if self._failure is not None:
             raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
 
-    def _call(self, collective: Collective, strategy: str, data: Any, options: dict[str, Any]) -> None:
-        def ask(target: Flat) -> Request:
+    def _call(self, collective: Collective, strategy: str, options: dict[str, Any]) -> "Call":
+        def ask(target: Flat, _queued: bool) -> Request:
             world_size, cores = self.transport.world_size, self._shared_cores or 0
             chosen = with_block(options, collective, strategy, target, world_size, self.network, cores)
             return Request(collective, strategy, world_size, target.numel, target.dtype, Options(**chosen))
 
-        self._run((collective, strategy, *sorted(options.items())), ask, data, None)
+        return Call(self, (collective, strategy, *sorted(options.items())), ask)
 
     def _compressed(
-        self,
-        strategy: str,
-        data: Any,
-        codec: Codec,
-        residual: Any,
-        parts: Sequence[int] | None,
-        scale: float,
-        by_host: bool,
-        options: dict[str, Any],
-    ) -> None:
-        bounds = None if parts is None else tuple(parts)
-        form = self._form_there(data, codec, residual)
-        queues = not by_host and self._may_queue(codec, form)
-
-        def ask(target: Flat) -> Request:
+        self, strategy: str, codec: Codec, bounds: tuple[int, ...] | None, by_host: bool, options: dict[str, Any]
+    ) -> "Call":
+        def ask(target: Flat, queued: bool) -> Request:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
             whole = max(target.numel, 1)  # where messages are queued, a round's are one group
-            block = whole if queues else coded_block(codec.max_nbytes(1 << 20))
+            block = whole if queued else coded_block(codec.max_nbytes(1 << 20))
             chosen = Options(**{"block_numel": block, **options})
             world_size = self.transport.world_size
             return Request(Collective.ALL_REDUCE, strategy, world_size, target.numel, target.dtype, chosen, ends)
 
         key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
-        there = None if form is None else (form, None if queues else self._mirror(data.device))
-        self._run(key, ask, data, codec, residual, scale, there)
-
-    def _run(
-        self,
-        key: Any,
-        ask: Ask,
-        data: Any,
-        codec: Codec | None,
-        residual: Any = None,
-        scale: float = 1.0,
-        form: Any = None,  # the codec's on the device that `data` is on: they stay there; and its memory on the host
-    ) -> None:
-        self._refuse_after_failure()
-        target = data if is_contiguous(data) else contiguous_copy(data)
-        direct = isinstance(self.transport, OnDevice)
-        staged = None if direct or form is not None else self._stage(target)
-        try:
-            host = target if staged is None else staged.host
-            prepared = self._prepare(key, ask, flat(host, direct or form is not None), codec, form)
-            self._calls += 1
-            if self._calls % UNUSED_CALLS == 0:
-                self._forget_unused()
-            self._carry_out(prepared, host, staged, residual, scale)
-            if isinstance(codec, Reporting):
-                if prepared.was_sent_nan(host):
-                    codec.note_nonfinite()
-                codec.check()  # what it could not raise while others waited for us
-        except BaseException as error:  # also an interrupt: messages may be under way
-            if isinstance(error, TransportError) or not isinstance(error, PenstockError):
-                self._failure = str(error) or type(error).__name__, target
-            raise
-        if target is not data:
-            copy_back(data, target)
+        return Call(self, key, ask, codec, by_host, self._encodes(strategy, options))
 
     def _forget_unused(self) -> None:
         """Let queued programs go that were not used for long, as those of torch's first buckets: on all ranks alike."""
@@ -231,17 +210,10 @@ class Communicator:
             del self._queued_at[key]
             self._prepared.pop(key, None)
 
-    def _carry_out(self, prepared: Prepared, host: Any, staged: Any, residual: Any, scale: float) -> None:
-        """Run a program; where messages do not come, find out with whom it began."""
-        try:
-            prepared.run(host, self._calls, self._patience_seconds, self.recorder, staged, residual, scale)
-        except TransportError as error:
-            mine = describe(self._calls, prepared.part, prepared.dtype, prepared.digest)
-            raise explained(error, self.transport, mine, self.timeout_seconds) from error.__cause__
-
-    @property
-    def _patience_seconds(self) -> float:
-        return self.timeout_seconds - asking_seconds(self.timeout_seconds)
+    def _explained(self, error: TransportError, prepared: Prepared) -> TransportError:
+        """Return the error of a run with what the other ranks say: with which of them it began."""
+        mine = describe(self._calls, prepared.part, prepared.dtype, prepared.digest)
+        return explained(error, self.transport, mine, self.timeout_seconds)
 
     def _agree(self, prepared: Prepared, codec: Codec | None) -> int:
         """Compare programs; where a rank stays away, find out with whom it began."""
@@ -262,10 +234,8 @@ class Communicator:
 
     def _form_there(self, data: Any, codec: Codec, residual: Any) -> Any:
         """Return the codec's form on the device where data and residual are; None where it works on the host."""
-        there = is_on_cuda(data) and (residual is None or is_on_cuda(residual))
-        if not there or data.element_size() != 4 or not hasattr(codec, "on_device"):
-            return None
-        return None if isinstance(self.transport, OnDevice) else codec.on_device(data.device)
+        there = residual is None or is_on_cuda(residual)
+        return codec.on_device(data.device) if there and data.element_size() == 4 else None
 
     def _mirror(self, device: Any) -> Any:
         """Return memory on both sides, for what the host sends of a device."""
@@ -276,16 +246,20 @@ class Communicator:
         return self._mirrors[device]
 
     def _prepare(self, key: Any, ask: Ask, target: Flat, codec: Codec | None, form: Any = None) -> Prepared:
-        """Return the program for this kind of call; the first time, after all ranks have agreed on it."""
-        where = "here" if form is None else "queued" if form[1] is None else "there"
-        key = (key, target.numel, target.dtype, where)
-        if where == "queued":
+        """Return the program for this kind of call; the first time, after all ranks have agreed on it.
+
+        `form` is the codec's on the device that the data are on, with memory on both sides for what the host sends,
+        None where nothing is: the program is queued there.
+        """
+        queued = form is not None and form[1] is None
+        key = (key, target.numel, target.dtype, "here" if form is None else "queued" if queued else "there")
+        if queued:
             self._queued_at[key] = self._calls
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            prepared = self._prepared_now(ask(target), codec, form)
+            prepared = self._prepared_now(ask(target, queued), codec, form)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
@@ -303,9 +277,6 @@ class Communicator:
     def _prepared_now(self, request: Request | OwnProgram, codec: Codec | None, form: Any) -> Prepared:
         """Build this rank's part and resolve all of it that does not depend on the tensor."""
         transport, dtype = self.transport, request.dtype
-        if isinstance(transport, OnDevice):
-            on_device: Prepared = transport.prepare_on_device(request.program()[0], dtype)  # used as if it were one
-            return on_device
         if form is not None and form[1] is None:
             from penstock.runtime.device.queued import prepare_queued
 
@@ -327,6 +298,78 @@ class Communicator:
         return prepare(part, transport, dtype, codec, self.window, self._scratch, batches, digest)
 
 
+class Call:
+    """A collective of one kind, with everything resolved that does not depend on the data.
+
+    A `run` on data of the size, element type and device of the last one does nothing but the work. All ranks run the
+    same calls in the same order; the first run of a kind compares their programs. A call keeps its program, and a
+    queued one its memory on the device, until it is deleted.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        key: Any,
+        ask: Ask,
+        codec: Codec | None = None,
+        by_host: bool = False,
+        encodes: bool = True,
+    ) -> None:
+        self.codec = codec
+        self.encodes = encodes  # whether this rank encodes anything: only then a residual is of use
+        self._communicator, self._key, self._ask, self._by_host = communicator, key, ask, by_host
+        self._place: Any = ()  # device and element type of the data, and where the residual is; None: in host memory
+        self._form: Any = None  # of the codec on that device, and memory on both sides
+        self._queued = self._only_receives = False  # the latter: dense, what another rank decoded
+        self._prepared: Prepared | None = None
+
+    def run(self, data: Any, residual: Any = None, scale: float = 1.0) -> None:
+        """Run the collective on `data`, in place; `residual` and `scale` are those of `all_reduce`."""
+        owner, codec = self._communicator, self.codec
+        if owner._failure is not None:
+            owner._refuse_after_failure()
+        target = data if is_contiguous(data) else contiguous_copy(data)
+        try:
+            if is_on_cuda(target) or self._place is not None:
+                self._look(target, residual)
+            staged = owner._stage(target) if self._place is not None and self._form is None else None
+            host = target if staged is None else staged.host
+            place, prepared = flat(host, self._form is not None), self._prepared
+            if prepared is None or prepared.numel != place.numel or prepared.dtype != place.dtype or self._queued:
+                prepared = self._prepared = owner._prepare(self._key, self._ask, place, codec, self._form)
+                self._only_receives = not self._queued and prepared.binder.only_receives
+            owner._calls += 1
+            if owner._calls % UNUSED_CALLS == 0:
+                owner._forget_unused()
+            try:
+                given = host if self._queued else place
+                prepared.run(given, owner._calls, owner._patience_seconds, owner.recorder, staged, residual, scale)
+            except TransportError as error:
+                raise owner._explained(error, prepared) from error.__cause__
+            if codec is not None:
+                if self._only_receives and prepared.was_sent_nan(host):
+                    codec.note_nonfinite()
+                codec.check_finite()  # what it could not raise while others waited for us
+        except BaseException as error:  # also an interrupt: messages may be under way
+            if isinstance(error, TransportError) or not isinstance(error, PenstockError):
+                owner._failure = str(error) or type(error).__name__, target
+            raise
+        if target is not data:
+            copy_back(data, target)
+
+    def _look(self, target: Any, residual: Any) -> None:
+        """Resolve where the codec works, for data that are on another device than the last."""
+        on_device = is_on_cuda(target)
+        place = (target.device, target.dtype, residual is None or is_on_cuda(residual)) if on_device else None
+        if place == self._place:
+            return
+        owner, self._place, self._form, self._queued, self._prepared = self._communicator, place, None, False, None
+        if on_device and self.codec is not None:
+            form = owner._form_there(target, self.codec, residual)
+            self._queued = not self._by_host and owner._may_queue(self.codec, form)
+            self._form = None if form is None else (form, None if self._queued else owner._mirror(target.device))
+
+
 def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
     part = prepared.part
     return Claim(
@@ -337,7 +380,7 @@ def _claim(prepared: Prepared, codec: Codec | None, host: str) -> Claim:
         dtype=prepared.dtype,
         root=part.root,
         codec=codec.name if codec else "",
-        codec_text=fingerprint_of(codec),
+        codec_text=codec.fingerprint if codec else "",
         digest=prepared.digest,
         host=host,
     )

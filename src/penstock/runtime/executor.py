@@ -15,17 +15,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.codecs.codec import Codec
+from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Part, Program
-from penstock.runtime.binding import Binder, Binding, Call, Memories
-from penstock.runtime.codec_protocol import Codec, Deferred, fingerprint_of
-from penstock.runtime.dtypes import ENCODED_DTYPES, storage_dtype
+from penstock.runtime.binding import Binder, Binding, Memories
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.schedule import Action, Do, choose_window, schedule
-from penstock.runtime.transport import LAST_TAG, Bytes, Transport
-from penstock.runtime.views import Flat, Scratch, bytes_at, flat
+from penstock.runtime.transport import LAST_TAG, Transport
+from penstock.runtime.views import ENCODED_DTYPES, Flat, Scratch, bytes_at, flat, storage_dtype
 from penstock.strategies.batches import Batches
 from penstock.strategies.pipeline import DEPTH
 
@@ -55,10 +55,9 @@ def prepare(
         raise StrategyError(
             f"{program.strategy}: program for {program.world_size} ranks on {transport.world_size}; build it for these"
         )
-    if codec is not None and dtype not in ENCODED_DTYPES:
-        raise StrategyError(
-            f"{program.strategy}: elements of {dtype} with {codec.name}; wanted {' or '.join(ENCODED_DTYPES)}"
-        )
+    known = ENCODED_DTYPES if codec is None or codec.capabilities.half_precision else ENCODED_DTYPES[:1]
+    if codec is not None and dtype not in known:
+        raise StrategyError(f"{program.strategy}: elements of {dtype} with {codec.name}; wanted {' or '.join(known)}")
     if isinstance(program, Program):
         part, window = program.part(transport.rank), choose_window(program, window)
         digest = digest or program_digest(program, dtype, codec, batches)
@@ -75,7 +74,7 @@ def prepare(
 
 def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
     """Return a fingerprint of a whole program and of all else that ranks must agree on."""
-    named = f"{codec.name} {fingerprint_of(codec)}" if codec else None
+    named = f"{codec.name} {codec.fingerprint}" if codec else None
     text = f"{program}\n{program.buffers}\n{program.root} {dtype} {named} {batches}"
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -101,6 +100,10 @@ class Prepared:
     binder: Binder
     _bindings: OrderedDict[tuple[float, ...], Binding] = field(default_factory=OrderedDict, repr=False)  # latest last
     _pieces: Pieces | None = field(default=None, repr=False)  # of the first tensor that came from a device
+    _first_tag: int = field(init=False, repr=False)  # of its messages; the number of the call is added
+
+    def __post_init__(self) -> None:
+        self._first_tag = zlib.crc32(self.digest.encode()) * _CALLS
 
     def run(
         self,
@@ -112,17 +115,17 @@ class Prepared:
         residual: Any = None,
         scale: float = 1.0,
     ) -> None:
-        """Carry the program out on `data`, in place.
+        """Carry the program out on `data`, in place: an array or tensor, or its place in memory.
 
         `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent. One
-        that is `Deferred` lets the codec put the subtraction off, where it can. `data`, of float32, is multiplied by
+        that is a `PutOff` lets the codec put the subtraction off, where it can. `data`, of float32, is multiplied by
         `scale` first: piece by piece, when it is read anyway.
 
         `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
         different calls never exchange data. A `recorder` notes when each instruction starts and ends;
         `staged` brings `data` here from a device, and back, while the program runs.
         """
-        target = self._flat(data)
+        target = data if isinstance(data, Flat) else self._flat(data)
         if target.numel != self.numel or target.dtype != self.dtype:
             raise StrategyError(
                 f"{self.part.strategy}: {target.numel} elements of {target.dtype}; "
@@ -130,18 +133,12 @@ class Prepared:
             )
         if scale != 1.0 and self.dtype != "float32":
             raise StrategyError(f"{self.part.strategy}: a scale for elements of {self.dtype}; wanted float32")
-        residual, deferred = self._kept(residual)
-        kept = None if residual is None else self._flat(residual)
-        if kept is not None and (kept.numel != self.numel or kept.dtype != "float32"):
-            found = f"a residual of {kept.numel} elements of {kept.dtype}"
-            raise StrategyError(f"{self.part.strategy}: {found}; wanted {self.numel} of float32")
-        tag = 1 + (zlib.crc32(self.digest.encode()) * _CALLS + call % _CALLS) % LAST_TAG
-        self._perform(
-            self._bind(target, kept, deferred, self._scaled_ahead(target, scale)),
-            tag,
-            timeout_seconds,
-            self._walk(recorder, staged),
-        )
+        kept, deferred = None, None
+        if residual is not None:
+            kept, deferred = self._kept(residual)
+        binding = self._bind(target, kept, deferred, scale)
+        tag = 1 + (self._first_tag + call % _CALLS) % LAST_TAG
+        self._perform(binding, tag, timeout_seconds, self._walk(recorder, staged))
 
     def was_sent_nan(self, data: Any) -> bool:
         """Say whether a rank that decodes nothing itself, since another leads its node, was sent NaN in the last run.
@@ -149,7 +146,7 @@ class Prepared:
         A payload of values that are not finite is decoded to NaN throughout, so one element of each piece will do.
         """
         batches = self.binder.layout.batches
-        if batches is None or not self.binder.only_receives:
+        if batches is None:
             return False
         starts = [start for pieces in batches.pieces for start, _ in pieces]
         return self._holds_nan(data, starts)
@@ -188,7 +185,9 @@ class Prepared:
                     works[index].wait(timeout_seconds)  # type: ignore[union-attr]  # the schedule started it
                     works[index] = None
                 elif do is Do.SEND:
-                    view = messages[index] if sizes is None else _cut(messages[index], sizes[index])
+                    view = messages[index]
+                    if sizes is not None and (size := sizes[index]) is not None:
+                        view = view[: size[0](*size[1])]  # type: ignore[index]  # the part that is filled
                     works[index] = transport.isend(view, instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.RECV:
                     works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
@@ -205,37 +204,41 @@ class Prepared:
         assert values is not None
         self.transport.native(self.part.collective, values, self.dtype, self.part.root, timeout_seconds)
 
-    def _kept(self, residual: Any) -> tuple[Any, Deferred | None]:
+    def _kept(self, residual: Any) -> tuple[Flat, PutOff | None]:
         """Return the memory of a residual, and the residual itself where the codec is to put off what it leaves."""
-        if not hasattr(residual, "piece"):
-            return residual, None
-        if getattr(self.binder.codec, "puts_off", False):
-            return residual.memory, residual
-        return residual.values(), None
+        deferred = residual if isinstance(residual, PutOff) and self.binder.can.deferred_feedback else None
+        memory = residual.values() if isinstance(residual, PutOff) and deferred is None else residual
+        kept = self._flat(memory if deferred is None else deferred.memory)
+        if kept.numel != self.numel or kept.dtype != "float32":
+            found = f"a residual of {kept.numel} elements of {kept.dtype}"
+            raise StrategyError(f"{self.part.strategy}: {found}; wanted {self.numel} of float32")
+        return kept, deferred
 
-    def _scaled_ahead(self, target: Flat, scale: float) -> float:
-        """Return what is left to multiply by; everything is multiplied here where the program cannot do it."""
-        if scale == 1.0 or not self.binder.scales_ahead:
-            return scale
-        values = bytes_at(target.address, target.nbytes).view(np.float32)
-        np.multiply(values, np.float32(scale), values)
-        return 1.0
+    def _bind(self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float) -> Binding:
+        """Return the instructions on this memory; kept, as most tensors come again and alike ones share a program.
 
-    def _bind(self, target: Flat, kept: Flat | None, deferred: Deferred | None, scale: float) -> Binding:
-        """Return the instructions on this memory; kept, as most tensors come again and alike ones share a program."""
-        scratch = self.scratch.memory
-        places = (target.address, scratch.__array_interface__["data"][0], kept.address if kept else 0)
-        addresses = (*places, scale, deferred.generation if deferred else 0)
-        if addresses not in self._bindings:
-            self._forget(places[1])
-            if deferred:  # its pieces were another program's, or are at other places now
-                deferred.begin()
-                addresses = (*places, scale, deferred.generation)
-            residual = bytes_at(kept.address, kept.nbytes).view(np.float32) if kept else None
-            memories = Memories(bytes_at(target.address, target.nbytes), scratch, residual, deferred, scale)
-            self._bindings[addresses] = self.binder.bind(addresses, memories)
-        self._bindings.move_to_end(addresses)
-        return self._bindings[addresses]
+        All data are multiplied here where the program cannot do it as it reads them.
+        """
+        if scale != 1.0 and self.binder.scales_ahead:
+            values = bytes_at(target.address, target.nbytes).view(np.float32)
+            np.multiply(values, np.float32(scale), values)
+            scale = 1.0
+        scratch = self.scratch
+        addresses = (
+            target.address, scratch.address, kept.address if kept else 0, scale, deferred.generation if deferred else 0
+        )  # fmt: skip
+        found = self._bindings.get(addresses)
+        if found is not None:
+            self._bindings.move_to_end(addresses)
+            return found
+        self._forget(scratch.address)
+        if deferred:  # its pieces were another program's, or are at other places now
+            deferred.begin()
+            addresses = (*addresses[:4], deferred.generation)
+        residual = bytes_at(kept.address, kept.nbytes).view(np.float32) if kept else None
+        memories = Memories(bytes_at(target.address, target.nbytes), scratch.memory, residual, deferred, scale)
+        found = self._bindings[addresses] = self.binder.bind(addresses, memories)
+        return found
 
     def _forget(self, scratch: int) -> None:
         """Make room for one more binding; those on scratch that has moved would keep its memory."""
@@ -249,8 +252,3 @@ class Prepared:
         return TransportError(
             self.part.strategy, self.transport.rank, f"{index}: {instruction}", instruction.peer, str(cause)
         )
-
-
-def _cut(message: Bytes | None, size: Call | None) -> Bytes | None:
-    """Return the part of a message that holds anything, where that is not all of it."""
-    return message if message is None or size is None else message[: size[0](*size[1])]

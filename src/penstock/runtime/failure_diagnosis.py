@@ -1,6 +1,6 @@
 """After a message did not come: ask the other ranks where they are, and say with whom it began.
 
-Whoever cannot go on leaves a note (which call it is in, for whom it waited), hangs up, so that all others fail now and
+A rank that cannot go on leaves a note (its call, for whom it waited), hangs up, so that all others fail now and
 not one after the other, and reads their notes. Then two things can be told that no rank knows by itself:
 
 - Ranks are in different calls. Calls that were compared once carry no more than a tag, so ranks that make different

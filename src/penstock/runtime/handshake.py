@@ -27,7 +27,7 @@ _WORDS = {  # what a difference is called where not by its field's name, and wha
     "digest": ("options (digest)", "all ranks must make the same call"),
     "codec_text": (
         "the text of codec {codec} (fingerprint)",
-        "give all hosts the same .cll file, operators and penstock",
+        "give all hosts the same .cll file, operators and penstock, or the same Python class and settings",
     ),
 }
 _COMPARING = "0, comparing programs"

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.cost.fit import Points, fit_measured
 from penstock.curves import CodecCurves, Curve
-from penstock.runtime.agree_max import largest
+from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport
 
 NUMELS = tuple(1 << exponent for exponent in range(10, 23, 2))  # 4 KiB to 16 MiB of float32
@@ -62,10 +62,8 @@ def measure_codecs(
     With a transport every rank must call this at the same time, and all return the same curves: the slowest rank's.
     """
     from penstock.codecs.registry import make_codec
-    from penstock.codecs.spec import parse_spec
-    from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 
-    codecs = {spec: (wire_codec if parse_spec(spec)[0] in SPARSE_CODECS else make_codec)(spec) for spec in specs}
+    codecs = {spec: make_codec(spec) for spec in specs}
     return {spec: _measure(codecs[spec], transport, seconds, memory or HostMemory()) for spec in specs}
 
 
@@ -91,12 +89,12 @@ def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, C
 
     gradient, residual, out = (memory.gradient(numel) for _ in range(3))
     payload = memory.payload(codec.max_nbytes(numel))
-    kept = Residual(residual) if getattr(codec, "puts_off", False) and isinstance(memory, HostMemory) else residual
+    kept = Residual(residual) if codec.capabilities.deferred_feedback and isinstance(memory, HostMemory) else residual
     yield "encode", lambda: codec.encode(gradient, kept, payload)
     packed = _packed(codec, gradient, memory)  # memory of its own: what the timed encodes write may be longer
     yield "decode", lambda: codec.decode(packed, out)
     yield "decode_add", lambda: codec.decode_add(packed, out)
-    if hasattr(codec, "merge"):
+    if codec.capabilities.merging:
         other, merged = _packed(codec, memory.gradient(numel + 1)[1:], memory), memory.payload(len(payload))
 
         def merge() -> None:

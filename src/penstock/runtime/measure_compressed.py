@@ -21,10 +21,9 @@ import numpy as np
 
 from penstock.cost.fit import Fit, fit_measured
 from penstock.plan import parse_route
-from penstock.runtime.agree_max import WAIT_SECONDS
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import fresh_pages
-from penstock.runtime.timed import LEAST, PILOTS, Points, Round, agreed_seconds, noise
+from penstock.runtime.timed import LEAST, PILOTS, WAIT_SECONDS, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = (1 << 21, 1 << 23, 1 << 25, 1 << 26)  # a processor's cache flatters codecs up to the third
@@ -102,11 +101,11 @@ def _much_noise(nbytes: int) -> Bytes:
 def compressed_round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
     """Return what carries out one all-reduce by a route, of tensors that end at `parts`."""
     from penstock.codecs.feedback import PutOff
-    from penstock.codecs.wire import wire_codec
+    from penstock.codecs.registry import make_codec
 
     route = parse_route(text)
     assert route.codec is not None
-    codec, scale = wire_codec(route.codec), 1 / communicator.transport.world_size
+    codec, scale = make_codec(route.codec), 1 / communicator.transport.world_size
     kept: dict[tuple[int, int], PutOff] = {}  # by place and size
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:

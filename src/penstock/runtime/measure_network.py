@@ -15,13 +15,21 @@ from penstock.cost.fit import Fit, fit_measured
 from penstock.network import Network
 from penstock.plan import parse_route
 from penstock.program import Collective
-from penstock.runtime.agree_max import WAIT_SECONDS
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.measure_compressed import compressed_line
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.reduce import Merge, merge_kernel
-from penstock.runtime.timed import PILOTS, SIZES, Points, Round, agreed_points, agreed_seconds, plain_values
+from penstock.runtime.timed import (
+    PILOTS,
+    SIZES,
+    WAIT_SECONDS,
+    Points,
+    Round,
+    agreed_points,
+    agreed_seconds,
+    plain_values,
+)
 from penstock.runtime.transport import Bytes, Transport
 
 LARGEST = 1 << 26  # of dense messages: a startup hides behind its own transfer, and up to 16 MiB the line is too flat

@@ -1,12 +1,12 @@
-"""Finds the ranks of each host by asking: every rank says where it is, rank 0 compares and tells everybody.
+"""Finds the ranks of each host by asking: every rank says where it is, rank 0 compares and tells all.
 
 Local aggregation sums dense among the ranks of a host and compresses between hosts (`strategies/hierarchical.py`). How
-many ranks a host has, and which, nobody needs to say: launchers number ranks host by host (torchrun) or deal them out
+many ranks a host has, and which, need not be said: launchers number ranks host by host (torchrun) or deal them out
 (`mpirun --map-by node`), and hosts may have different numbers of them.
 
     rank             0  1  2  3  4
     says             A  B  A  B  A         32 bytes to rank 0: a digest of what it shares with its neighbours
-    rank 0 answers   0  1  0  1  0         4 bytes per rank to everybody: the first rank of each one's host
+    rank 0 answers   0  1  0  1  0         4 bytes per rank to all: the first rank of each one's host
     nodes            (0, 2, 4)  (1, 3)
 """
 

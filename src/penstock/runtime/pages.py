@@ -34,7 +34,7 @@ def fresh_pages(nbytes: int) -> Bytes:
 def give_back_pages() -> bool:
     """Let malloc return the free pages that it keeps; say whether it could (glibc only).
 
-    Takes milliseconds, and whoever needs the pages again pays for them: call it between two phases, not in a loop.
+    Takes milliseconds, and the next use of the pages pays for them: call it between two phases, not in a loop.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and bool(trim(0))

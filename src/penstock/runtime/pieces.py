@@ -22,8 +22,8 @@ class Pieces:
     """The data of one rank in pieces, and when they are needed and finished; positions count actions."""
 
     bounds: tuple[tuple[int, int], ...]  # elements from..to, in the order of first use
-    needed: dict[int, tuple[int, ...]]  # position of an action: the pieces nobody touched before it
-    finished: dict[int, tuple[int, ...]]  # position of an action: the pieces nobody writes after it
+    needed: dict[int, tuple[int, ...]]  # position of an action: the pieces that no action touched before it
+    finished: dict[int, tuple[int, ...]]  # position of an action: the pieces that no action writes after it
 
 
 def cut(instructions: Sequence[Instruction], actions: Sequence[Action], least_numel: int = LEAST_NUMEL) -> Pieces:

@@ -5,7 +5,7 @@
     communicator.recorder.timeline()  # spans of this rank, one lane per kind of instruction: send, recv, merge, ...
 
 The executor walks its actions through `Recorder.watch`, which looks at the clock between them; without a recorder it
-walks them directly, so that recording costs nothing where nobody asked for it.
+walks them directly, so that recording costs nothing without one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ class Note:
     rank: int
     instruction: Instruction
     start_seconds: float  # when it was started; of a message: when it was handed to the engine
-    end_seconds: float  # when it was known to be finished; of a message: when somebody had waited for it
+    end_seconds: float  # when it was known to be finished; of a message: when a wait for it had returned
 
 
 class Recorder:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.transport import Array
+from penstock.runtime.views import storage_dtype
 
 Merge = Callable[[Array, Array], None]
 COMPILED = ("float16", "bfloat16")

@@ -116,7 +116,7 @@ def _take_part(fabric: Fabric, rank: int, route: str, failures: list[BaseExcepti
             one_round(transport, values, residual)
     except BaseException as error:
         failures.append(error)
-        fabric.kill(rank)  # whoever waits for it
+        fabric.kill(rank)  # so that ranks that wait for it fail
 
 
 def _end(children: "list[subprocess.Popen[bytes]]") -> None:

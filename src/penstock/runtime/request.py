@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock
+from penstock.codecs.codec import Codec
 from penstock.network import Network
 from penstock.program import Collective, Part, Program
-from penstock.runtime.codec_protocol import Codec, fingerprint_of
-from penstock.runtime.dtypes import storage_dtype
-from penstock.runtime.views import Flat
+from penstock.runtime.views import Flat, storage_dtype
 from penstock.strategies import build, build_coded_part, build_compressed, build_part
 from penstock.strategies.batches import Batches
 from penstock.strategies.linear_pipeline import NAME as LINEAR_PIPELINE
@@ -56,7 +55,7 @@ class Request:
 
     def digest(self, codec: Codec | None) -> str:
         """Return a fingerprint of all that ranks must agree on; the version stands for how strategies build."""
-        named = f"{codec.name} {fingerprint_of(codec)}" if codec else None
+        named = f"{codec.name} {codec.fingerprint}" if codec else None
         return hashlib.sha256(f"penstock {penstock.__version__}: {self} {named}".encode()).hexdigest()
 
 

@@ -172,7 +172,7 @@ def stuck_ranks(program: Program, schedules: Sequence[Sequence[Action]]) -> list
     """
     play = _Play(program, schedules)
     ranks = range(program.world_size)
-    while sum(play.advance(rank) for rank in ranks):  # a round in which some rank moved
+    while sum(play.advance(rank) for rank in ranks):  # a round in which a rank moved
         pass
     return [(rank, schedules[rank][play.position[rank]].step) for rank in ranks if not play.ended(rank)]
 

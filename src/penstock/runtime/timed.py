@@ -5,10 +5,11 @@ from time import perf_counter
 
 import numpy as np
 
-from penstock.runtime.agree_max import largest
+from penstock.program import Collective
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.transport import Bytes, Transport
 
+WAIT_SECONDS = 60.0  # for the slowest rank to come
 SIZES = tuple(1 << exponent for exponent in range(10, 25, 2))  # 1 KiB to 16 MiB
 PILOTS = 1  # untimed rounds that open connections and find out how many timed ones the budget allows
 LEAST, _MOST = 3, 50  # timed rounds per size
@@ -18,6 +19,17 @@ _SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's 
 
 Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size
 Points = list[tuple[float, float]]  # (bytes, seconds per round)
+
+
+def largest(transport: Transport, value: float, timeout_seconds: float = WAIT_SECONDS) -> float:
+    """Return the largest of all ranks' values; none returns before all have come.
+
+    Each rank fills its own place, and a sum brings them together: engines differ in which maxima they offer.
+    """
+    everyone = np.zeros(transport.world_size)
+    everyone[transport.rank] = value
+    transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, timeout_seconds)
+    return float(everyone.max())
 
 
 def agreed_points(transport: Transport, one_round: Round, seconds: float) -> Points:

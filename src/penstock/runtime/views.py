@@ -2,6 +2,9 @@
 
 A view of the user's tensor is made from its address, so that a program that is kept for the next call does not
 keep the tensor alive, and needs no new views when the next tensor has the same address, as buckets of gradients do.
+
+Element types have torch's names. numpy has no bfloat16: its elements travel as their 16 bits, and only the merge kernel
+knows what they mean.
 """
 
 import ctypes
@@ -11,9 +14,28 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import StrategyError, shorten
-from penstock.runtime.dtypes import storage_dtype
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.transport import Bytes
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.int8),
+    "int16": np.dtype(np.int16),
+    "int32": np.dtype(np.int32),
+    "int64": np.dtype(np.int64),
+    "uint8": np.dtype(np.uint8),
+}
+ENCODED_DTYPES = ("float32", "float16", "bfloat16")  # those that a codec takes
+
+
+def storage_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the numpy type whose memory holds elements of `dtype`."""
+    if dtype not in DTYPES:
+        raise StrategyError(f"element type {dtype!r}; wanted one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +96,7 @@ def copy_back(data: Any, result: Any) -> None:
 
 
 def bytes_at(address: int, nbytes: int) -> Bytes:
-    """Return a view of memory that somebody else keeps alive."""
+    """Return a view of memory that its owner keeps alive."""
     if nbytes == 0:
         return np.empty(0, np.uint8)
     memory = memoryview((ctypes.c_uint8 * nbytes).from_address(address))
@@ -86,10 +108,12 @@ class Scratch:
 
     def __init__(self) -> None:
         self.memory: Bytes = np.empty(0, np.uint8)
+        self.address = 0  # of the memory
 
     def reserve(self, nbytes: int) -> None:
         """Make the memory at least so large; it never shrinks."""
         if nbytes > self.memory.size:
             self.memory = np.empty(0, np.uint8)  # the smaller one goes before the larger comes
             self.memory = fresh_pages(nbytes)
+            self.address = self.memory.__array_interface__["data"][0]
             self.memory.fill(0)  # touch every page now rather than inside a timed collective

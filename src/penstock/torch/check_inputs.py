@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 import penstock
+from penstock.codecs.registry import SPARSE_CODECS, make_codec
 from penstock.codecs.spec import parse_spec
-from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import PenstockError, PlanError
 from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Scheme, check_known, texts_of
 from penstock.network import Network
@@ -197,7 +197,7 @@ def check_route(route: Route) -> None:
     if route.codec is None:
         return Scheme().check_strategy(route.strategy)
     check_known(route.codec)
-    wire_codec(route.codec)
+    make_codec(route.codec)
     is_sparse = parse_spec(route.codec)[0] in SPARSE_CODECS
     return Scheme(route.codec, SPARSE_STRATEGIES if is_sparse else ANY).check_strategy(route.strategy)
 

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
+from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
 from penstock.exchange.compression import Compression, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
@@ -58,7 +59,7 @@ class DistributedDataParallel(TorchDDP):
         module: torch.nn.Module,
         *arguments: Any,
         compression: Compression | None = None,
-        codec: str | None = None,
+        codec: str | Codec | None = None,
         planning: Planning | None = None,
         on_nonfinite: str = "raise",
         grad_scaler: Scaler | None = None,

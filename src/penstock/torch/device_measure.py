@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.codecs.graphs import urgent_stream
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.registry import make_codec
 from penstock.cost.fit import fit_measured
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
@@ -132,8 +132,8 @@ def measure_route(
     messages = device_messages(group, TIMEOUT_SECONDS) if route.codec else None
     communicator, stream = Communicator(transport, messages=messages), urgent_stream(device)
     options = {"strategy": route.strategy, **route.options}
-    codec = wire_codec(route.codec) if route.codec else None
-    there = getattr(codec, "on_device", lambda _: None)(device) is not None
+    codec = make_codec(route.codec, defers_nonfinite_check=True) if route.codec else None
+    there = codec is not None and codec.on_device(device) is not None
 
     def one_round(values: torch.Tensor, residual: torch.Tensor, parts: Sequence[int] | None = None) -> None:
         stream.wait_stream(torch.cuda.current_stream(device))

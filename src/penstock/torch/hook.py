@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.graphs import urgent_stream
 from penstock.errors import CodecError, PlanError
 from penstock.exchange.compression import AUTO, NATIVE, Compression, from_options
@@ -239,7 +240,7 @@ class BucketSender:
 
 def comm_hook(
     strategy: str = AUTO,
-    codec: str | None = None,
+    codec: str | Codec | None = None,
     *,
     compression: Compression | None = None,
     module: torch.nn.Module | None = None,

@@ -29,8 +29,8 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import ParamsT
 
+from penstock.codecs.registry import SPARSE_CODECS, make_codec
 from penstock.codecs.spec import parse_spec
-from penstock.codecs.wire import SPARSE_CODECS, wire_codec
 from penstock.errors import CodecError
 from penstock.exchange.compression import AUTO, check_known
 from penstock.torch.ddp import DistributedDataParallel
@@ -350,7 +350,7 @@ def _check(codec: str, warmup_steps: object, warmup_codec: object, max_norm: obj
         if not isinstance(warmup_codec, str) or warmup_codec == AUTO:
             raise CodecError(f"warmup_codec is {warmup_codec!r}; wanted one such as {WARMUP_CODEC!r}, or None")
         check_known(warmup_codec)
-        wire_codec(warmup_codec)
+        make_codec(warmup_codec)
     for spec in (codec, warmup_codec):
         if spec not in (None, AUTO) and parse_spec(str(spec))[0] in SPARSE_CODECS:
             raise CodecError(f"CompressedAdamW with codec {spec!r}, which sends few entries; wanted onebit or blocks")

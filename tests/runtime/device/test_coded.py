@@ -11,8 +11,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a device")
 
-from penstock.codecs.wire import wire_codec  # noqa: E402
-from penstock.exchange.nonfinite import watched_codec  # noqa: E402
+from penstock.codecs.registry import make_codec  # noqa: E402
 from penstock.runtime.device.coded import prepare_coded  # noqa: E402
 from penstock.runtime.device.mirror import Mirror  # noqa: E402
 from penstock.runtime.executor import WINDOW, prepare  # noqa: E402
@@ -61,7 +60,7 @@ def run_steps(spec, strategy, gradients, on_device, parts=PARTS):
     noted = []
 
     def rank(transport):
-        codec = wire_codec(spec, seed=transport.rank)
+        codec = make_codec(spec, seed=transport.rank)
         program, batches = build_compressed(strategy, world_size, parts, OPTIONS)
         if on_device:
             form = codec.on_device(DEVICE, lambda: noted.append(transport.rank))
@@ -135,7 +134,7 @@ def test_a_gradient_that_is_not_finite_becomes_nan_on_every_rank_for_its_tensor(
     assert set(noted) == set(range(world_size))
 
 
-def test_a_codec_that_hears_later_is_told_when_the_bucket_comes_again():
+def test_a_codec_that_defers_its_check_is_told_when_the_bucket_comes_again():
     noted = []
     run_ranks(1, lambda transport: hear_later(transport, noted))
     assert noted == [2]
@@ -143,10 +142,13 @@ def test_a_codec_that_hears_later_is_told_when_the_bucket_comes_again():
 
 def hear_later(transport, noted):
     """Note in which call the host hears of what is not finite in the first."""
-    codec, values, call = watched_codec("onebit", 0), torch.ones(PARTS[-1], device=DEVICE), 1
-    codec.hears_later = True
+    codec, values, call = (
+        make_codec("onebit", on_nonfinite="note", defers_nonfinite_check=True),
+        torch.ones(PARTS[-1], device=DEVICE),
+        1,
+    )
     program, batches = build_compressed("ring", 1, PARTS, OPTIONS)
-    form = wire_codec("onebit").on_device(DEVICE, lambda: noted.append(call))
+    form = make_codec("onebit").on_device(DEVICE, lambda: noted.append(call))
     ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
     values[5] = float("nan")
     ready.run(values, 1, 20.0)

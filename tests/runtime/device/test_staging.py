@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from penstock.runtime import Communicator
-from penstock.runtime.dtypes import DTYPES
 from penstock.runtime.transport.memory import MemoryTransport
+from penstock.runtime.views import DTYPES
 from runtime.oracle import check, random_tensors
 from runtime.threads import run_ranks
 

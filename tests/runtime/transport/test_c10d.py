@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("torch")
 from every_call import dense_calls, sparse_calls
-from penstock.runtime.dtypes import DTYPES
+from penstock.runtime.views import DTYPES
 from runtime.oracle import check, random_tensors
 from runtime.workers import (
     disagree_about_size,

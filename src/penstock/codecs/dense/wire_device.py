@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import torch
 
-from penstock.codecs.dense.device import DeviceCodec
+from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.graphs import Replays, Work
 from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.payload_block import Block, Note, Piece, pinned

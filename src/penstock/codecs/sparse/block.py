@@ -2,7 +2,7 @@
 
     header (`header.py`)   codec "sparse", parameters density, value bits and index form
     values                 k float32, or k bfloat16 (the upper halves of float32), padded to 4 bytes
-    indices                k int32, ascending; or as gaps in base 128 (`sparse_kernels.write_gaps`)
+    indices                k int32, ascending; or as gaps in base 128 (`entry_kernels.write_gaps`)
 
 The number of entries follows from the density and the tensor, so it is not sent; that a merged block has as many as
 the two it was made of is what keeps gTop-k's messages from growing. Gaps have no 32-bit limit: a block of a tensor of
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.codecs.elements import Floats, from_float32, to_float32
-from penstock.codecs.sparse.kernels import ascending_below, read_gaps, write_gaps
+from penstock.codecs.sparse.entry_kernels import ascending_below, read_gaps, write_gaps
 from penstock.errors import CodecError
 
 Bytes = NDArray[np.uint8]

@@ -4,7 +4,7 @@ A rank puts a value of its own back only if its index is missing from the final 
 subtree whose index comes through another is neither applied nor kept:
 
     k = 1, 4 ranks: rank 0 sends 1 at index 0, rank 1 sends 2 at index 1, ranks 2 and 3 send 3 at index 0
-    [01] = {1: 2}, rank 0's 1 is dropped;  [23] = {0: 6};  the result {0: 6} has index 0, so nobody puts the 1 back
+    [01] = {1: 2}, rank 0's 1 is dropped;  [23] = {0: 6};  the result {0: 6} has index 0, so no rank puts the 1 back
 
 Merges here keep nothing; each rank remembers its own block from `encode` to `decode` and compares then. It is never
 the default: `SparseCodec` is.
@@ -12,21 +12,27 @@ the default: `SparseCodec` is.
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from penstock.codecs.codec import Capabilities, HeaderCodec
 from penstock.codecs.sparse.block import Entries
-from penstock.codecs.sparse.codec import SparseCodec
-from penstock.codecs.sparse.kernels import add_at
+from penstock.codecs.sparse.entry_kernels import add_at
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 
 
-@dataclass(slots=True)
-class PublishedCodec:
+@dataclass
+class PublishedCodec(HeaderCodec):
     """A sparse codec that puts back as published; one per rank, and blocks are decoded in the order of encoding."""
 
     codec: SparseCodec
     _sent: deque[tuple[Entries | None, Any]] = field(default_factory=deque, repr=False)  # own entries, and residual
+
+    capabilities: ClassVar[Capabilities] = Capabilities(merging=True, half_precision=True)
+
+    def __post_init__(self) -> None:
+        self.on_nonfinite = self.codec.on_nonfinite
 
     @property
     def name(self) -> str:
@@ -34,14 +40,14 @@ class PublishedCodec:
         return f"published {self.codec.name}"
 
     @property
-    def on_nonfinite(self) -> str:
-        """What a gradient with NaN or infinity does."""
-        return self.codec.on_nonfinite
+    def fingerprint(self) -> str:
+        """Empty: the name says everything."""
+        return ""
 
     @property
-    def puts_off(self) -> bool:
-        """Whether the residual is to be a `PutOff`: it is written to when the final block comes."""
-        return False
+    def header_nbytes(self) -> int:
+        """Bytes of the header before every body."""
+        return self.codec.header_nbytes
 
     def max_nbytes(self, numel: int) -> int:
         """Return the bytes that a block of `numel` elements needs at most."""
@@ -54,19 +60,13 @@ class PublishedCodec:
         self._sent.append((own and Entries(own.indices.copy(), own.values.copy()), residual))
         return nbytes
 
-    def bound_encode(self, read: Any, residual: Any, out: Any) -> None:
-        """Return None: what was sent is remembered in the usual way only."""
-
-    def on_device(self, device: Any, note: Any = None) -> None:
-        """Return None: there is no such codec on a device."""
-
-    def refuse(self, numel: int, block: Any) -> int:
+    def refuse(self, numel: int, out: Any) -> int:
         """Write a block that says "not finite"; there is nothing to put back for it."""
         self._sent.append((None, None))
-        return self.codec.refuse(numel, block)
+        return self.codec.refuse(numel, out)
 
     def merge(self, read: Any, write: Any, residual: Any) -> None:
-        """Add a block to another; what falls out is kept by nobody."""
+        """Add a block to another; what falls out is dropped."""
         self.codec.merge(read, write, None)
 
     def decode(self, read: Any, out: Any) -> None:

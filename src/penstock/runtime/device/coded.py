@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.codecs.codec import Codec
+from penstock.codecs.feedback import PutOff
 from penstock.codecs.payload_block import Block, DeviceForm, MergingForm, Task, pinned
 from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Part, Program, Slice
 from penstock.runtime.binding import Binding
-from penstock.runtime.codec_protocol import Codec, Deferred
 from penstock.runtime.device.mirror import Mark, Mirror, view_at
 from penstock.runtime.executor import Prepared, prepare
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
@@ -103,14 +104,14 @@ class Coded(Prepared):
         assert batches is not None
         return sum(map(len, batches.pieces))
 
-    def _scaled_ahead(self, target: Flat, scale: float) -> float:
+    def _scale(self, target: Flat, scale: float) -> None:
         if scale != 1.0:
             view_at(target.address, target.nbytes, self.mirror.device).view(torch.float32).mul_(scale)
-        return 1.0
 
-    def _bind(self, target: Flat, kept: Flat | None, deferred: Deferred | None, scale: float) -> Binding:
+    def _bind(self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float) -> Binding:
         assert deferred is None, "residuals on a device are tensors"
         mirror = self.mirror
+        self._scale(target, scale)
         addresses = (target.address, mirror.host.data_ptr(), kept.address if kept else 0)
         if self._binding is None or self._binding.addresses != addresses:
             mirror.used.wait()  # for what the old binding queued
@@ -126,7 +127,7 @@ class _Whole(Binding):
 
     task: Task = field(kw_only=True)
     mark: Mark = field(kw_only=True)
-    is_open: bool = False  # nobody has looked yet at what the device found
+    is_open: bool = False  # the host has not looked yet at what the device found
 
     def settle(self) -> None:
         """Wait for the device, and tell what it found."""
@@ -144,8 +145,9 @@ class Alone(Coded):
     that the next time the bucket comes: a host that waits cannot prepare the next step meanwhile.
     """
 
-    def _bind(self, target: Flat, kept: Flat | None, deferred: Deferred | None, scale: float) -> Binding:
+    def _bind(self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float) -> Binding:
         assert deferred is None, "residuals on a device are tensors"
+        self._scale(target, scale)
         addresses = (target.address, 0, kept.address if kept else 0)
         if isinstance(self._binding, _Whole):
             self._binding.settle()  # also before its memory is let go
@@ -169,7 +171,7 @@ class Alone(Coded):
         binding.task.start()
         binding.mark.set()
         binding.is_open = True
-        if not getattr(self.binder.codec, "hears_later", False):
+        if not self.binder.can.defers_nonfinite_check:
             binding.settle()
 
 

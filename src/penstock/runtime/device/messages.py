@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from penstock.runtime.device.direct import Message
+from penstock.runtime.device.mirror import Message
 from penstock.runtime.device.queued import Bindings
 
 NCCL = "nccl"

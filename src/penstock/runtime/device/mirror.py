@@ -13,6 +13,8 @@ import torch
 from penstock.codecs.payload_block import pinned
 from penstock.runtime.views import Scratch, bytes_at
 
+Message = tuple[bool, torch.Tensor, int]  # whether it is sent, its memory on a device, and the other rank
+
 
 class Mirror(Scratch):
     """Scratch memory that is also on a device; programs share it, as they run one after another."""
@@ -29,7 +31,7 @@ class Mirror(Scratch):
         if nbytes > self.host.numel():
             self.used.wait()
             self.host = pinned(nbytes, torch.uint8, self.device)
-            self.memory = self.host.numpy()
+            self.memory, self.address = self.host.numpy(), self.host.data_ptr()
             self.there = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
 
@@ -51,7 +53,7 @@ class Mark:
 
 
 def view_at(address: int, nbytes: int, device: torch.device) -> torch.Tensor:
-    """Return a view of memory on a device that somebody else keeps alive."""
+    """Return a view of memory on a device that its owner keeps alive."""
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8, device=device)
     if device.type == "cuda":

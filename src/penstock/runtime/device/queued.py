@@ -22,13 +22,12 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.payload_block import Look, Piece, QueuedForm
 from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Program, Slice
-from penstock.runtime.codec_protocol import Codec
 from penstock.runtime.device.coded import numbered
-from penstock.runtime.device.direct import Message
-from penstock.runtime.device.mirror import Mark
+from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import rounds, widen
 from penstock.runtime.executor import program_digest
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout, lay_out

@@ -1,7 +1,7 @@
 """What the executor asks of an engine: start a message, wait for it, and call the engine's own collective.
 
-Three engines implement it: `memory` (threads of one process), `c10d` (torch.distributed: gloo, NCCL) and `mpi`.
-None is imported here, so that nobody needs torch or MPI for the others.
+Three engines implement it: `memory` (threads of one process), `c10d` (torch.distributed: gloo) and `mpi`.
+None is imported here: one engine does not need the others' packages.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from penstock.program import Collective, Program
+from penstock.program import Collective
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -77,19 +77,11 @@ class Transport(Protocol):
 
 
 @runtime_checkable
-class OnDevice(Protocol):
-    """An engine that moves device memory; what it prepares is run as `executor.Prepared` is."""
-
-    def prepare_on_device(self, program: Program, dtype: str) -> Any:
-        """Return this rank's part of a program, to be run on the device."""
-
-
-@runtime_checkable
 class Notes(Protocol):
     """Lines that ranks leave for one another when messages no longer arrive; an engine may do without."""
 
     def leave_note(self, text: str) -> None:
-        """Leave a line for the other ranks; raises nothing, as whoever calls it is in trouble already."""
+        """Leave a line for the other ranks; raises nothing, as the caller is in trouble already."""
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left, or None where there is none within `seconds`.
@@ -99,3 +91,23 @@ class Notes(Protocol):
 
     def hang_up(self) -> None:
         """Let messages with this rank fail on all others, where the engine can, so that they read notes now."""
+
+
+class ForwardedNotes:
+    """Passes notes on to the engine inside, where it has them: for transports that wrap another."""
+
+    _inner: Transport
+
+    def leave_note(self, text: str) -> None:
+        """Leave a line for the other ranks, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.leave_note(text)
+
+    def read_note(self, peer: int, seconds: float) -> str | None:
+        """Return the line that `peer` left."""
+        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
+
+    def hang_up(self) -> None:
+        """Let the other ranks fail now, where the engine can."""
+        if isinstance(self._inner, Notes):
+            self._inner.hang_up()

@@ -73,7 +73,7 @@ class C10dTransport:
         return _bounded(look, seconds + _ANSWER_SECONDS)
 
     def hang_up(self) -> None:
-        """Let gloo close all connections, as it does when a wait runs out of time: for a message that nobody sends.
+        """Let gloo close all connections, as it does when a wait runs out of time: for a message that no rank sends.
 
         Those of the parent too: with a rank gone it is of no more use, and others may wait for us there.
         """

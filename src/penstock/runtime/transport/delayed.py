@@ -106,7 +106,7 @@ class _Held:
         self._failure: Exception | None = None
 
     def start(self, transport: Transport) -> None:
-        """Hand the message to the engine; what goes wrong is kept for whoever waits."""
+        """Hand the message to the engine; what goes wrong is raised by `wait`."""
         try:
             self._work = transport.isend(self._view, self._peer, self._tag)
         except Exception as failure:

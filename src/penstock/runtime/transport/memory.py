@@ -135,7 +135,7 @@ class MemoryTransport:
         self._fabric.kill(self._rank)
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
-        """Give everybody a copy of everybody's values, then let each make its own result of them."""
+        """Give all ranks a copy of all values, then let each make its own result of them."""
         self.sent_nbytes += ring_nbytes(values.nbytes, self.world_size)
         fabric, others = self._fabric, set(range(self.world_size)) - {self._rank}
         self._natives += 1
@@ -144,7 +144,7 @@ class MemoryTransport:
             gathered[self._rank] = values.copy()
             fabric.wake()
             fabric.wait(self._rank, lambda: len(gathered) == fabric.world_size, others, seconds)
-            fabric.calls.pop(self._natives - 1, None)  # whoever is in this call has left the one before
+            fabric.calls.pop(self._natives - 1, None)  # a rank in this call has left the one before
         _finish_native(collective, values, [gathered[rank] for rank in range(self.world_size)], dtype, self._rank, root)
 
 

@@ -1,9 +1,9 @@
 """MPI as an engine: non-blocking messages, polled.
 
-MPI moves data only while it is called, so whoever waits polls, and gives the processor away between polls: with
+MPI moves data only while it is called, so a rank that waits polls, and gives the processor away between polls: with
 more ranks than cores a rank that spins keeps its peer from sending. Where a rank dies, `mpirun` ends all
-others, unless it was started with `--with-ft ulfm`: then their messages with it fail. Whoever sees that first revokes
-the communicator, so that messages between survivors fail too, at once: nobody waits for a rank that has given up.
+others, unless it was started with `--with-ft ulfm`: then messages with it fail. The first rank to see it revokes
+the communicator, so that messages between survivors fail too, at once: none waits for a rank that has given up.
 
 A large message to another host goes in segments below Open MPI's eager limit. Without them a broadcast of 16 MB along
 4 hosts at 1 Gb/s took 195 ms with sixteen blocks in flight and 143 with two; with them 132 with sixteen (one run each,

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton", reason="install penstock[gpu] to test kernels for the GPU")
 
-from penstock.codecs.dense.device import DeviceCodec  # noqa: E402
+from penstock.codecs.dense.device_codec import DeviceCodec  # noqa: E402
 from penstock.codecs.registry import codec_names, make_codec  # noqa: E402
 from penstock.compll.backends.triton.many import Batch, ManyKernels, qualifies  # noqa: E402
 

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from penstock.codecs.sparse.block import BlockForm, Bytes, index_dtype
-from penstock.codecs.sparse.kernels import gather, subtract_at, write_gaps
+from penstock.codecs.sparse.entry_kernels import gather, subtract_at, write_gaps
 from penstock.compll.select import MAGNITUDE, _choose, _collect, _select
 
 ROUND = 1024  # elements that stay in the first-level cache, with their gradients

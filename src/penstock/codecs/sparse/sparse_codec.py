@@ -15,13 +15,14 @@ merge the same two blocks end with the same bytes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.codecs.codec import NOTE, Bound, Bytes, Capabilities, HeaderCodec, not_finite
 from penstock.codecs.elements import Floats, as_array, from_float32, to_float32
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, ON_NONFINITE, Header, header_nbytes, pack_header, parse_header
@@ -29,15 +30,14 @@ from penstock.codecs.sparse.block import (
     INDEX_FORMS,
     VALUE_BITS,
     BlockForm,
-    Bytes,
     Entries,
     Indices,
     Rooms,
     entry_count,
     index_dtype,
 )
-from penstock.codecs.sparse.bound import bound_encode
-from penstock.codecs.sparse.kernels import add_at, cut, gather, put_at, subtract_at, unite
+from penstock.codecs.sparse.entry_kernels import add_at, cut, gather, put_at, subtract_at, unite
+from penstock.codecs.sparse.fused_encode import bound_encode
 from penstock.codecs.spec import number_text
 from penstock.compll.select import select_largest
 from penstock.errors import CodecError, NonFiniteError
@@ -48,20 +48,23 @@ MAX_NUMEL = 1 << 48  # more than any memory holds; a header that says more is da
 _PARAMETERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class SparseCodec:
-    """Top-k selection as the runtime's `Codec`, with `merge`."""
+@dataclass(frozen=True)
+class SparseCodec(HeaderCodec):
+    """Top-k selection, with `merge`."""
 
     density: float  # share of the elements that is sent
     value_bits: int = 32  # 32: float32; 16: bfloat16, whose rounding stays in the residual
     index_form: str = "smaller"  # "int32", "gaps" (base 128), or whichever is smaller for the tensor
-    on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, or skip the step (AMP)
+    on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, skip the step (AMP), or note
+    defers_nonfinite_check: bool = False  # on a GPU it may be noted one call later
     _rooms: Rooms = field(default_factory=Rooms, repr=False, compare=False)
+    _forms: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)  # on each device, for programs
 
     def __post_init__(self) -> None:
         if not 0 < self.density <= 1:
             raise CodecError(f"density {self.density}; wanted more than 0 and at most 1")
-        for name, known in (("value_bits", VALUE_BITS), ("index_form", INDEX_FORMS), ("on_nonfinite", ON_NONFINITE)):
+        policies = (*ON_NONFINITE, NOTE)
+        for name, known in (("value_bits", VALUE_BITS), ("index_form", INDEX_FORMS), ("on_nonfinite", policies)):
             if getattr(self, name) not in known:
                 wanted = ", ".join(str(one) for one in known)
                 raise CodecError(f"{name} is {getattr(self, name)!r}; wanted one of {wanted}")
@@ -71,6 +74,27 @@ class SparseCodec:
         """The codec and its settings; equal names read one another's blocks."""
         density = number_text(self.density)
         return f"{NAME}(density={density}, value_bits={self.value_bits}, index_form={self.index_form})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Empty: the name says everything."""
+        return ""
+
+    @cached_property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Of deferred feedback nothing is put off, but gradients are scaled as they are read."""
+        return Capabilities(
+            deferred_feedback=True,
+            merging=True,
+            half_precision=True,
+            device_form=self.on_nonfinite != "skip" and find_spec("triton") is not None,
+            defers_nonfinite_check=self.defers_nonfinite_check,
+        )
+
+    @property
+    def header_nbytes(self) -> int:
+        """Bytes of the header before every body."""
+        return header_nbytes(_PARAMETERS)
 
     def entries(self, numel: int) -> int:
         """Return k: how many entries a block of `numel` elements has."""
@@ -98,24 +122,22 @@ class SparseCodec:
             subtract_at(kept, entries.indices, self._form(values.size).rounded(entries.values))
         return self.write(entries, block, values.size)
 
-    @property
-    def puts_off(self) -> bool:
-        """Whether the residual is to be a `PutOff`: nothing is put off, but gradients are scaled as they are read."""
-        return True
-
-    def bound_encode(self, read: Any, residual: Any, out: Any) -> Callable[[], None] | None:
-        """Return an `encode` of memory that stays, in one pass over it; None where only the usual way will do."""
+    def bind_encode(self, values: Any, residual: Any, out: Any) -> Bound:
+        """Return an encode of memory that stays, in one pass over it where feedback is deferred."""
+        usual = super().bind_encode(values, residual, out)
         if not isinstance(residual, Residual) or self.on_nonfinite == "skip":
-            return None
-        start = header_nbytes(_PARAMETERS)
-        write_body = bound_encode(self._form(read.size), read, residual.factor, residual.memory, out[start:])
-        return write_body and partial(self._encode_bound, write_body, read.size, out)
+            return usual
+        body = out[header_nbytes(_PARAMETERS) :]
+        write_body = bound_encode(self._form(values.size), values, residual.factor, residual.memory, body)
+        return usual if write_body is None else partial(self._encode_bound, write_body, values.size, out)
 
     def _encode_bound(self, write_body: Callable[[], int], numel: int, block: Bytes) -> None:
         nbytes = write_body()
-        if not nbytes:
-            raise _not_finite("the gradient")
-        self.write_header(block, numel, nbytes)
+        if nbytes:
+            self.write_header(block, numel, nbytes)
+        else:
+            self.note_nonfinite(not_finite())
+            self.refuse(numel, block)
 
     def decode(self, read: Any, out: Any) -> None:
         """Write zeros, and the values of a block in their places."""
@@ -162,7 +184,7 @@ class SparseCodec:
         self.write(chosen, block, numel)
 
     def read(self, block: Any, numel: int, room: str = "one") -> Entries | None:
-        """Return the entries of a block, or None of a step to be skipped; `CodecError` for what nobody wrote.
+        """Return the entries of a block, or None of a step to be skipped; `CodecError` for a damaged one.
 
         The entries may share the block's memory, or lie in the codec's room of that name until it is used again. Bytes
         behind the block are ignored: buffers have the largest size.
@@ -190,16 +212,19 @@ class SparseCodec:
         block[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
         return header.nbytes + nbytes
 
-    def on_device(self, device: Any, note: Callable[[], None] = lambda: None) -> Any:
-        """Return the codec's form on a device, None without Triton; `note` is told of values that are not finite."""
-        if self.on_nonfinite == "skip" or find_spec("triton") is None:
+    def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
+        """Return the codec's form on a device, None where it has none; `note` is told of values that are not finite."""
+        if not self.capabilities.device_form:
             return None
+        if note is None and device in self._forms:
+            return self._forms[device]
         from penstock.codecs.graphs import Replays
-        from penstock.codecs.sparse.device import SparseForm
+        from penstock.codecs.sparse.sparse_form import SparseForm
         from penstock.compll.backends.triton.fill_nan import Spoiler
         from penstock.compll.backends.triton.select_kernels import Selector
 
-        return SparseForm(self, device, Selector(device), note, Replays(device), Spoiler)
+        form = SparseForm(self, device, Selector(device), note or self.note_nonfinite, Replays(device), Spoiler)
+        return form if note is not None else self._forms.setdefault(device, form)
 
     # Inside
 
@@ -207,7 +232,7 @@ class SparseCodec:
         entries = self._chosen(self.entries(values.size), index_dtype(values.size))
         select_largest(values, entries.indices)
         if not gather(values, entries.indices, entries.values):
-            raise _not_finite(tensor)
+            raise NonFiniteError(not_finite(tensor))
         return entries
 
     def _largest_of_sum(self, one: Entries, other: Entries, keep: Keep | None) -> Entries:
@@ -246,11 +271,6 @@ class SparseCodec:
             )
         if header.flags & ~NOT_FINITE or (header.flags and header.body_nbytes):
             raise CodecError(f"sparse block with flags {header.flags:#x} and {header.body_nbytes} bytes: it is damaged")
-
-
-def _not_finite(tensor: str) -> NonFiniteError:
-    advice = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
-    return NonFiniteError(f"{tensor} holds NaN or infinity; {advice}")
 
 
 def _with_factor(residual: Any) -> tuple[Any, float]:

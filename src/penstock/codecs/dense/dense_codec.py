@@ -11,44 +11,59 @@ Gradients are float32, float16 or bfloat16: numpy arrays, or torch tensors on th
 float32. A codec may be used from several threads at once.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.codecs.dense import many
-from penstock.codecs.dense.device import DeviceCodec
+from penstock.codecs.codec import (
+    ADVICE,
+    Bound,
+    Bytes,
+    Capabilities,
+    DecodeFrom,
+    EncodeInto,
+    Floats,
+    HeaderCodec,
+    not_finite,
+)
+from penstock.codecs.dense import bound
+from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual, memory_of
-from penstock.codecs.header import NOT_FINITE, PADDED, SEGMENTED, Header, header_nbytes, pack_header, parse_header
+from penstock.codecs.header import NOT_FINITE, PADDED, Header, header_nbytes, pack_header, parse_header
 from penstock.compll.backends import ManyKernels
 from penstock.compll.ir import Program
 from penstock.compll.lower.payload_layout import max_nbytes, used_nbytes
 from penstock.errors import CodecError, NonFiniteError
 
-Bytes = NDArray[np.uint8]
-Floats = NDArray[np.float32]
 PUT_OFF_RATIO = 0.3  # of the gradient's bytes: with more, copying the payload costs what putting off saves
 _JUDGED = 1 << 20  # elements
-_ADVICE = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
+_ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
+_FEEDBACK_NUMEL = 4096  # eight buckets of qsgd's; its noise does not depend on more
+_FEEDBACK_STEPS = 24  # enough for a growth of 3% a step to show
 
 
-@dataclass(slots=True)
-class Codec:
-    """One algorithm with its parameters."""
+@dataclass
+class DenseCodec(HeaderCodec):
+    """One algorithm of the language with its parameters; `capabilities` are those of its kernels."""
 
     program: Program
     parameters: Mapping[str, float]  # every parameter by name, in the order the program declares them
     arguments: Mapping[str, Any]  # those that kernels take
     kernels: ManyKernels  # for the CPU
     seed: int = 0  # differs between ranks, so that their rounding is independent
-    on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, or skip the step (AMP)
+    on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, skip the step (AMP), or note
+    defers_nonfinite_check: bool = False  # on a GPU it may be noted one call later
     _calls: Any = field(default_factory=count, repr=False)
     _devices: dict[str, DeviceCodec] = field(default_factory=dict, repr=False)
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
+    _forms: dict[Any, Any] = field(default_factory=dict, repr=False)  # on each device, for programs
 
     @property
     def name(self) -> str:
@@ -56,7 +71,7 @@ class Codec:
         named = zip(self.parameters, self.settings, strict=False)
         return f"{self.program.name}({', '.join(f'{name}={value:g}' for name, value in named)})"
 
-    @property
+    @cached_property
     def settings(self) -> tuple[float, ...]:
         """The parameters as headers have them: zeros at the end are left out.
 
@@ -67,7 +82,7 @@ class Codec:
             values.pop()
         return tuple(values)
 
-    @property
+    @cached_property
     def header_nbytes(self) -> int:
         """Bytes of the header before every body."""
         return header_nbytes(len(self.settings))
@@ -79,9 +94,45 @@ class Codec:
         return self._sizes[numel]
 
     @property
-    def puts_off(self) -> bool:
-        """Whether a `Residual` saves time on the CPU: its payload is kept, so it must be small beside the gradient."""
-        return self.kernels.defers and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO
+    def fingerprint(self) -> str:
+        """Of the text that the codec was made from, and of the operators that it calls."""
+        return self.program.fingerprint
+
+    @cached_property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]
+        """Deferred feedback saves time on the CPU where the payload, which is kept, is small beside the gradient."""
+        defers = self.kernels.defers and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO
+        return Capabilities(
+            deferred_feedback=defers,
+            variable_size=any(item.counts for item in self.program.layout.fields),
+            half_precision=True,
+            scaled_add=True,
+            device_form=self.on_nonfinite != "skip" and find_spec("triton") is not None,
+            defers_nonfinite_check=self.defers_nonfinite_check,
+        )
+
+    @cached_property
+    def takes_feedback(self) -> bool:  # type: ignore[override]
+        """Whether residuals stay bounded, found by trying: the same on every rank, as the numbers are always the same.
+
+        Feedback converges where a codec leaves less than it was given: over some steps |x - decode(encode(x))| must
+        shrink (Karimireddy et al., 2019, call it a contraction). A quantiser that rounds at random is right on
+        average, but its noise may be larger than the values: qsgd with 4 bits rounds a value of a bucket of 512 to a
+        multiple of a seventh of the bucket's norm, so what it leaves is 1.4 times what it was given, and a residual
+        would grow each step. Such a codec sends what it makes of each gradient and forgets the rest.
+        """
+        probe = replace(self, seed=0, _calls=count())
+        left = np.random.default_rng(0).standard_normal(_FEEDBACK_NUMEL, np.float32)
+        before = float(np.linalg.norm(left))
+        out = np.zeros(self.max_nbytes(_FEEDBACK_NUMEL), np.uint8)
+        for _ in range(_FEEDBACK_STEPS):
+            nbytes = probe.encode(left, None, out)
+            probe.decode_add(out[:nbytes], left, -1.0)
+        return float(np.linalg.norm(left)) <= before
+
+    def begin(self, iteration: int) -> None:
+        """Draw what this iteration always draws, so that a resumed run rounds as an unbroken one would."""
+        self.count_from(iteration << _ENCODES_BITS)
 
     def count_from(self, number: int) -> None:
         """Let random numbers go on from encode number `number`: with the same seed, the same calls draw the same."""
@@ -110,13 +161,16 @@ class Codec:
         values = to_float32(as_array(gradient))
         body = room(out, self.max_nbytes(values.size))[self.header_nbytes :]
         kept = memory_of(residual, values.size, tensor)
-        before = self.copy_if_skipping(residual, kept)
+        before = self._copy_if_skipping(residual, kept)
         try:
             nbytes = self._encode(values, seed, residual, kept, body).size
         except NonFiniteError:
             if kept is not None and before is not None:
                 kept[:] = before
-            return self.finish_skipped(out, values.size, self.refusal(values, tensor))
+            if self.on_nonfinite == "skip":  # every rank skips the step
+                return self.refuse(values.size, out)
+            finite = np.isfinite(values).all()
+            raise NonFiniteError(too_large(self.name, tensor) if finite else not_finite(tensor)) from None
         return self.finish(out, values.size, nbytes)
 
     def decode(self, payload: Any, out: Any) -> None:
@@ -127,36 +181,41 @@ class Codec:
         """Add `scale` times the values of a payload to `out`; errors as `decode`."""
         self._decode(payload, out, scale)
 
-    def encode_many(
-        self, gradient: Any, boundaries: Any, residual: Any, out: Any, tensors: Sequence[str] | None = None
-    ) -> int:
-        """Write one payload for several tensors, the segments of one flat array on the CPU; return its bytes.
+    # What programs call
 
-        Segment j is elements boundaries[j] to boundaries[j + 1]; each is encoded as `encode` would by itself, with its
-        own scale, in one call without the interpreter. `residual` is as in `encode`, for the whole array.
-        """
-        return many.encode_many(self, gradient, boundaries, residual, out, tensors)
+    def bind_encode(self, values: Any, residual: Any, out: Any) -> Bound:
+        """Return an encode of memory that stays; quick where feedback is put off."""
+        return bound.encode(self, values, residual, out) or super().bind_encode(values, residual, out)
 
-    def decode_many(self, payload: Any, boundaries: Any, out: Any) -> None:
-        """Write the values of a payload of `encode_many`; the boundaries must be those it was made with."""
-        many.decode_many(self, payload, boundaries, out, None)
+    def bind_decode(self, payload: Any, out: Any, adds: bool, factor: float = 1.0) -> Bound:
+        """Return a decode of memory that stays."""
+        usual = super().bind_decode(payload, out, adds, factor)
+        return bound.decode(self, usual, payload, out, adds, factor) or usual
 
-    def decode_add_many(self, payload: Any, boundaries: Any, out: Any, scale: float = 1.0) -> None:
-        """Add `scale` times the values of a payload of `encode_many`."""
-        many.decode_many(self, payload, boundaries, out, scale)
+    def bind_encode_into(self, values: Any, residual: Any) -> EncodeInto:
+        """Return an encode of values that stay, for payloads that may be anywhere."""
+        return bound.encode_into(self, values, residual) or super().bind_encode_into(values, residual)
 
-    def max_nbytes_many(self, boundaries: Any) -> int:
-        """Return the most bytes a payload of `encode_many` can take."""
-        return many.max_nbytes_many(self, boundaries)
+    def bind_decode_from(self, out: Any, adds: bool) -> DecodeFrom:
+        """Return a decode to memory that stays, of payloads that may be anywhere."""
+        usual = super().bind_decode_from(out, adds)
+        return bound.decode_from(self, usual, out, adds) or usual
 
-    def payload_nbytes(self, payload: Any) -> int:
-        """Return how many of the bytes in a buffer are its payload; raise `CodecError` if they are not all there."""
-        data = as_array(payload)
-        header = self._check(parse_header(data.data), None)
-        nbytes = header.nbytes + header.body_nbytes
-        if nbytes > data.size:
-            raise CodecError(f"payload of {data.size} bytes; its header says {nbytes}: it was cut short")
-        return nbytes
+    def on_device(self, device: Any, note: Any = None) -> Any:
+        """Return the codec's form on a device, None where it has none; `note` is told of values that are not finite."""
+        if not self.capabilities.device_form:
+            return None
+        from penstock.codecs.dense.wire_device import make_form
+
+        if note is not None:
+            return make_form(self.on(device), note)
+        if device not in self._forms:
+            self._forms[device] = make_form(self.on(device), self.note_nonfinite)
+        return self._forms[device]
+
+    def refuse(self, numel: int, out: Any) -> int:
+        """Write the payload of values that are not finite; return its bytes."""
+        return self.finish(out, numel, 0, NOT_FINITE)
 
     def on(self, device: Any) -> DeviceCodec:
         """Return the codec on a device; made once."""
@@ -177,7 +236,7 @@ class Codec:
         else:
             self._device(values).kernels.decode_add(body, values, self.arguments, -1.0)
 
-    # What `encode` and `encode_many` share
+    # Payloads
 
     def finish(self, out: Any, numel: int, body_nbytes: int, flags: int = 0) -> int:
         """Write the header before a body; return the bytes of both."""
@@ -185,31 +244,10 @@ class Codec:
         as_array(out)[: header.nbytes] = np.frombuffer(pack_header(header), np.uint8)
         return header.nbytes + header.body_nbytes
 
-    def finish_skipped(self, out: Any, numel: int, why: str, flags: int = 0) -> int:
-        """Raise for a gradient that is refused, or write the payload that makes every rank skip the step."""
-        if self.on_nonfinite == "raise":
-            raise NonFiniteError(why) from None
-        return self.finish(out, numel, 0, NOT_FINITE | flags)
-
-    def copy_if_skipping(self, residual: Any, kept: Floats | None) -> Floats | None:
-        """Return what a step that is skipped must leave in the residual; None where it raises instead."""
-        if self.on_nonfinite == "raise" or kept is None:
-            return None
-        if isinstance(residual, Residual):
-            residual.values()
-        return kept.copy()
-
-    def refusal(self, values: Floats, tensor: str) -> str:
-        """Return what an error says of values that were refused: not finite, or too large for the codec's fields."""
-        return not_finite(tensor) if not np.isfinite(values).all() else too_large(self.name, tensor)
-
-    def open(self, payload: Any, numel: int, segmented: bool) -> tuple[Header, NDArray[np.uint8]]:
+    def open(self, payload: Any, numel: int) -> tuple[Header, NDArray[np.uint8]]:
         """Return the header and the body of a payload, checked against what is expected."""
         data = as_array(payload)
         header = self._check(parse_header(data.data), numel)
-        if bool(header.flags & SEGMENTED) != segmented:
-            found, wanted = ("several tensors", "decode_many") if header.flags & SEGMENTED else ("one tensor", "decode")
-            raise CodecError(f"payload of {found}: read it with {wanted}")
         body = data[header.nbytes :]
         if body.size != header.body_nbytes:
             how = "cut short" if body.size < header.body_nbytes else "too long"
@@ -217,6 +255,14 @@ class Codec:
         return header, body
 
     # Inside
+
+    def _copy_if_skipping(self, residual: Any, kept: Floats | None) -> Floats | None:
+        """Return what a step that is skipped must leave in the residual; None where it is not skipped."""
+        if self.on_nonfinite != "skip" or kept is None:
+            return None
+        if isinstance(residual, Residual):
+            residual.values()
+        return kept.copy()
 
     @property
     def _identity(self) -> tuple[str, tuple[float, ...]]:
@@ -248,7 +294,7 @@ class Codec:
             self._device(out).decode(payload, out, scale)
             return
         target = as_array(out)
-        header, body = self.open(payload, target.size, segmented=False)
+        header, body = self.open(payload, target.size)
         if header.flags & PADDED and not header.flags & NOT_FINITE:
             body = body[: used_nbytes(self.program.layout, body, target.size)]
         values = target if target.dtype == np.float32 else to_float32(target)
@@ -269,21 +315,16 @@ class Codec:
             )
         if numel is not None and header.numel != numel:
             raise CodecError(f"payload of {header.numel} elements; wanted {numel}: it belongs to another tensor")
-        if not header.flags & SEGMENTED and header.body_nbytes > self.max_nbytes(header.numel) - header.nbytes:
+        if header.body_nbytes > self.max_nbytes(header.numel) - header.nbytes:
             raise CodecError(
                 f"body of {header.body_nbytes} bytes for {header.numel} elements is more than any can take"
             )
         return header
 
 
-def not_finite(tensor: str = "the gradient") -> str:
-    """Return what an error says of values that are not finite."""
-    return f"{tensor} holds NaN or infinity; {_ADVICE}"
-
-
 def too_large(codec: str, tensor: str = "the gradient") -> str:
     """Return what an error says of finite values that a codec has no bits for."""
-    return f"{tensor}, with what is owed of it, holds values that are too large for {codec}; {_ADVICE}"
+    return f"{tensor}, with what is owed of it, holds values that are too large for {codec}; {ADVICE}"
 
 
 def _is_cuda(values: Any) -> bool:

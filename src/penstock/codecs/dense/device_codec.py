@@ -18,7 +18,7 @@ from penstock.codecs.header import NOT_FINITE, PADDED, Header, pack_header
 from penstock.errors import CodecError
 
 if TYPE_CHECKING:
-    from penstock.codecs.dense.codec import Codec
+    from penstock.codecs.dense.dense_codec import DenseCodec
     from penstock.compll.backends.triton.backend import TritonKernels
 
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class DeviceCodec:
     """A codec on one device."""
 
-    codec: "Codec"
+    codec: "DenseCodec"
     device: Any
     kernels: "TritonKernels"
     _headers: dict[tuple[int, bool], Any] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, codec: "Codec", device: Any) -> "DeviceCodec":
+    def create(cls, codec: "DenseCodec", device: Any) -> "DeviceCodec":
         """Return the codec on a device; imports Triton."""
         from penstock.compll.backends.triton.backend import TritonKernels
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.codecs.header import NOT_FINITE, PADDED, Header, pack_header, parse_header
+from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse.block import INDEX_FORMS, BlockForm, Entries, entry_count, largest_gaps_nbytes
-from penstock.codecs.sparse.codec import NAME, SparseCodec
-from penstock.codecs.sparse.kernels import read_gaps, write_gaps
+from penstock.codecs.sparse.entry_kernels import read_gaps, write_gaps
 from penstock.codecs.sparse.published import PublishedCodec
-from penstock.codecs.wire import wire_codec
+from penstock.codecs.sparse.sparse_codec import NAME, SparseCodec
 from penstock.errors import CodecError, NonFiniteError
 from sparse_oracle import dyadic, keep_largest
 
@@ -351,9 +351,9 @@ def test_k_is_the_rounded_share_and_at_least_one():
 
 
 def test_a_plan_names_sparse_codecs_like_all_others():
-    assert wire_codec("sparse(density=0.01, value_bits=16)").codec == SparseCodec(0.01, 16)
-    assert wire_codec("sparse").codec == SparseCodec(0.001)
-    assert wire_codec("published(density=0.01)").codec == PublishedCodec(SparseCodec(0.01))
-    assert wire_codec("onebit").name == "onebit()"
+    assert make_codec("sparse(density=0.01, value_bits=16)") == SparseCodec(0.01, 16)
+    assert make_codec("sparse") == SparseCodec(0.001)
+    assert make_codec("published(density=0.01)") == PublishedCodec(SparseCodec(0.01))
+    assert make_codec("onebit").name == "onebit()"
     with pytest.raises(CodecError, match="no parameter 'bitwidth'; wanted density and value_bits"):
-        wire_codec("sparse(bitwidth=2)")
+        make_codec("sparse(bitwidth=2)")

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.codecs.codec import HeaderCodec
 from penstock.codecs.feedback import PutOff
-from penstock.codecs.sparse.bound import HISTORY, ROUND, add_and_select
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.header import NOT_FINITE, parse_header
+from penstock.codecs.registry import make_codec
+from penstock.codecs.sparse.fused_encode import HISTORY, ROUND, add_and_select
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.compll.select import select_largest
 from penstock.errors import NonFiniteError
-from penstock.exchange.nonfinite import watched_codec
 
 FORMS = st.builds(SparseCodec, st.sampled_from([0.002, 0.05, 0.7, 1.0]), index_form=st.sampled_from(["int32", "gaps"]))
 CHANGES = st.lists(st.sampled_from([0.0, 1e-3, 0.9, 1.0, 1.1, 50.0]), min_size=3, max_size=6)  # from step to step
@@ -29,7 +31,7 @@ def test_bytes_and_residual_are_those_of_the_usual_encode(codec, numel, changes,
     gradient, rng = np.zeros(numel, np.float32), np.random.default_rng(seed)
     blocks = [np.zeros(codec.max_nbytes(numel), np.uint8) for _ in range(2)]
     kept = [PutOff(np.zeros(numel, np.float32)).piece(0, numel, 0.3) for _ in range(2)]
-    encode = codec.bound_encode(gradient, kept[0], blocks[0])
+    encode = codec.bind_encode(gradient, kept[0], blocks[0])
     for values in steps(rng, numel, changes):
         gradient[:] = values
         encode()
@@ -42,7 +44,7 @@ def test_a_scaled_gradient_is_rounded_before_it_is_added():
     codec, gradient = SparseCodec(0.01), np.random.default_rng(0).standard_normal(1000, np.float32)
     kept, before = np.ones(1000, np.float32), np.ones(1000, np.float32)
     block, sent = np.zeros(codec.max_nbytes(1000), np.uint8), np.zeros(1000, np.float32)
-    codec.bound_encode(gradient, PutOff(kept).piece(0, 1000, 1 / 3), block)()
+    codec.bind_encode(gradient, PutOff(kept).piece(0, 1000, 1 / 3), block)()
     codec.decode(block, sent)
     assert np.array_equal(kept + sent, before + gradient * np.float32(1 / 3))
 
@@ -65,18 +67,24 @@ def test_a_past_that_misleads_changes_nothing(past):
 def test_a_gradient_that_is_not_finite_is_found(bad, step):
     codec, gradient = SparseCodec(0.01), np.ones(5000, np.float32)
     block = np.zeros(codec.max_nbytes(5000), np.uint8)
-    encode = codec.bound_encode(gradient, PutOff(np.zeros(5000, np.float32)).piece(0, 5000), block)
+    encode = codec.bind_encode(gradient, PutOff(np.zeros(5000, np.float32)).piece(0, 5000), block)
     for _ in range(step):
         encode()
     gradient[4321] = bad
+    encode()
+    assert parse_header(block.data).flags == NOT_FINITE
     with pytest.raises(NonFiniteError, match="the gradient holds NaN or infinity; fix the loss"):
-        encode()
+        codec.check_finite()
 
 
 def test_in_training_it_is_sent_as_such():
-    codec, gradient, out = watched_codec("sparse(density=0.01)", 0), np.ones(500, np.float32), np.zeros(500, np.float32)
+    codec, gradient, out = (
+        make_codec("sparse(density=0.01)", on_nonfinite="note"),
+        np.ones(500, np.float32),
+        np.zeros(500, np.float32),
+    )
     block = np.zeros(codec.max_nbytes(500), np.uint8)
-    encode = codec.bound_encode(gradient, PutOff(np.zeros(500, np.float32)).piece(0, 500), block)
+    encode = codec.bind_encode(gradient, PutOff(np.zeros(500, np.float32)).piece(0, 500), block)
     encode()
     assert not codec.saw_nonfinite()
     gradient[7] = np.nan
@@ -96,4 +104,5 @@ def test_in_training_it_is_sent_as_such():
     ],
 )
 def test_what_it_cannot_do_is_left_to_the_usual_encode(codec, residual):
-    assert codec.bound_encode(np.zeros(9, np.float32), residual, np.zeros(codec.max_nbytes(9), np.uint8)) is None
+    encode = codec.bind_encode(np.zeros(9, np.float32), residual, np.zeros(codec.max_nbytes(9), np.uint8))
+    assert encode.__qualname__.startswith(HeaderCodec.__name__)

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.codecs.dense.codec import Codec
+from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, parse_header
 from penstock.codecs.registry import codec_names, make_codec
-from penstock.codecs.wire import WireCodec
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.errors import CodecError, NonFiniteError
 
@@ -21,7 +20,7 @@ GRADIENTS = hnp.arrays(np.float32, st.integers(0, 200), elements=FLOATS)
 
 
 @pytest.fixture(scope="module", params=codec_names())
-def codec(request) -> Codec:
+def codec(request) -> DenseCodec:
     return make_codec(request.param)
 
 
@@ -125,11 +124,6 @@ def test_values_that_a_codec_cannot_hold_are_told_from_those_that_are_not_finite
         NonFiniteError, match=rf"conv1\.weight, with what is owed .* are too large for {name}\(.*\); fix"
     ):
         codec.encode(gradient, None, np.zeros(codec.max_nbytes(300), np.uint8), tensor="conv1.weight")
-    edges = np.array([0, 100, 300])
-    with pytest.raises(NonFiniteError, match=r"tensor 1 of 2, with what is owed .* are too large for"):
-        codec.encode_many(
-            np.append(normal(100), gradient[100:]), edges, None, np.zeros(codec.max_nbytes_many(edges), np.uint8)
-        )
 
 
 @pytest.mark.parametrize("kind", [np.asarray, Residual])
@@ -203,24 +197,22 @@ def test_strided_memory_and_integers_are_refused():
         codec.encode(np.arange(10), None, out)
 
 
-def test_the_wire_codec_reads_the_payload_at_the_start_of_its_buffer(codec):
-    wire, gradient = WireCodec(codec), normal(700)
-    buffer = np.full(wire.max_nbytes(700), 0xCD, np.uint8)
-    nbytes = wire.encode(gradient, None, buffer)
-    assert nbytes <= buffer.size
+def test_calls_of_programs_read_the_payload_at_the_start_of_its_buffer(codec):
+    gradient, buffer = normal(700), np.full(codec.max_nbytes(700), 0xCD, np.uint8)
+    codec.bind_encode(gradient, None, buffer)()
+    assert codec.payload_nbytes(buffer) <= buffer.size
     once, twice = np.empty(700, np.float32), np.zeros(700, np.float32)
-    wire.decode(buffer, once)
-    wire.decode_add(buffer, twice)
-    wire.decode_add(buffer, twice)
+    codec.bind_decode(buffer, once, adds=False)()
+    codec.bind_decode(buffer, twice, adds=True)()
+    codec.bind_decode(buffer, twice, adds=True)()
     assert np.array_equal(twice, once + once)
-    assert wire.name == codec.name
 
 
 @pytest.mark.parametrize("position", range(0, 48, 3))
-def test_a_damaged_header_is_refused_by_the_wire_codec_too(position):
-    wire = WireCodec(make_codec("onebit"))
-    buffer = np.zeros(wire.max_nbytes(100), np.uint8)
-    wire.encode(normal(100), None, buffer)
+def test_a_damaged_header_is_refused_by_calls_of_programs_too(position):
+    codec, out = make_codec("onebit"), np.zeros(100, np.float32)
+    buffer = np.zeros(codec.max_nbytes(100), np.uint8)
+    codec.encode(normal(100), None, buffer)
     buffer[position] ^= 0xFF
     with pytest.raises(CodecError):
-        wire.decode(buffer, np.zeros(100, np.float32))
+        codec.bind_decode(buffer, out, adds=False)()

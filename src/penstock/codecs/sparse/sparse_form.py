@@ -18,7 +18,7 @@ from penstock.codecs.graphs import Replays
 from penstock.codecs.header import NOT_FINITE
 from penstock.codecs.payload_block import Block, Note, Piece, pinned, runs
 from penstock.codecs.sparse.block import Entries, index_dtype
-from penstock.codecs.sparse.codec import SparseCodec
+from penstock.codecs.sparse.sparse_codec import SparseCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SparseForm:
         return _Decoder(self, block, bucket, adds)
 
     def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
-        """Return what leaves the largest entries of a bucket that nobody else has a part in."""
+        """Return what leaves the largest entries of a bucket of the only rank."""
         return _Alone(self, bucket, residual, pieces)
 
     def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> "_Merger":
