@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from penstock.curves import CodecCurves, Curve
-from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS
+from penstock.exchange.compression import AUTO_CODECS
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
@@ -196,7 +196,7 @@ def chosen(rank: int, optimizers: list[str]) -> dict[str, set[str | None]]:
     """Let "auto" choose where every codec is far cheaper than dense, the coarser the more; return codecs of plans."""
     found = {}
     for name in optimizers:
-        codecs = {*AUTO_CODECS, *ADAM_CODECS, *MOMENTUM_CODECS}
+        codecs = {*AUTO_CODECS, "terngrad(bitwidth=2)", "onebit", "onebit(block=256)"}
         cost = {"bf16": 5e-4, "blocks(bits=8)": 2.5e-4, "blocks(bits=4)": 1.2e-4, "terngrad(bitwidth=2)": 6e-5}
         lines = {"ring": LinearCost(1e-4, 1e-3)}
         for codec in codecs:

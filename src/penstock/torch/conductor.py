@@ -20,7 +20,7 @@ from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.candidates import Choice, at_least, candidates, first_of_each_codec
-from penstock.planning.decide import Decision, agree, decide, decide_whether, from_rank_0, in_order, only
+from penstock.planning.decide import Decision, agree, decide, decide_whether, in_order, only
 from penstock.planning.drift import Drift
 from penstock.planning.explain import explain, summary
 from penstock.planning.measure import Gauge, engine_of
@@ -308,7 +308,6 @@ class Conductor:
         self._note_sending()
         if self._profiler is not None:
             self._profiler.detach()
-        self._choose_candidates()
         with self._voice.holding_up("planning") as outcome:
             self._find_nodes()
             release_buckets(self._wrapper)  # measuring needs memory for its messages
@@ -330,12 +329,6 @@ class Conductor:
                 self._profiler = None
                 self._adopt(decision)
                 outcome += summary(decision)
-
-    def _choose_candidates(self) -> None:
-        """Have "auto" choose from what is safe for the optimizer that rank 0 has seen."""
-        if self.memory.compression.by_optimizer:
-            codecs = from_rank_0(self._optimizer.candidates if self._is_first else None, self._group)
-            self.memory.compression = self.memory.compression.for_optimizer(codecs)
 
     def _survey(self, network: Network | None) -> tuple[Network, tuple[Route, ...]]:
         """Return what a plan is made from, as rank 0 leads; messages fit into what the buckets took.

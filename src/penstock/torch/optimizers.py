@@ -1,7 +1,7 @@
-"""Sees which optimizer steps with a wrapper's gradients: what a codec may do depends on it.
+"""Sees which optimizer steps with a wrapper's gradients, and warns where a codec is not safe for it.
 
-SGD follows the average of what arrives, so that an error made up for later is harmless. Adam and its kin divide by a
-second moment, into which a coarse codec's error goes as if it were gradient (`docs/choosing-a-codec.md`). An optimizer
+SGD follows the average of what arrives, and an error made up for later is forgiven. Adam and its kin divide by a second
+moment, into which a coarse codec's error goes as if it were gradient (`docs/choosing-a-codec.md`). An optimizer
 is seen at its first step, by a hook that torch calls for all optimizers.
 """
 
@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam
+from penstock.exchange.compression import is_safe_for_adam
 from penstock.exchange.parameter_state import Memory
 
 PAGE = "docs/choosing-a-codec.md"
@@ -35,12 +35,6 @@ class OptimizerWatch:
         self._memory, self._codecs, self._warns = memory, tuple(codecs), warns
         _watches.add(self)
         _listen()
-
-    def candidates(self) -> tuple[str, ...]:
-        """Return what codec="auto" may choose from."""
-        if self._memory.moments is not None:
-            return MOMENTUM_CODECS
-        return AUTO_CODECS if self.adaptive is False else ADAM_CODECS
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer that is about to step, if it has parameters of ours."""
