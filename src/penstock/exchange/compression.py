@@ -30,9 +30,9 @@ ANY = (
 )  # what "auto" measures and lets the planner choose from; the first is preferred
 MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
 AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
-# What codec="auto" considers, the safest first. In all recorded runs the coarsest of them ended within 1% of dense, with
-# AdamW and with SGD (docs/choosing-a-codec.md). Not here: terngrad and onebit, which with SGD ended far behind on some
-# tasks; codecs with a threshold that must be tuned (tbq, adacomp, graddrop); those that send few entries, so that
+# What codec="auto" considers, the safest first. The coarsest of them ended within 1% of dense in all recorded runs,
+# with AdamW and with SGD (docs/choosing-a-codec.md). Not here: terngrad and onebit, which with SGD ended far behind on
+# some tasks; codecs with a threshold that must be tuned (tbq, adacomp, graddrop); those that send few entries, so that
 # training needs a warm-up and many steps (dgc, topk, gtopk).
 AUTO_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
 _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
