@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from penstock.curves import CodecCurves, Curve
-from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS
+from penstock.exchange.compression import AUTO_CODECS
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.torch import DistributedDataParallel as OurDDP
@@ -119,11 +119,19 @@ def one_momentum_step(rank: int, passes: int, times: float = 1.0) -> dict[str, d
     return found
 
 
+def one_bucket(codec: str) -> Plan:
+    """Return a plan for the net without biases: one message, in the order in which gradients become ready."""
+    shapes = dict(reversed(list(net(bias=False).named_parameters())))
+    nbytes = sum(4 * each.numel() for each in shapes.values())
+    return Plan("net", 2, "hand", (Bucket(tuple(shapes), nbytes, "parameter_server", codec),))
+
+
 def mean_squares(rank: int, clips: list[float]) -> list[list[Any]]:
     """Warm up without moving, clipping gradients at each of some norms; return what of them is noted."""
     found = []
     for clip in clips:
-        model, optimizer = make("blocks(bits=8)", warmup_codec="blocks(bits=8)")
+        codec = "blocks(bits=8)"
+        model, optimizer = make(codec, plan=one_bucket(codec), bias=False, warmup_codec=codec)
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         train(rank, model, optimizer, range(WARMUP), clip=clip)
@@ -133,11 +141,7 @@ def mean_squares(rank: int, clips: list[float]) -> list[list[Any]]:
 
 def resumed(rank: int, codec: str, at: int, steps: int) -> tuple[Any, Any]:
     """Train through, and train again from a checkpoint; return the weights of both."""
-    shapes = dict(
-        reversed(list(net(bias=False).named_parameters()))
-    )  # as gradients become ready, from the first pass on
-    nbytes = sum(4 * each.numel() for each in shapes.values())
-    plan = Plan("net", 2, "hand", (Bucket(tuple(shapes), nbytes, "parameter_server", codec),))
+    plan = one_bucket(codec)
     model, optimizer = make(codec, plan=plan, bias=False)
     train(rank, model, optimizer, range(at))
     kept = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
@@ -196,7 +200,7 @@ def chosen(rank: int, optimizers: list[str]) -> dict[str, set[str | None]]:
     """Let "auto" choose where every codec is far cheaper than dense, the coarser the more; return codecs of plans."""
     found = {}
     for name in optimizers:
-        codecs = {*AUTO_CODECS, *ADAM_CODECS, *MOMENTUM_CODECS}
+        codecs = {*AUTO_CODECS, "terngrad(bitwidth=2)", "onebit", "onebit(block=256)"}
         cost = {"bf16": 5e-4, "blocks(bits=8)": 2.5e-4, "blocks(bits=4)": 1.2e-4, "terngrad(bitwidth=2)": 6e-5}
         lines = {"ring": LinearCost(1e-4, 1e-3)}
         for codec in codecs:

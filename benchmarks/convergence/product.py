@@ -184,6 +184,12 @@ def wide_jobs(task: str, seed: int) -> list[Job]:
         replace(adam, name="terngrad", codec="terngrad(bitwidth=2)"),
         replace(adam, name="onebit", codec="onebit"),
     ]
+    free = replace(sgd, clip=0.0, local_clip=sgd.clip if task == "lstm" else None)
+    for codec in ("onebit", "terngrad(bitwidth=2)"):
+        small = [replace(free, dense_below=65)] if task == "resnet20" else []
+        once += [replace(each, name=f"sgd {codec.split('(')[0]}", codec=codec) for each in (free, *small)]
+    if task != "lstm":
+        once.append(replace(free, name="sgd dense", **alone))
     return found + once * (seed == 0)
 
 

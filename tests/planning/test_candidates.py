@@ -79,8 +79,8 @@ def test_the_engines_own_way_is_measured_first_and_alone_where_nothing_can_be_cl
     assert slow[0][:2] == ["native", "ring"]
 
 
-AUTO = Choice(TRACE, "exact", candidates("auto", make_scheme("auto"), "exact"), auto=True)
 FREE = {"bf16": 0.75e-9, "terngrad(bitwidth=2)": 0.094e-9, "onebit": 0.047e-9}  # seconds per byte in the ring
+AUTO = Choice(TRACE, "exact", candidates("auto", make_scheme("auto", candidates=list(FREE)), "exact"), auto=True)
 
 
 def lines_of(native: float, **times: float) -> dict[str, LinearCost]:

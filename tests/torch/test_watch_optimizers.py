@@ -1,4 +1,4 @@
-"""Optimizers are seen at their first step: "auto" chooses from what is safe for them; an unsafe codec warns once."""
+"""Optimizers are seen at their first step, and an unsafe codec warns once; "auto" chooses from what is safe for all."""
 
 import warnings
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torch_adam as training
-from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam, make_scheme
+from penstock.exchange.compression import AUTO_CODECS, is_safe_for_adam, make_scheme
 from penstock.exchange.parameter_state import Memory
 from penstock.torch.watch import OptimizerWatch, is_adaptive
 from spawn import spawn
@@ -47,25 +47,6 @@ def test_optimizers_that_divide_by_gradients_of_before_are_told_from_others(make
     assert is_adaptive(make([weight()])) is adaptive
 
 
-def test_auto_chooses_from_what_is_safe_for_the_optimizer_that_steps():
-    parameter = weight()
-    found = watch(parameter)
-    assert found.candidates() == ADAM_CODECS  # nothing has stepped
-    torch.optim.SGD([weight()], lr=0.1).step()
-    assert found.candidates() == ADAM_CODECS  # not with this parameter
-    torch.optim.SGD([parameter], lr=0.1).step()
-    assert found.candidates() == AUTO_CODECS
-    adam = watch(parameter)
-    torch.optim.AdamW([parameter]).step()
-    assert adam.candidates() == ADAM_CODECS
-
-
-def test_auto_may_choose_one_bit_where_momentum_is_exchanged():
-    memory = Memory()
-    memory.moments = object()
-    assert watch(weight(), memory=memory).candidates() == MOMENTUM_CODECS
-
-
 def test_an_unsafe_codec_with_adam_warns_once_and_names_the_page():
     parameter = weight()
     kept = watch(parameter, "onebit")
@@ -95,18 +76,16 @@ def test_what_is_shown_safe_for_adam():
     assert not any(map(is_safe_for_adam, unsafe))
 
 
-def test_all_that_auto_considers_with_adam_is_safe_for_it():
-    assert all(map(is_safe_for_adam, ADAM_CODECS))
+def test_all_that_auto_considers_is_safe_for_adam():
+    assert all(map(is_safe_for_adam, AUTO_CODECS))
 
 
-def test_what_a_wrapper_chooses_depends_on_the_optimizer_that_has_stepped():
-    wanted = {"SGD": {"onebit"}, "AdamW": {"blocks(bits=4)"}, "CompressedAdamW": {"onebit(block=256)"}}
+def test_auto_chooses_blocks_of_four_bits_with_every_optimizer_where_coarser_is_cheaper():
+    wanted = {name: {"blocks(bits=4)"} for name in ("SGD", "AdamW", "CompressedAdamW")}
     for found in spawn(2, training.chosen, list(wanted)):
         assert found == wanted
 
 
-def test_candidates_that_the_user_names_stay():
+def test_codecs_that_the_user_named_are_told_from_ours():
     ours, theirs = make_scheme("auto"), make_scheme("auto", candidates=["onebit"])
-    assert [each.codec for each in ours.for_optimizer(ADAM_CODECS).candidates] == list(ADAM_CODECS)
-    assert theirs.for_optimizer(ADAM_CODECS) is theirs
     assert (ours.named, theirs.named, make_scheme("fp8").named) == ((), ("onebit",), ("fp8",))

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from penstock.exchange.compression import ADAM_CODECS, AUTO_CODECS, MOMENTUM_CODECS, is_safe_for_adam
+from penstock.exchange.compression import is_safe_for_adam
 from penstock.exchange.parameter_state import Memory
 
 
@@ -82,12 +82,6 @@ class OptimizerWatch:
         self._memory, self._codecs, self._warns = memory, tuple(codecs), warns
         _watches.add(self)
         _listen()
-
-    def candidates(self) -> tuple[str, ...]:
-        """Return what codec="auto" may choose from."""
-        if self._memory.moments is not None:
-            return MOMENTUM_CODECS
-        return AUTO_CODECS if self.adaptive is False else ADAM_CODECS
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer that is about to step, if it has parameters of ours."""

@@ -309,7 +309,6 @@ class WrapperPlanning:
         self._note_sending()
         if self._profiler is not None:
             self._profiler.detach()
-        self._choose_candidates()
         with self._voice.holding_up("planning") as outcome:
             self._find_nodes()
             release_buckets(self._wrapper)  # measuring needs memory for its messages
@@ -331,12 +330,6 @@ class WrapperPlanning:
                 self._profiler = None
                 self._adopt(decision)
                 outcome += summary(decision)
-
-    def _choose_candidates(self) -> None:
-        """Have "auto" choose from what is safe for the optimizer that rank 0 has seen."""
-        if self.memory.compression.by_optimizer:
-            codecs = from_rank_0(self._optimizer.candidates, self._ranks)
-            self.memory.compression = self.memory.compression.for_optimizer(codecs)
 
     def _survey(self, network: Network | None) -> tuple[Network, tuple[Route, ...]]:
         """Return what a plan is made from, as rank 0 leads; messages fit into what the buckets took.
