@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exchange.parcels import average
-from penstock.codecs.codec import NOTE
 from penstock.codecs.registry import make_codec
 from penstock.exchange.arrays import NumpyArrays
 from penstock.exchange.averaging import Averaging
@@ -132,13 +131,13 @@ def test_gradients_of_64_bits_are_clipped_too() -> None:
     np.testing.assert_allclose(values, 0.5)
 
 
-def test_a_residual_that_is_not_finite_is_noticed_by_whoever_receives_it() -> None:
+def test_a_residual_that_is_not_finite_is_noted_by_the_rank_that_receives_it() -> None:
     for codec in ("sparse(density=0.1)", "onebit"):
-        watched = make_codec(codec, 0, on_nonfinite=NOTE)
-        payload, out = np.zeros(watched.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
-        watched.encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)
-        receiver = make_codec(codec, 1, on_nonfinite=NOTE)
-        receiver.decode(payload, out)
+        sender = make_codec(codec, 0, on_nonfinite="note")
+        payload, out = np.zeros(sender.max_nbytes(NUMEL), np.uint8), np.zeros(NUMEL, np.float32)
+        sender.bind_encode(np.ones(NUMEL, np.float32), np.full(NUMEL, np.inf, np.float32), payload)()
+        receiver = make_codec(codec, 1, on_nonfinite="note")
+        receiver.bind_decode(payload, out, adds=False)()
         assert receiver.saw_nonfinite()
 
 

@@ -31,7 +31,6 @@ def test_a_bucket_reaches_the_communicator_in_ten_calls_and_four_files(path) -> 
     assert len(files(before)) <= MOST_FILES_BEFORE
 
 
-@pytest.mark.xfail(strict=False, reason="until the communicator's half is as short")
 def test_a_bucket_is_averaged_in_25_calls_and_ten_files(path) -> None:
     assert len(path) <= MOST_CALLS
     assert len(files(path)) <= MOST_FILES

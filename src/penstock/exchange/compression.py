@@ -58,7 +58,7 @@ class Compression:
     Bad values raise `CodecError` here, misspelt names `TypeError`.
     """
 
-    codec: str | None = None  # compresses every bucket, with error feedback; "auto": one of candidates, where it pays
+    codec: str | Codec | None = None  # of every bucket, with error feedback; "auto": one of candidates, where it pays
     density: float | None = None  # of gtopk and topk: part of each tensor that is sent; None: 0.001
     warmup: Warmup = None  # densities before that: "paper", "dgc", a list, or a function of the stage's number
     warmup_every: int = 1  # iterations of each stage of the warm-up

@@ -91,23 +91,3 @@ class Notes(Protocol):
 
     def hang_up(self) -> None:
         """Let messages with this rank fail on all others, where the engine can, so that they read notes now."""
-
-
-class ForwardedNotes:
-    """Passes notes on to the engine inside, where it has them: for transports that wrap another."""
-
-    _inner: Transport
-
-    def leave_note(self, text: str) -> None:
-        """Leave a line for the other ranks, where the engine can."""
-        if isinstance(self._inner, Notes):
-            self._inner.leave_note(text)
-
-    def read_note(self, peer: int, seconds: float) -> str | None:
-        """Return the line that `peer` left."""
-        return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
-
-    def hang_up(self) -> None:
-        """Let the other ranks fail now, where the engine can."""
-        if isinstance(self._inner, Notes):
-            self._inner.hang_up()
