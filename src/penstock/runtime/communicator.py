@@ -134,8 +134,9 @@ class Communicator:
 
     def run(self, program: Program, data: Any, codec: Codec | None = None, residual: Any = None) -> None:
         """Carry out any program on `data`; programs are told apart by identity, so keep the one you pass."""
-        ask = lambda target, _queued: OwnProgram(program, target.dtype)  # noqa: E731
-        Call(self, (id(program), id(codec)), ask, codec).run(data, residual)
+        Call(self, (id(program), id(codec)), lambda to, _queued: OwnProgram(program, to.dtype), codec).run(
+            data, residual
+        )
 
     def nodes(self) -> Nodes:
         """Return the ranks of each host; the first time, all ranks must ask, or use `hierarchical`, together."""
