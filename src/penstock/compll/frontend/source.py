@@ -33,6 +33,7 @@ from penstock.compll.ir import (
     Statement,
     expressions,
     is_static,
+    program_name,
     walk,
 )
 from penstock.compll.lower.host_known import is_host_known
@@ -71,7 +72,7 @@ def compile_source(
         _check_alone(unit, tree, function)
     encode, layout = _encode(unit, tree)
     decode = _decode(unit, tree, encode, layout)
-    program = Program(Path(path).stem, tuple(parameters.values()), layout, encode, decode)
+    program = Program(program_name(path), tuple(parameters.values()), layout, encode, decode)
     made_from = f"{text}\n{lowerings(program, functions, operators)}"
     return replace(program, fingerprint=hashlib.sha256(made_from.encode()).hexdigest()[:16])
 
