@@ -22,6 +22,7 @@ VALUES = {
     "run_record",
     "machine",
     "log",
+    "private_folder",
 }
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {

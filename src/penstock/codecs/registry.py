@@ -1,5 +1,6 @@
 """Codecs by name: every algorithm that penstock ships, and every `.cll` file there is a path to."""
 
+import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -61,10 +62,10 @@ def codec_digest(spec: str) -> str:
 
 
 def kernel_folder() -> Path:
-    """Return the folder that keeps compiled kernels."""
+    """Return the folder that keeps compiled kernels; where none can, a path below which nothing can be made."""
     from penstock.compll.cache import default_cache
 
-    return default_cache()
+    return default_cache() or Path(os.devnull)
 
 
 def _compile(name: str, parameters: Mapping[str, float]) -> Program:
