@@ -50,6 +50,7 @@ FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it
     "torch": (
         "runtime/transport/c10d.py",
+        "runtime/transport/meeting.py",
         "runtime/device/",
         "codecs/",
         "compll/backends/",
