@@ -6,11 +6,12 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import TrainError
+from penstock.errors import TrainError, shorten
 from penstock.fields import Fields, read_json
 from penstock.network import Network, network_document, network_from_fields
 from penstock.plan import Plan, plan_document, plan_from_fields
 from penstock.planners import find_planner
+from penstock.run_record import folder_name
 from penstock.strategies import names, parse_strategy
 from penstock.trace import Trace, trace_document, trace_from_fields
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
+LONGEST_NAME = 100  # characters of a run's name
 DEVICES = ("cpu", "cuda")
 GLOO, MPI = "gloo", "mpi"
 ENGINES = (GLOO, MPI)
@@ -109,6 +111,7 @@ class Job:
             raise TrainError(
                 f"{self.workers} workers, {self.steps} steps, batch {self.batch}: wanted at least 1 of each"
             )
+        _check_name(self.name)
         self._check_method()
 
     def _check_method(self) -> None:
@@ -133,6 +136,16 @@ class Job:
         if (self.warmup or self.dense_below) and not self.codec:
             option = "--warmup" if self.warmup else "--dense-below"
             raise TrainError(f"{option} without --codec: dense gradients are sent whole; name a codec")
+
+
+def _check_name(name: str) -> None:
+    """Refuse the name of a run that cannot be that of a folder, before anything is trained."""
+    if not name:
+        return
+    if len(name) > LONGEST_NAME:
+        raise TrainError(f"--name: found {len(name)} characters; wanted at most {LONGEST_NAME}")
+    if not name.isprintable() or "/" in name or "\\" in name or not folder_name(name):
+        raise TrainError(f"--name: found {shorten(name)}; wanted words for a folder in --out, without slashes")
 
 
 def job_from_fields(fields: Fields) -> Job:
