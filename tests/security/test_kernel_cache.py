@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from penstock.compll.lower.show import dump
 
 import penstock.compll
 from penstock.compll.backends.numba.backend import NumbaKernels
 from penstock.compll.cache import default_cache, load_program
 from penstock.compll.frontend.source import compile_file
-from penstock.compll.lower.show import dump
 from penstock.private_folder import FolderError, make_private
 
 SHIPPED = sorted((Path(penstock.compll.__file__).parent / "algorithms").glob("*.cll"))

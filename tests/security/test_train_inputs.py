@@ -8,10 +8,8 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.cli.train_jobs import make_job
 from penstock.errors import PenstockError, TrainError
-from penstock.fields import write_json
 from penstock.run_record import folder_name, run_file
-from penstock.train.job import Job
-from penstock.train.job import Saved, find_checkpoint, saved_document
+from penstock.train.job import MODEL, Job, Saved, find_checkpoint, write_saved
 
 TASK = """
 from pathlib import Path
@@ -27,13 +25,9 @@ def planted(tmp_path):
     file.write_text(TASK)
     path = tmp_path / "saved" / "step-00000005"
     path.mkdir(parents=True)
-    write_checkpoint(Saved(path, 5, 1.0, 2, Job(task=f"{file}:make"), None))
+    saved = Saved(path, 5, 1.0, 2, Job(task=f"{file}:make"), None)
+    write_saved(saved, dict.fromkeys((MODEL, "rank-0.state", "rank-1.state"), "0" * 64))
     return path, file
-
-
-def write_checkpoint(saved):
-    """Write what a checkpoint says about itself."""
-    write_json(saved.path / "job.json", saved_document(saved))
 
 
 def test_resuming_runs_no_file_that_the_checkpoint_names(planted):

@@ -156,7 +156,9 @@ def check_caches() -> list[Finding]:
 def check_cache(folder: Path | None) -> Finding:
     """Say whether there is a cache folder that only the user may write, and whether it has room."""
     if folder is None:
-        remedy = "make ~/.cache/penstock a folder of your own that no other user may write, or every start compiles anew"
+        remedy = (
+            "make ~/.cache/penstock a folder of your own that no other user may write, or every start compiles anew"
+        )
         return missing("cache", "no folder that is this user's alone", remedy)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # its stubs hide them
 
 _WAITING = 2048  # connections that may wait to be accepted, as torch has it
 
@@ -22,7 +23,7 @@ def join_group(backend: str) -> None:
         return
     rank, world_size, address, port = where
     listener = _listen(address, port) if rank == 0 else None
-    store = dist.TCPStore(
+    store = TCPStore(
         address,
         port,
         world_size,
@@ -30,7 +31,7 @@ def join_group(backend: str) -> None:
         timeout=dist.default_pg_timeout,
         master_listen_fd=listener,
     )
-    dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=world_size)
+    dist.init_process_group(backend, store=PrefixStore("default_pg", store), rank=rank, world_size=world_size)
 
 
 def _on_loopback(environment: Mapping[str, str]) -> tuple[int, int, str, int] | None:
