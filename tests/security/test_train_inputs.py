@@ -45,6 +45,13 @@ def test_resuming_takes_the_file_from_the_command_line_wherever_it_is_now(plante
     assert job.task == "/elsewhere/task.py:make"
 
 
+def test_resuming_imports_no_module_that_the_checkpoint_names(tmp_path):
+    saved = Saved(tmp_path, 5, 1.0, 1, Job(task="antigravity:fly"), None)
+    write_saved(saved, dict.fromkeys((MODEL, "rank-0.state"), "0" * 64))
+    with pytest.raises(TrainError, match="not run because a checkpoint says so"):
+        make_job({"resume": str(tmp_path), "steps": 9})
+
+
 @pytest.mark.parametrize("task", ["other.py:make", "task.py:other", "chars"])
 def test_resuming_with_another_task_is_refused(planted, task):
     with pytest.raises(PenstockError, match="--task: found"):

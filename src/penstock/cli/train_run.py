@@ -118,11 +118,10 @@ class Teller:
     def end(self, job: "Job", finished: bool) -> RunRecord | None:
         """Return the record of a job that ran to its end; otherwise say where it can go on, and exit."""
         from penstock.train.events import STOPPED
-        from penstock.train.job import TASK_NAMES
 
         if finished:
             return self._record
-        task = "" if job.task in TASK_NAMES else f" --task {job.task}"  # which is not taken from a checkpoint
+        task = f" --task {job.task}" if ":" in job.task else ""  # code, which is not taken from a checkpoint
         go_on = f"; go on with `penstock train --resume {job.save}{task}`" if self._saved else "; nothing was saved"
         print(f"penstock: stopped{go_on}", file=sys.stderr)
         raise typer.Exit(STOPPED)
