@@ -81,7 +81,7 @@ class Nonfinite:
 
     def note_payload(self, payload: Any) -> None:
         """Keep that a payload says so of the values that it was made from."""
-        if payload[FLAGS_OFFSET] & NOT_FINITE:
+        if payload.size > FLAGS_OFFSET and payload[FLAGS_OFFSET] & NOT_FINITE:  # shorter ones are `decode`'s to refuse
             self.note("a gradient of another rank holds NaN or infinity; the message there says more")
 
     def take(self) -> str:

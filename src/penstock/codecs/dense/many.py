@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual, memory_of
-from penstock.codecs.header import NOT_FINITE, SEGMENTED
+from penstock.codecs.header import NOT_FINITE, SEGMENTED, check_numel
 from penstock.errors import CodecError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def table_nbytes(segments: int) -> int:
 
 def max_nbytes_many(codec: "Codec", boundaries: Any) -> int:
     """Return the most bytes a payload of these segments can take."""
-    sizes = np.diff(check_boundaries(boundaries)).tolist()
+    edges = check_boundaries(boundaries)
+    check_numel(int(edges[-1]))
+    sizes = np.diff(edges).tolist()
     bodies = sum(map(codec.max_nbytes, sizes)) - len(sizes) * codec.header_nbytes
     return codec.header_nbytes + table_nbytes(len(sizes)) + bodies
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.codecs.elements import Floats, as_array, from_float32, to_float32
+from penstock.codecs.elements import Floats, as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, ON_NONFINITE, Header, header_nbytes, pack_header, parse_header
 from penstock.codecs.sparse.block import (
@@ -86,7 +86,8 @@ class SparseCodec:
         `residual` is None, float32 memory of as many elements, or a `Residual` with such memory, whose factor `read`
         is multiplied by; `tensor` is what an error calls the gradient.
         """
-        values, block = to_float32(as_array(read)), as_array(out)
+        values = to_float32(as_array(read))
+        block = room(out, self.max_nbytes(values.size))
         memory, factor = _with_factor(residual)
         kept = None if memory is None else _residual_memory(memory, values.size, tensor)
         if self.on_nonfinite == "skip" and not np.isfinite(values).all():
@@ -108,6 +109,7 @@ class SparseCodec:
         if not isinstance(residual, Residual) or self.on_nonfinite == "skip":
             return None
         start = header_nbytes(_PARAMETERS)
+        room(out, self.max_nbytes(read.size))
         write_body = bound_encode(self._form(read.size), read, residual.factor, residual.memory, out[start:])
         return write_body and partial(self._encode_bound, write_body, read.size, out)
 
@@ -147,6 +149,7 @@ class SparseCodec:
         """
         block = as_array(write)
         numel = parse_header(block.data, MAX_NUMEL).numel
+        room(block, self.max_nbytes(numel))
         keep = _keeping(residual, numel)
         one, other = self.read(block, numel), self.read(read, numel, "other")
         if one is None or other is None:  # the step will be skipped on all ranks; what was sent is still owed
