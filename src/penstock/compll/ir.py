@@ -298,17 +298,25 @@ def called(program: Program) -> tuple[set[str], set[str]]:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Yield every distinct expression below `expr` and itself, arguments first."""
-    seen: set[int] = set()
+    seen, path = {id(expr)}, [(expr, iter(expr.args))]
+    while path:
+        node, left = path[-1]
+        for argument in left:
+            if id(argument) not in seen:
+                seen.add(id(argument))
+                path.append((argument, iter(argument.args)))
+                break
+        else:
+            path.pop()
+            yield node
 
-    def visit(node: Expr) -> Iterator[Expr]:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        for argument in node.args:
-            yield from visit(argument)
-        yield node
 
-    return visit(expr)
+def levels(expr: Expr) -> int:
+    """Return how deep an expression is nested; what the source gives a name is a level by itself, as in kernels."""
+    found: dict[int, int] = {}
+    for node in walk(expr):
+        found[id(node)] = 1 + max((1 if inner.name else found[id(inner)] for inner in node.args), default=0)
+    return found[id(expr)]
 
 
 def is_static(expr: Expr) -> bool:
