@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from penstock.compll.lower.show import dump
+from penstock.compll.lower.passes import dump
 
 import penstock.compll
 from penstock.compll.backends.numba.backend import NumbaKernels
@@ -39,9 +39,10 @@ def test_a_planted_pickle_is_not_loaded(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_module_of_the_package_unpickles():
+def test_no_file_is_unpickled():
     package = Path(penstock.compll.__file__).parents[1]
-    assert not [path for path in package.rglob("*.py") if "import pickle" in path.read_text()]
+    found = [path.relative_to(package) for path in package.rglob("*.py") if "import pickle" in path.read_text()]
+    assert found == [Path("planning/agree.py")]  # what ranks of one job, which trust one another, send each other
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

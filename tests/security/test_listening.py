@@ -7,7 +7,7 @@ import sys
 import pytest
 
 pytest.importorskip("torch")
-from penstock.cluster.ports import free_port
+from penstock.cluster.processes import free_port
 
 LISTENERS = """
 import os

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from penstock.errors import MismatchError, PlanError
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.collective_errors import GroupRanks, together
 
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
