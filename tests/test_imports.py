@@ -22,6 +22,7 @@ VALUES = {
     "run_record",
     "machine",
     "log",
+    "private_folder",
 }
 # Each part of the package and the parts it may import, itself excepted; FREE parts may import anything.
 ALLOWED = {
@@ -49,6 +50,7 @@ FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it
     "torch": (
         "runtime/transport/c10d.py",
+        "runtime/transport/meeting.py",
         "runtime/device/",
         "codecs/",
         "compll/backends/",

@@ -14,7 +14,8 @@ class FormatError(PenstockError):
 
     def __init__(self, where: str, field: str, found: object, wanted: str) -> None:
         self.where, self.field, self.found, self.wanted = where, field, found, wanted
-        super().__init__(f"{where}: {field}: found {shorten(found)}; wanted {wanted}")
+        named = field if field.isprintable() and len(field) <= 200 else shorten(field, 200)  # a key may be anything
+        super().__init__(f"{where}: {named}: found {shorten(found)}; wanted {wanted}")
 
 
 class TraceError(PenstockError):
@@ -97,5 +98,8 @@ def shorten(value: object, limit: int = 60) -> str:
     >>> shorten("x" * 100, 10)
     "'xxxxxx..."
     """
-    text = repr(value).replace("\n", " ")
+    try:
+        text = repr(value).replace("\n", " ")
+    except RecursionError:
+        text = f"a {type(value).__name__} that is nested too deep to show"
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -7,6 +7,7 @@ returns a checked value or raises `FormatError` naming the file, the field, what
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from penstock.errors import FormatError
 
 T = TypeVar("T")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 REQUIRED: Any = object()  # marks a field without a default; None is a legal default
 
 
@@ -168,7 +170,17 @@ def read_json(path: str | os.PathLike[str], expected_format: str, build: Callabl
 def parse_json(text: str, where: str, expected_format: str, build: Callable[[Fields], T]) -> T:
     """Parse `text`, check its `format` field and hand its fields to `build`."""
     try:
-        values = json.loads(text)
+        values = json.loads(text, parse_int=_parse_int)
+        if _ESCAPED_SURROGATE.search(text):
+            json.dumps(values, ensure_ascii=False).encode()  # a pair of them is a letter; one alone is none
+    except UnicodeEncodeError as error:
+        raise FormatError(
+            where, "JSON", "half of a surrogate pair", f"the text of a {expected_format} document"
+        ) from error
+    except _LargeNumberError as error:
+        raise FormatError(
+            where, "JSON", str(error), f"whole numbers below 2^63 in a {expected_format} document"
+        ) from error
     except json.JSONDecodeError as error:
         found = f"{error.msg} at line {error.lineno} column {error.colno} of {text.count(chr(10)) + 1} lines"
         raise FormatError(where, "JSON", found, f"a whole {expected_format} document") from error
@@ -177,6 +189,16 @@ def parse_json(text: str, where: str, expected_format: str, build: Callable[[Fie
     fields = Fields(values, where)
     fields.choice("format", (expected_format,))
     return build(fields)
+
+
+class _LargeNumberError(ValueError):
+    """A whole number that neither a float64 nor an int64 holds."""
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= 1 << 63:
+        raise _LargeNumberError(f"a whole number of {len(text.lstrip('-'))} digits")
+    return int(text)
 
 
 def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:

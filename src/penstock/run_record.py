@@ -7,6 +7,7 @@ finds. Parts that a run cannot know are None: torch's own wrapper has no plan, a
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.timeline import Timeline, timeline_document, timeline_from_fields
 from penstock.trace import Trace, trace_document, trace_from_fields
 
 FORMAT = "penstock-run/1"
+_LONGEST_NAME = 200  # bytes of a folder's: file systems take 255
 FILE_NAME = "run.json"
 _FIELDS = (
     "format", "name", "task", "metric_name", "workers", "engine", "device", "where", "codec", "planner", "strategy",
@@ -221,14 +223,19 @@ def save_run(run: RunRecord, path: str | os.PathLike[str]) -> None:
 
 
 def folder_name(name: str) -> str:
-    """Return a run's name as a folder's.
+    """Return a run's name as a folder's, which is inside the folder it is made in; "" where nothing is left of it.
 
     >>> folder_name("onebit, exact plan")
     'onebit-exact-plan'
     """
-    return "-".join("".join(letter if letter.isalnum() or letter in ".=" else " " for letter in name).split())
+    words = "".join(letter if letter.isalnum() or letter in ".=" else " " for letter in name).split()
+    made = "-".join(words).lstrip(".")
+    if len(made.encode()) <= _LONGEST_NAME:
+        return made
+    digest = sha256(made.encode()).hexdigest()[:8]  # of all of it: two names that begin alike stay two
+    return made.encode()[: _LONGEST_NAME - 9].decode(errors="ignore") + f"-{digest}"
 
 
 def run_file(out: str, name: str) -> Path:
     """Return where a run's record belongs."""
-    return Path(out) / folder_name(name) / FILE_NAME
+    return Path(out) / (folder_name(name) or "run") / FILE_NAME

@@ -183,7 +183,8 @@ def test_mpirun_as_launcher_joins_stops_and_names_a_rank_that_dies(tmp_path):
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert complaint.strip() == f"penstock: stopped; go on with `penstock train --resume {tmp_path}`"
+    resume = f"penstock train --resume {tmp_path} --task {TASKS}:slow"
+    assert complaint.strip() == f"penstock: stopped; go on with `{resume}`"
 
     process = begin(tmp_path, *options)
     ranks = [pid for pid in descendants(process.pid) if b"penstock.train.worker" in words_of(pid)[:3]]
@@ -232,9 +233,10 @@ def test_ctrl_c_saves_says_so_once_and_exits_with_130(tmp_path):
     process.send_signal(signal.SIGINT)
     output, complaint = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert complaint.strip() == f"penstock: stopped; go on with `penstock train --resume {tmp_path}`"
+    resume = f"penstock train --resume {tmp_path} --task {TASKS}:slow"
+    assert complaint.strip() == f"penstock: stopped; go on with `{resume}`"
     last = json.loads(output.splitlines()[-1])
-    resumed = train("--resume", tmp_path, "--steps", last["step"] + 3, "--json")
+    resumed = train("--resume", tmp_path, "--task", f"{TASKS}:slow", "--steps", last["step"] + 3, "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout.splitlines()[0])["step"] == last["step"]
 
@@ -254,12 +256,12 @@ def test_options_that_would_change_the_bits_are_refused_on_resume(finished):
     with pytest.raises(
         PenstockError, match="--seed: found 9, but the checkpoint was made with 1; leave the option out"
     ):
-        make_job({"resume": folder, "seed": 9, "steps": 4})
+        make_job({"resume": folder, "task": TINY, "seed": 9, "steps": 4})
     with pytest.raises(PenstockError, match="--warmup-every: found 5, but the checkpoint was made with 0"):
-        make_job({"resume": folder, "warmup_every": 5, "steps": 4})
+        make_job({"resume": folder, "task": TINY, "warmup_every": 5, "steps": 4})
     with pytest.raises(PenstockError, match="at step 2 of 2 already; ask for more with --steps"):
-        make_job({"resume": folder})
-    assert make_job({"resume": folder, "steps": 4}).task == TINY
+        make_job({"resume": folder, "task": TINY})
+    assert make_job({"resume": folder, "task": TINY, "steps": 4}).seed == 1
 
 
 def test_torchruns_workers_join():

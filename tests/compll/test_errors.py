@@ -477,7 +477,7 @@ MALFORMED = {
 
 
 def test_the_program_that_the_table_breaks_is_right():
-    assert compile_source(GOOD).name == "<string>"
+    assert compile_source(GOOD).name == "_string_"
 
 
 @pytest.mark.parametrize("name", MALFORMED)

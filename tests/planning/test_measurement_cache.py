@@ -8,7 +8,15 @@ import pytest
 pytest.importorskip("torch")
 from penstock.codecs.registry import codec_digest
 from penstock.errors import PlanError
-from penstock.planning.measurement_cache import Cluster, measurement_folder, measurement_path, read_links
+from penstock.network import LinearCost, Network
+from penstock.planning.measurement_cache import (
+    Cluster,
+    keep,
+    load_kept,
+    measurement_folder,
+    measurement_path,
+    read_links,
+)
 
 HERE = Cluster(("a", "b"), "gloo", "cpu", 2)
 
@@ -65,3 +73,17 @@ def test_links_are_network_cards_that_are_up_and_say_their_speed(tmp_path):
             (tmp_path / name / "speed").write_text(f"{speed}\n")
     assert read_links(tmp_path) == (("eth0", 25000),)
     assert read_links(tmp_path / "nowhere") == ()
+
+
+def test_the_cache_folder_is_the_users_alone_and_one_that_others_may_write_is_not_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = measurement_path(measurement_folder(None), HERE)
+    network = Network(2, 1e-4, 1e-9, 1e-10, {"ring": LinearCost(1e-4, 1e-9)})
+    assert keep(network, path)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert load_kept(path, 2) == network
+    path.parent.chmod(0o777)
+    with pytest.warns(UserWarning, match="lets others write"):
+        assert load_kept(path, 2) is None
+    with pytest.warns(UserWarning, match="could not be kept"):
+        assert not keep(network, path)

@@ -110,3 +110,16 @@ def test_a_dead_rank_is_named_by_all_others_through_survivors_that_hang_up(monke
 
     for which, error in enumerate(outcomes(5, rank, fabric)):
         assert which == 1 or "rank 1 left no word: it died, hangs, or has ended" in str(error)
+
+
+@pytest.mark.parametrize("cause", ["Timed out waiting 3000ms for recv", "wait timeout after 3000ms", "nothing for 3 s"])
+def test_a_timeout_says_that_the_silent_rank_may_live(cause: str) -> None:
+    said = diagnosis(0, Note(4, "a", peer=1), {1: None}, cause)
+    assert said.startswith(
+        f"{cause}; no connection was closed, so it may also live and make fewer calls (fewer batches"
+    )
+    assert said.endswith("; rank 1 left no word: it died, hangs, or has ended")
+
+
+def test_a_closed_connection_does_not_say_so() -> None:
+    assert "may also live" not in diagnosis(0, Note(4, "a", peer=1), {1: None}, "Connection closed by peer")

@@ -65,16 +65,16 @@ def test_a_checkpoint_that_is_being_removed_is_none_any_more(tmp_path, monkeypat
     target, partial = tmp_path / "step-00000004", tmp_path / ".step-00000004.partial"
     for folder in (target, partial, tmp_path / "step-00000002"):
         folder.mkdir()
-        (folder / "rank-0.pt").touch()
+        (folder / "rank-0.state").touch()
 
     def half(path, **_):
-        (path / "rank-0.pt").unlink()
+        (path / "rank-0.state").unlink()
         raise Killed
 
     monkeypatch.setattr(shutil, "rmtree", half)
     with pytest.raises(Killed):
         save_state._publish(partial, target, 1)
-    assert all((path / "rank-0.pt").exists() for path in complete_checkpoints(tmp_path))
+    assert all((path / "rank-0.state").exists() for path in complete_checkpoints(tmp_path))
 
 
 def test_the_next_checkpoint_tidies_up_what_a_dead_process_left(tmp_path):

@@ -135,9 +135,10 @@ def serve(read_job: Callable[[dict[str, Any]], Job], measure: Measure[Job]) -> N
     import torch.distributed as dist
 
     from penstock.runtime.transport.c10d import C10dTransport
+    from penstock.runtime.transport.meeting import join_group
 
     job = read_job(json.loads(sys.argv[-1]))
-    dist.init_process_group("gloo")
+    join_group("gloo")
     rank = dist.get_rank()
     for row in measure(C10dTransport(), job, lambda name: report(rank, {"done": name})):
         report(rank, row)

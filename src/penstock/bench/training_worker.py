@@ -24,6 +24,7 @@ from penstock.bench.jobs import report
 from penstock.cluster.processes import sent_nbytes
 from penstock.errors import PenstockError
 from penstock.planners import PLANNERS
+from penstock.runtime.transport.meeting import join_group
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
 from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
 from penstock.zoo import Shard, Task, find_task
@@ -310,7 +311,7 @@ def main() -> None:
     job = TrainJob(**document | {"methods": tuple(document["methods"])})
     if job.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if job.device == "cuda" else "gloo")
+    join_group("cpu:gloo,cuda:nccl" if job.device == "cuda" else "gloo")
     rank = dist.get_rank()
     for result in [start_up(job)] if job.startup else train(job, lambda name: report(rank, {"done": name})):
         report(rank, result)

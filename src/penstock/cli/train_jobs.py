@@ -4,9 +4,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from penstock.errors import TrainError
+from penstock.errors import TrainError, shorten
 from penstock.network import load_network
 from penstock.train.job import GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job, find_checkpoint
 
@@ -31,8 +32,9 @@ def make_job(given: Mapping[str, Any]) -> Job:
         return Job(**given)
     saved = find_checkpoint(given["resume"])
     before = asdict(saved.job)
+    _check_code(given.get("task", ""), saved.job.task)
     for name in KEPT:
-        if name in given and given[name] != before[name]:
+        if name in given and given[name] != before[name] and not (name == "task" and _is_code(before[name])):
             option = "--" + name.replace("_", "-")
             raise TrainError(
                 f"{option}: found {given[name]!r}, but the checkpoint was made with {before[name]!r}; "
@@ -44,6 +46,30 @@ def make_job(given: Mapping[str, Any]) -> Job:
             f"{saved.path}: training is at step {saved.step} of {job.steps} already; ask for more with --steps"
         )
     return job
+
+
+def _check_code(given: str, before: str) -> None:
+    """Refuse to take a task's file from a checkpoint, which may be another user's: code comes from the command line."""
+    if not _is_code(before):
+        return
+    wanted = f"--task FILE.py:{before.rpartition(':')[2]}, with the file that it was made with"
+    if not given:
+        raise TrainError(
+            f"the checkpoint was made with the task {shorten(before)}, a file that is not run because a checkpoint "
+            f"says so; wanted {wanted}"
+        )
+    if _code_name(given) != _code_name(before):
+        raise TrainError(f"--task: found {given!r}, but the checkpoint was made with {before!r}; wanted {wanted}")
+
+
+def _is_code(task: str) -> bool:
+    """Whether a task is a user's, FILE.py:function or package.module:function, and not one of ours."""
+    return ":" in task
+
+
+def _code_name(task: str) -> str:
+    """Return a task's file and function without the folder, which may be another one after a move."""
+    return Path(task).name
 
 
 def check_job(job: Job, rate: str) -> None:

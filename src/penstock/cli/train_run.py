@@ -121,7 +121,8 @@ class Teller:
 
         if finished:
             return self._record
-        go_on = f"; go on with `penstock train --resume {job.save}`" if self._saved else "; nothing was saved"
+        task = f" --task {job.task}" if ":" in job.task else ""  # code, which is not taken from a checkpoint
+        go_on = f"; go on with `penstock train --resume {job.save}{task}`" if self._saved else "; nothing was saved"
         print(f"penstock: stopped{go_on}", file=sys.stderr)
         raise typer.Exit(STOPPED)
 

@@ -213,7 +213,7 @@ class HeaderCodec(Codec):
         scaled = (factor,) if factor != 1.0 else ()
 
         def note_and_decode() -> None:
-            if payload[FLAGS_OFFSET] & NOT_FINITE:
+            if payload.size > FLAGS_OFFSET and payload[FLAGS_OFFSET] & NOT_FINITE:
                 self.note_nonfinite("a gradient of another rank holds NaN or infinity; the message there says more")
             decode(payload[: self.payload_nbytes(payload)], out, *scaled)
 

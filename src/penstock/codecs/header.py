@@ -58,6 +58,12 @@ class Header:
         return header_nbytes(len(self.parameters))
 
 
+def check_numel(numel: int) -> None:
+    """Refuse a gradient whose payload no receiver would take, before it is encoded."""
+    if numel > MAX_NUMEL:
+        raise CodecError(f"a gradient of {numel} elements; a payload holds at most {MAX_NUMEL}: split the tensor")
+
+
 def header_nbytes(parameters: int) -> int:
     """Return the bytes of a header with that many parameters.
 

@@ -1,5 +1,6 @@
 """Codecs by name: algorithms that penstock ships, `.cll` files, sparse codecs, and objects of the user's."""
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -136,10 +137,10 @@ SPARSE_CODECS: Mapping[str, Callable[..., Codec]] = {"sparse": _sparse, "publish
 
 
 def kernel_folder() -> Path:
-    """Return the folder that keeps compiled kernels."""
+    """Return the folder that keeps compiled kernels; where none can, a path below which nothing can be made."""
     from penstock.compll.cache import default_cache
 
-    return default_cache()
+    return default_cache() or Path(os.devnull)
 
 
 def _compile(name: str, parameters: Mapping[str, float]) -> Program:

@@ -6,7 +6,6 @@ the compiler's own files. A file that cannot be read is written again.
 
 import hashlib
 import os
-import pickle
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,18 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.compll.functions import FUNCTIONS
-from penstock.compll.ir import Program
+from penstock.compll.ir import Program, program_name
 from penstock.compll.operators import OPERATORS
+from penstock.compll.program_bytes import program_bytes, program_from_bytes
+from penstock.private_folder import FolderError, make_private
 
 
-def default_cache() -> Path:
-    """Return where compiled programs and kernels are kept: the user's cache, or a temporary folder."""
-    wanted = Path.home() / ".cache" / "penstock" / "compll"
+def default_cache() -> Path | None:
+    """Return where compiled programs and kernels are kept, a folder that only this user may write; None: nowhere."""
     try:
-        wanted.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"penstock-compll-{os.getuid()}"
-    return wanted if os.access(wanted, os.W_OK) else Path(tempfile.gettempdir()) / f"penstock-compll-{os.getuid()}"
+        return make_private(Path.home() / ".cache" / "penstock" / "compll")
+    except (FolderError, RuntimeError):  # RuntimeError: there is no home
+        return None
 
 
 def load_program(path: Path, params: Mapping[str, int | float], folder: Path | None = None) -> Program:
@@ -35,22 +34,22 @@ def load_program(path: Path, params: Mapping[str, int | float], folder: Path | N
     registered = [each.text for each in FUNCTIONS.values()] + [each.text for each in OPERATORS.values()]
     key = "\n".join([str(path), text, repr(sorted(params.items())), *registered, _front_end()])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    kept = folder / f"{path.stem}_{digest}.program"
+    kept = None if folder is None else folder / f"{program_name(str(path))}_{digest}.program"
     try:
-        program = pickle.loads(kept.read_bytes())
-        if isinstance(program, Program):
-            return program
-    except Exception:  # not there, cut short, or of another Python: compile it
+        if kept is not None:
+            return program_from_bytes(kept.read_bytes())
+    except (OSError, ValueError):  # not there, cut short or damaged: compiling mends it
         pass
     return _compile_and_keep(path, params, kept, digest)
 
 
-def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path, digest: str) -> Program:
+def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path | None, digest: str) -> Program:
     from penstock.compll.frontend.source import compile_file
 
     program = replace(compile_file(path, params), key=digest)
-    with suppress(OSError):  # a full or read-only disk costs time, not correctness
-        write_whole(kept, pickle.dumps(program))
+    if kept is not None:
+        with suppress(OSError):  # a full or read-only disk costs time, not correctness
+            write_whole(kept, program_bytes(program))
     return program
 
 

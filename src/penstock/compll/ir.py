@@ -62,8 +62,10 @@ Operations of `Expr.op`; arguments of arithmetic and comparisons are both `float
 `at` holds its index inside the vector, and reads 0 from an empty one.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.compll.types import Kind, Scalar, Vector
@@ -71,6 +73,7 @@ from penstock.compll.types import Kind, Scalar, Vector
 GRADIENT = "gradient"  # encode's input: what is to be sent, residual included; decode's result
 LATEST = "latest"  # encode's second input where a program asks for it: this step's gradient without the residual
 RESIDUAL = "residual"  # added to the gradient and left behind where an encode keeps error feedback
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")  # of a program: safe in source, and in the names of files
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,10 +268,23 @@ class Program:
     key: str = ""  # of the cache of programs, where it came from there: changes with all it was made from
     fingerprint: str = ""  # of its text and of the functions and operators it calls: equal on ranks that mean the same
 
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):  # it stands in generated source and in names of files
+            raise ValueError(f"a program's name is {self.name!r}; wanted letters, digits, '.', '-' and '_'")
+
     @property
     def arguments(self) -> tuple[Parameter, ...]:
         """The parameters that kernels take as arguments, in order."""
         return tuple(parameter for parameter in self.parameters if not parameter.is_constant)
+
+
+def program_name(path: str) -> str:
+    """Return the name of the program in a file: the file's, where what names may not have has become `_`.
+
+    >>> program_name("/home/me/my 3lc.cll")
+    'my_3lc'
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", Path(path).stem)[:100] or "_"
 
 
 def called(program: Program) -> tuple[set[str], set[str]]:
@@ -282,17 +298,25 @@ def called(program: Program) -> tuple[set[str], set[str]]:
 
 def walk(expr: Expr) -> Iterator[Expr]:
     """Yield every distinct expression below `expr` and itself, arguments first."""
-    seen: set[int] = set()
+    seen, path = {id(expr)}, [(expr, iter(expr.args))]
+    while path:
+        node, left = path[-1]
+        for argument in left:
+            if id(argument) not in seen:
+                seen.add(id(argument))
+                path.append((argument, iter(argument.args)))
+                break
+        else:
+            path.pop()
+            yield node
 
-    def visit(node: Expr) -> Iterator[Expr]:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        for argument in node.args:
-            yield from visit(argument)
-        yield node
 
-    return visit(expr)
+def levels(expr: Expr) -> int:
+    """Return how deep an expression is nested; what the source gives a name is a level by itself, as in kernels."""
+    found: dict[int, int] = {}
+    for node in walk(expr):
+        found[id(node)] = 1 + max((1 if inner.name else found[id(inner)] for inner in node.args), default=0)
+    return found[id(expr)]
 
 
 def is_static(expr: Expr) -> bool:

@@ -153,8 +153,13 @@ def check_caches() -> list[Finding]:
     return [check_cache(default_cache())]
 
 
-def check_cache(folder: Path) -> Finding:
-    """Say whether a cache folder can be written and has room."""
+def check_cache(folder: Path | None) -> Finding:
+    """Say whether there is a cache folder that only the user may write, and whether it has room."""
+    if folder is None:
+        remedy = (
+            "make ~/.cache/penstock a folder of your own that no other user may write, or every start compiles anew"
+        )
+        return missing("cache", "no folder that is this user's alone", remedy)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):

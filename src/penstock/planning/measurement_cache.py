@@ -22,6 +22,7 @@ from penstock.errors import PenstockError, PlanError
 from penstock.machine import versions
 from penstock.network import Network, load_network, save_network
 from penstock.planning.agree import Ranks, nodes_of
+from penstock.private_folder import make_private
 from penstock.runtime.hosts import Nodes
 
 OFF = (False, "off")  # what a user says to keep nothing
@@ -78,12 +79,22 @@ def read_links(interfaces: Path = _INTERFACES) -> Links:
 def measurement_folder(asked: str | os.PathLike[str] | bool | None) -> Path | None:
     """Return the folder that a user's `measurements` means; None: keep nothing."""
     if asked is None:
-        return user_cache_path("penstock") / "measurements"
+        return _default_folder()
     if asked in OFF:
         return None
     if isinstance(asked, bool):
         raise PlanError("measurements is True; wanted a folder, None for the cache folder, or False to keep nothing")
     return Path(asked)
+
+
+def _default_folder() -> Path:
+    return user_cache_path("penstock") / "measurements"
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder that the user did not name the user's alone, or raise; a named one may be a team's."""
+    if folder == _default_folder():
+        make_private(folder)
 
 
 def measurement_path(folder: str | Path, cluster: Cluster) -> Path:
@@ -96,6 +107,7 @@ def load_kept(path: Path, workers: int) -> Network | None:
     try:
         if not path.exists():
             return None
+        _check_folder(path.parent)
         network = load_network(path)
         if network.workers == workers:
             return network
@@ -109,6 +121,7 @@ def load_kept(path: Path, workers: int) -> Network | None:
 def keep(network: Network, path: Path) -> bool:
     """Write a measurement down, whole or not at all; say whether that went well. Where it did not, warn."""
     try:
+        _check_folder(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_network(network, path)
     except (PenstockError, OSError) as error:

@@ -12,6 +12,7 @@ Nothing is written or read while all goes well.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import monotonic
@@ -23,6 +24,10 @@ from penstock.runtime.transport import DeathError, Notes, Transport
 LONGEST_SECONDS = 2.0  # for reading notes
 SHARE = 0.1  # of the timeout, for reading notes
 SILENT = "left no word: it died, hangs, or has ended"
+STILL_CONNECTED = (  # what a timeout says, and what it does not
+    "no connection was closed, so it may also live and make fewer calls (fewer batches, or no_sync on some ranks only)"
+)
+_TIMED_OUT = re.compile(r"timed? ?out|nothing for", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,10 @@ def diagnosis(rank: int, mine: Note, notes: Mapping[int, Note | None], cause: st
         return (
             f"rank {peer} is in {comparable[peer]}; this rank is in {mine}; all ranks must make the same calls in order"
         )
-    return f"{cause}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT}" if silent else cause
+    if not silent:
+        return cause
+    known = f"{cause}; {STILL_CONNECTED}" if _TIMED_OUT.search(cause) else cause
+    return f"{known}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT}"
 
 
 def began_with(rank: int, peer: int | None, notes: Mapping[int, Note | None]) -> list[int]:

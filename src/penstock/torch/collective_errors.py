@@ -4,6 +4,7 @@ gloo's own error has an address and no rank. A rank that gets one leaves a note 
 message of ours (`runtime/failure_diagnosis.py`).
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,8 @@ from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.failure_diagnosis import Note, explained
 from penstock.runtime.transport.c10d import C10dTransport, named
 
-_GLOO = "gloo/transport"  # in what gloo says of connections
+_SIGNS = re.compile("gloo/transport|^wait timeout", re.IGNORECASE)  # in what gloo says of connections, and a FileStore
+_STORE = (dist.DistStoreError, dist.DistNetworkError)  # ranks meet there before they are connected
 _WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may be a step apart
 
 
@@ -59,8 +61,8 @@ def together(what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], N
 def who_is_gone(
     error: Exception, what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None
 ) -> Exception:
-    """Return a lost connection of gloo's as a `TransportError` that names the ranks which left no note."""
-    if _GLOO not in str(error) or not isinstance(error, RuntimeError):
+    """Return a lost connection of gloo's or of the store's as a `TransportError` that names who left no note."""
+    if not isinstance(error, RuntimeError) or not (isinstance(error, _STORE) or _SIGNS.search(str(error))):
         return error
     hang_up()
     lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(named(error)))

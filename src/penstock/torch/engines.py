@@ -9,13 +9,15 @@ MPI must allow calls from any thread, one at a time (MPI_THREAD_SERIALIZED), and
 script calls MPI itself. mpi4py asks for the latter (MPI_THREAD_MULTIPLE), and Open MPI grants it.
 """
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 
 from penstock.errors import MismatchError, PlanError
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.collective_errors import GroupRanks, together
 
 MPI = "mpi"
 REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
@@ -41,10 +43,24 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
     Where there are others, torch must be told: it would wait for them, or mistake a group of theirs for this one.
     """
     ranks = dist.get_process_group_ranks(group)
-    found: dist.ProcessGroup = dist.new_group(
-        ranks, backend="gloo", use_local_synchronization=len(ranks) < dist.get_world_size()
-    )
+    with together("making a process group", group):
+        found: dist.ProcessGroup = dist.new_group(
+            ranks,
+            timeout=_timeout(group),
+            backend="gloo",
+            use_local_synchronization=len(ranks) < dist.get_world_size(),
+        )
     return found
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """Return how long calls of a group may take: torch gives a new one half an hour, whatever its parent has."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)  # not all of torch's backends have them
+        if options is not None:
+            found: timedelta = options._timeout
+            return found
+    return None
 
 
 def release(transport: Transport) -> None:

@@ -1,16 +1,20 @@
 """A `Job`: everything that all workers of one training run must know, as plain values that travel as JSON."""
 
+import hashlib
+import os
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import TrainError
-from penstock.fields import Fields, read_json
+from penstock.errors import FormatError, TrainError, shorten
+from penstock.fields import Fields, read_json, write_json
 from penstock.network import Network, network_document, network_from_fields
 from penstock.plan import Plan, plan_document, plan_from_fields
 from penstock.planners import find_planner
+from penstock.run_record import folder_name
 from penstock.strategies import names, parse_strategy
 from penstock.trace import Trace, trace_document, trace_from_fields
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
+LONGEST_NAME = 100  # characters of a run's name
 DEVICES = ("cpu", "cuda")
 GLOO, MPI = "gloo", "mpi"
 ENGINES = (GLOO, MPI)
@@ -109,6 +114,7 @@ class Job:
             raise TrainError(
                 f"{self.workers} workers, {self.steps} steps, batch {self.batch}: wanted at least 1 of each"
             )
+        _check_name(self.name)
         self._check_method()
 
     def _check_method(self) -> None:
@@ -135,6 +141,16 @@ class Job:
             raise TrainError(f"{option} without --codec: dense gradients are sent whole; name a codec")
 
 
+def _check_name(name: str) -> None:
+    """Refuse the name of a run that cannot be that of a folder, before anything is trained."""
+    if not name:
+        return
+    if len(name) > LONGEST_NAME:
+        raise TrainError(f"--name: found {len(name)} characters; wanted at most {LONGEST_NAME}")
+    if not name.isprintable() or "/" in name or "\\" in name or not folder_name(name):
+        raise TrainError(f"--name: found {shorten(name)}; wanted words for a folder in --out, without slashes")
+
+
 def job_from_fields(fields: Fields) -> Job:
     """Build a job from the fields of its document."""
     fields.reject_unknown(tuple(each.name for each in dataclass_fields(Job)))
@@ -151,8 +167,15 @@ def _read(fields: Fields, name: str, default: Any) -> Any:
 # Finding checkpoints and reading what they say about themselves; needs no torch, so a launcher can look first.
 
 
-CHECKPOINT_FORMAT = "penstock-checkpoint/1"
-_NAME = re.compile(r"step-(\d{8,})")
+CHECKPOINT_FORMAT = "penstock-checkpoint/2"
+JOB, MODEL, SUMS = "job.json", "model.state", "SHA256SUMS"
+_NAME = re.compile(r"step-([0-9]{8,})")
+_SUM = re.compile(r"([0-9a-f]{64})  ([a-z0-9.-]+)")
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of the file with what one rank alone knows."""
+    return f"rank-{rank}.state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +190,25 @@ class Saved:
     plan: Plan | None
     trace: Trace | None = None  # what the plan was made from, where it was
     network: Network | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the files beside it, by their names
+
+
+def write_saved(saved: Saved, digests: Mapping[str, str]) -> None:
+    """Write what a checkpoint says about itself, and the digests of all its files."""
+    write_json(saved.path / JOB, saved_document(saved))
+    every = {JOB: _sha256(saved.path / JOB), **digests}
+    (saved.path / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in every.items()))
+    for name in (JOB, SUMS):
+        with open(saved.path / name, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def saved_document(saved: Saved) -> dict[str, Any]:
-    """Return what a checkpoint says about itself as a `penstock-checkpoint/1` document."""
+    """Return what a checkpoint says about itself as a `penstock-checkpoint/2` document."""
     return {
         "format": CHECKPOINT_FORMAT,
         "step": saved.step,
@@ -192,14 +230,39 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def find_checkpoint(folder: str) -> Saved:
     """Return the newest checkpoint in `folder`, or the one that `folder` is."""
     path = Path(folder)
-    if not (path / "job.json").is_file():
+    if not (path / JOB).is_file():
         if not (complete := complete_checkpoints(path)):
             raise TrainError(f"{folder}: no checkpoint there; wanted a folder that `penstock train --save` wrote")
         path = complete[-1]
-    return read_json(path / "job.json", CHECKPOINT_FORMAT, lambda fields: _saved(path, fields))
+    digests = _read_digests(path)
+    saved = read_json(path / JOB, CHECKPOINT_FORMAT, lambda fields: _saved(path, fields, digests))
+    if digests.keys() != {JOB, MODEL, *(rank_file(rank) for rank in range(saved.world_size))}:
+        raise FormatError(
+            str(path / SUMS), "names", sorted(digests), f"{JOB}, {MODEL} and files of {saved.world_size} ranks"
+        )
+    return saved
 
 
-def _saved(path: Path, fields: Fields) -> Saved:
+def _read_digests(path: Path) -> dict[str, str]:
+    """Return what SHA256SUMS says, once `job.json` is as it says."""
+    where = str(path / SUMS)
+    try:
+        text, found = (path / SUMS).read_text(encoding="ascii"), _sha256(path / JOB)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "bytes that are no text"
+        raise FormatError(where, "file", reason, f"the digests of a {CHECKPOINT_FORMAT} checkpoint") from error
+    lines = [_SUM.fullmatch(line) for line in text.split("\n")[:-1]]
+    digests = {line[2]: line[1] for line in lines if line is not None}
+    if len(digests) != len(lines) or not text.endswith("\n"):
+        raise FormatError(where, "file", text, "a line for each file, as sha256sum writes it")
+    if digests.get(JOB) != found:
+        raise FormatError(
+            str(path / JOB), "file", "bytes that are not those written", "a whole checkpoint: name an older one"
+        )
+    return digests
+
+
+def _saved(path: Path, fields: Fields, digests: Mapping[str, str]) -> Saved:
     fields.reject_unknown(("format", "step", "seconds", "world_size", "job", "plan", "trace", "network"))
     job, plan, trace, network = (fields.optional_member(name) for name in ("job", "plan", "trace", "network"))
     if job is None:
@@ -213,4 +276,5 @@ def _saved(path: Path, fields: Fields) -> Saved:
         None if plan is None else plan_from_fields(plan),
         None if trace is None else trace_from_fields(trace),
         None if network is None else network_from_fields(network),
+        digests,
     )

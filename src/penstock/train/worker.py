@@ -24,6 +24,7 @@ from penstock.network import Network
 from penstock.plan import Plan
 from penstock.run_record import CodecCost, CodecLine, RunRecord, run_document
 from penstock.runtime.device.messages import nccl_takes
+from penstock.runtime.transport.meeting import join_group
 from penstock.timeline import Span, Timeline
 from penstock.torch.clocks import device_name
 from penstock.torch.collective_errors import together
@@ -108,7 +109,7 @@ def process_group(device: str, local_world_size: int, patience_seconds: float = 
     now find in its store who that is.
     """
     by_nccl = device == "cuda" and nccl_takes(local_world_size)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
+    join_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
     assert dist.group.WORLD is not None
     store, lost = dist.group.WORLD.get_group_store(), False
     try:

@@ -36,7 +36,7 @@ from penstock.codecs.dense import bound
 from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual, memory_of
-from penstock.codecs.header import NOT_FINITE, PADDED, Header, header_nbytes, pack_header, parse_header
+from penstock.codecs.header import NOT_FINITE, PADDED, Header, check_numel, header_nbytes, pack_header, parse_header
 from penstock.compll.backends import ManyKernels
 from penstock.compll.ir import Program
 from penstock.compll.lower.payload_layout import max_nbytes, used_nbytes
@@ -88,8 +88,9 @@ class DenseCodec(HeaderCodec):
         return header_nbytes(len(self.settings))
 
     def max_nbytes(self, numel: int) -> int:
-        """Return the most bytes a payload of `numel` elements can take."""
+        """Return the most bytes a payload of `numel` elements can take; refuse more elements than one can hold."""
         if numel not in self._sizes:
+            check_numel(numel)
             self._sizes[numel] = self.header_nbytes + max_nbytes(self.program, numel, self.arguments)
         return self._sizes[numel]
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.codecs.codec import NOTE, Bound, Bytes, Capabilities, HeaderCodec, not_finite
-from penstock.codecs.elements import Floats, as_array, from_float32, to_float32
+from penstock.codecs.elements import Floats, as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import NOT_FINITE, ON_NONFINITE, Header, header_nbytes, pack_header, parse_header
 from penstock.codecs.sparse.block import (
@@ -110,7 +110,8 @@ class SparseCodec(HeaderCodec):
         `residual` is None, float32 memory of as many elements, or a `Residual` with such memory, whose factor `read`
         is multiplied by; `tensor` is what an error calls the gradient.
         """
-        values, block = to_float32(as_array(read)), as_array(out)
+        values = to_float32(as_array(read))
+        block = room(out, self.max_nbytes(values.size))
         memory, factor = _with_factor(residual)
         kept = None if memory is None else _residual_memory(memory, values.size, tensor)
         if self.on_nonfinite == "skip" and not np.isfinite(values).all():
@@ -127,6 +128,7 @@ class SparseCodec(HeaderCodec):
         usual = super().bind_encode(values, residual, out)
         if not isinstance(residual, Residual) or self.on_nonfinite == "skip":
             return usual
+        room(out, self.max_nbytes(values.size))
         body = out[header_nbytes(_PARAMETERS) :]
         write_body = bound_encode(self._form(values.size), values, residual.factor, residual.memory, body)
         return usual if write_body is None else partial(self._encode_bound, write_body, values.size, out)
@@ -169,6 +171,7 @@ class SparseCodec(HeaderCodec):
         """
         block = as_array(write)
         numel = parse_header(block.data, MAX_NUMEL).numel
+        room(block, self.max_nbytes(numel))
         keep = _keeping(residual, numel)
         one, other = self.read(block, numel), self.read(read, numel, "other")
         if one is None or other is None:  # the step will be skipped on all ranks; what was sent is still owed

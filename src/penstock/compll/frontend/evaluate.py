@@ -6,6 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import count
 
 from penstock.compll.frontend import scalar_ops, syntax
 from penstock.compll.frontend.scope import Compressed, ParamsRef, Scope, Value, VectorRef, Writer, blocks_read, size_of
@@ -17,6 +18,8 @@ from penstock.compll.operators import Operator
 from penstock.compll.types import FLOAT, INT32, SCALARS, ByBlock, Scalar, Type, Vector
 from penstock.errors import CompileError
 
+MOST_WORK = 3_000  # expressions; the longest program shipped has 443, thirty functions that double would have 2^30
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -27,6 +30,7 @@ class Unit:
     builtins: Mapping[str, Function]
     operators: Mapping[str, Operator]
     parameters: Mapping[str, Mapping[str, Expr]]  # by param block and field
+    work: "count[int]" = field(default_factory=count)  # expressions elaborated so far
 
 
 @dataclass(slots=True)
@@ -121,6 +125,11 @@ class Evaluator:
 
     def value(self, node: syntax.Expression, scope: Scope, want: Type | None = None, hint: str = "") -> Value:
         """Return what an expression stands for; `want` is the type it will be stored in, `hint` its name."""
+        if next(self.unit.work) > MOST_WORK:
+            problem = (
+                f"the program has more than {MOST_WORK} expressions once its functions are put in where they are called"
+            )
+            raise self.error(node, problem, "assign what is used twice to a variable")
         try:
             return self._value(node, scope, want, hint)
         except scalar_ops.OperandError as error:

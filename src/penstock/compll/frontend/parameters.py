@@ -17,6 +17,8 @@ from penstock.errors import CodecError
 if TYPE_CHECKING:  # a program taken from the cache needs no parser
     from penstock.compll.frontend import syntax
 
+LARGEST = float(np.finfo(np.float32).max)  # of a parameter: kernels take float32 and int32
+
 
 def specialise(tree: "syntax.Tree", chosen: Mapping[str, int | float]) -> dict[str, Parameter]:
     """Return the parameters of a program by name, the constant ones with their value."""
@@ -56,7 +58,7 @@ def misfit(parameter: Parameter, value: int | float) -> str:
     if parameter.choices and value not in parameter.choices:
         return f"one of {', '.join(str(choice) for choice in parameter.choices)}"
     low, high = parameter.interval or (-np.inf, np.inf)
-    if not low <= value <= high or not np.isfinite(value):
+    if not low <= value <= high or abs(value) > LARGEST or value != value:
         return f"a number from {low} to {high}" if parameter.interval else "a finite number"
     if parameter.type.kind is Kind.FLOAT:
         return ""

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from lark import Lark, Token, Transformer, v_args
 from lark import Tree as LarkTree
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken, VisitError
 from lark.tree import Meta
 
 from penstock.compll.frontend.syntax import (
@@ -35,14 +35,25 @@ from penstock.compll.frontend.syntax import (
     TypeName,
 )
 
+LONGEST = 1 << 18  # characters of a program
+
 
 def parse(text: str, path: str = "<string>") -> Tree:
     """Return the syntax tree of a program."""
     source = Source(path, text)
+    if len(text) > LONGEST:
+        advice = f"write it in at most {LONGEST}"
+        raise source.error(Position(1, 1, 2), f"the program has {len(text)} characters", advice)
     try:
         items = build_items(_parser().parse(text))
     except UnexpectedInput as error:
         _raise_syntax(source, error)
+    except VisitError as error:  # from building our tree
+        if isinstance(error.orig_exc, RecursionError):
+            raise error.orig_exc from None
+        token = error.obj.children[-1] if isinstance(error.obj, LarkTree) else error.obj
+        assert isinstance(token, Token)
+        raise source.error(token_position(token), "the number is too long", "use at most 20 digits") from None
     declares = [item for item in items if isinstance(item, list)]
     return Tree(
         source,

@@ -33,6 +33,8 @@ from penstock.compll.ir import (
     Statement,
     expressions,
     is_static,
+    levels,
+    program_name,
     walk,
 )
 from penstock.compll.lower.host_known import is_host_known
@@ -40,6 +42,7 @@ from penstock.compll.operators import OPERATORS, Operator, lowerings
 from penstock.compll.types import FLOAT, UINT8, ByBlock, Scalar, Vector
 
 Parameters = Mapping[str, int | float]
+MOST_LEVELS = 60  # of an expression: Python takes 200 parentheses inside each other
 
 
 def compile_file(path: Path, params: Parameters | None = None) -> Program:
@@ -58,9 +61,20 @@ def compile_source(
 
     Parameters not in `params` take their default. What is wrong raises a `CompileError` that points at it.
     """
+    try:
+        return _compile(text, path, params or {}, functions, operators)
+    except RecursionError:
+        whole = syntax.Source(path, text)
+        problem, advice = "expressions or statements are nested too deep", "assign parts of them to variables"
+        raise whole.error(syntax.Position(1, 1, 2), problem, advice) from None
+
+
+def _compile(
+    text: str, path: str, params: Parameters, functions: Mapping[str, Function], operators: Mapping[str, Operator]
+) -> Program:
     tree = parse(text, path)
     _check_names(tree, functions, operators)
-    parameters = specialise(tree, params or {})
+    parameters = specialise(tree, params)
     blocks = {
         block.name: {field.name: parameter_expr(parameters[field.name]) for field in block.fields}
         for block in tree.params
@@ -71,9 +85,20 @@ def compile_source(
         _check_alone(unit, tree, function)
     encode, layout = _encode(unit, tree)
     decode = _decode(unit, tree, encode, layout)
-    program = Program(Path(path).stem, tuple(parameters.values()), layout, encode, decode)
+    program = Program(program_name(path), tuple(parameters.values()), layout, encode, decode)
+    _check_levels(tree, program)
     made_from = f"{text}\n{lowerings(program, functions, operators)}"
     return replace(program, fingerprint=hashlib.sha256(made_from.encode()).hexdigest()[:16])
+
+
+def _check_levels(tree: syntax.Tree, program: Program) -> None:
+    """Refuse expressions that are nested deeper than Python compiles what is generated from them."""
+    statements = (*program.encode.statements, *program.decode.statements)
+    exprs = [expr for statement in statements for expr in expressions(statement)]
+    exprs += [source for source in program.encode.fields if isinstance(source, Expr)]
+    if (found := max(map(levels, exprs), default=0)) > MOST_LEVELS:
+        problem = f"an expression has {found} levels; a kernel can have {MOST_LEVELS}"
+        raise tree.source.error(syntax.Position(1, 1, 2), problem, "assign parts of it to variables")
 
 
 def _check_names(tree: syntax.Tree, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> None:

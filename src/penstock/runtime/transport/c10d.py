@@ -20,6 +20,7 @@ import torch.distributed as dist
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
 from penstock.runtime.transport import NOTE_TAG, Array, Bytes, ring_nbytes
+from penstock.runtime.transport.meeting import join_group
 
 Answer = TypeVar("Answer")
 _NOTE = "penstock/note/"
@@ -132,7 +133,7 @@ def _known(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def start_gloo() -> C10dTransport:
     """Make the default process group of torch.distributed, over gloo, from the environment torchrun sets."""
-    dist.init_process_group("gloo")
+    join_group("gloo")
     return C10dTransport()
 
 

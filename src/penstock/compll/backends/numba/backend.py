@@ -2,13 +2,15 @@
 
 Kernels are single-threaded and keep no state, so any number of threads may call them. The source of a kernel is written
 to a cache directory under a name that hashes everything it depends on, and numba keeps its machine code beside it. A
-process that finds both generates and compiles nothing.
+process that finds both generates and compiles nothing. The source ends with its digest, and a file beside it has those
+of the machine code: what differs from its digest is made anew, never run.
 """
 
 import hashlib
-import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,7 @@ from penstock.errors import CodecError, NonFiniteError
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
+_SIGNED = "\n# sha256 "  # before the digest of all that stands above it, in a file of generated source
 _COMPILING = Lock()  # threads that want the same kernel would each write its module
 
 
@@ -41,7 +44,7 @@ class NumbaKernels:
     program: Program
     functions: Mapping[str, Function] = field(default_factory=lambda: FUNCTIONS)
     operators: Mapping[str, Operator] = field(default_factory=lambda: OPERATORS)
-    cache_dir: Path = field(default_factory=default_cache)
+    cache_dir: Path | None = field(default_factory=default_cache)  # None: kernels are kept in this process only
     _compiled: dict[str, Callable[..., int]] = field(default_factory=dict)
     _subtracts: bool | None = None
     _defers: bool | None = None
@@ -196,30 +199,78 @@ class NumbaKernels:
 
 
 def compile_kernel(
-    program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator], folder: Path
+    program: Program,
+    kind: str,
+    functions: Mapping[str, Function],
+    operators: Mapping[str, Operator],
+    folder: Path | None,
 ) -> Callable[..., int]:
-    """Return one kernel of a program; `folder` holds sources and machine code."""
-    path, wanted = _source(program, kind, functions, operators, folder), signature(program, kind)
-    kernel = _dispatcher(_load_bare(path), kind)
-    if not _take_from_cache(kernel, wanted):
-        kernel = _dispatcher(_load(path), kind)
+    """Return one kernel of a program; `folder` holds sources and machine code, without it nothing is kept on disk."""
+    wanted = signature(program, kind)
+    if folder is None:
+        return _compile_here(_generate(program, kind, functions, operators), f"{program.name}_{kind}", kind, wanted)
+    path, source = _source(program, kind, functions, operators, folder)
+    kernel = _dispatcher(_load_bare(path, source), kind)
+    if not (_is_sealed(kernel, path) and _take_from_cache(kernel, wanted)):
+        kernel = _dispatcher(_load(path, source), kind)
         kernel.compile(wanted)
+        _seal(kernel, path)
     kernel.disable_compile()
     compiled: Callable[..., int] = kernel
     return compiled
 
 
-def _dispatcher(module: ModuleType, kind: str) -> Any:
+@cache
+def _compile_here(source: str, name: str, kind: str, wanted: str) -> Callable[..., int]:
+    """Return a kernel that lives as long as this process."""
+    kernel = _dispatcher(_load(Path(f"<penstock {name}_{_digest(source)}>"), source), kind, keep=False)
+    kernel.compile(wanted)
+    kernel.disable_compile()
+    compiled: Callable[..., int] = kernel
+    return compiled
+
+
+def _dispatcher(module: ModuleType, kind: str, keep: bool = True) -> Any:
     from numba import njit
 
-    return njit(nogil=True, cache=True, error_model="numpy")(getattr(module, kind))
+    return njit(nogil=True, cache=keep, error_model="numpy")(getattr(module, kind))
+
+
+def _is_sealed(kernel: Any, path: Path) -> bool:
+    """Say whether numba's files of a kernel are those that `_seal` saw; remove them where they are not.
+
+    numba unpickles its files and runs the machine code in them, so a changed bit must not reach it.
+    """
+    try:
+        if json.loads(path.with_suffix(".digests").read_text()) == _machine_code_digests(kernel, path):
+            return True
+    except (OSError, ValueError):  # never sealed, or the list itself is damaged
+        pass
+    for file in _machine_code(kernel, path):
+        file.unlink(missing_ok=True)
+    return False
+
+
+def _seal(kernel: Any, path: Path) -> None:
+    with suppress(OSError):  # the next process compiles again
+        write_whole(path.with_suffix(".digests"), json.dumps(_machine_code_digests(kernel, path)).encode())
+
+
+def _machine_code_digests(kernel: Any, path: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in _machine_code(kernel, path)}
+
+
+def _machine_code(kernel: Any, path: Path) -> list[Path]:
+    """Return the files in which numba keeps what it made of the source at `path`."""
+    found = Path(kernel.stats.cache_path).iterdir() if Path(kernel.stats.cache_path).is_dir() else ()
+    return sorted(file for file in found if file.name.startswith(f"{path.stem}.") and file.suffix in (".nbi", ".nbc"))
 
 
 def _take_from_cache(kernel: Any, signature: str) -> bool:
     """Load machine code kept by numba, without the tables that only its compiler needs; return whether it was there.
 
-    numba's public way first imports some seventy modules, which takes a tenth of a second. This
-    uses numba's internals; if they are not as expected, the caller loads the kernel through numba's public way.
+    numba's own way first imports some seventy modules, a tenth of a second that a new process need not spend. This
+    looks inside numba; where it finds something else than expected, the caller goes numba's own way.
     """
     try:
         from numba.core.compiler_lock import global_compiler_lock
@@ -239,8 +290,8 @@ def _take_from_cache(kernel: Any, signature: str) -> bool:
 
 def _source(
     program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator], folder: Path
-) -> Path:
-    """Return the file with a kernel's source, written to the cache the first time.
+) -> tuple[Path, str]:
+    """Return the file with a kernel's source, written to the cache the first time, and the source.
 
     A program that came from the cache of programs has a key, and its source need not even be generated again.
     """
@@ -248,13 +299,25 @@ def _source(
     if program.key:
         made_from = lowerings(program, functions, operators)
         path = folder / f"{name}_{_digest(program.key, made_from, _writers())}.py"
-        source = "" if path.exists() else _generate(program, kind, functions, operators)
+        if (kept := _read_signed(path)) is not None:
+            return path, kept
+        source = _generate(program, kind, functions, operators)
     else:
         source = _generate(program, kind, functions, operators)
         path = folder / f"{name}_{_digest(source, _support_text())}.py"
-    if not path.exists():
-        write_whole(path, source.encode())
-    return path
+        if _read_signed(path) == source:
+            return path, source
+    write_whole(path, f"{source}{_SIGNED}{hashlib.sha256(source.encode()).hexdigest()}\n".encode())
+    return path, source
+
+
+def _read_signed(path: Path) -> str | None:
+    """Return the source in a file; None where there is none or it differs from the digest in its last line."""
+    try:
+        source, signed, digest = path.read_text().rpartition(_SIGNED)
+    except (OSError, UnicodeError):
+        return None
+    return source if signed and digest == f"{hashlib.sha256(source.encode()).hexdigest()}\n" else None
 
 
 def _generate(program: Program, kind: str, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> str:
@@ -267,26 +330,20 @@ def _digest(*texts: str) -> str:
     return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
 
 
-def _load_bare(path: Path) -> ModuleType:
+def _load_bare(path: Path, source: str) -> ModuleType:
     """Return the module of a kernel without what its source calls: enough to load machine code that is on disk."""
-    module = ModuleType(f"penstock_generated_{path.stem}")
-    module.__dict__["helper"] = lambda function: function
     # numba finds what it has kept by the line and the byte code of a function: lines keep their numbers, and
     # `import numpy as np` stays, since Python compiles a call of a module's function otherwise than another.
-    lines = ["" if line.startswith("from ") else line for line in path.read_text().splitlines()]
-    exec(compile("\n".join(lines), str(path), "exec"), module.__dict__)  # our own text, from our own IR
+    lines = ["" if line.startswith("from ") else line for line in source.splitlines()]
+    return _load(path, "\n".join(lines), {"helper": lambda function: function})
+
+
+def _load(path: Path, source: str, given: Mapping[str, Any] | None = None) -> ModuleType:
+    """Return the module of a kernel: with its whole source, ready to be compiled."""
+    module = ModuleType(f"penstock_generated_{path.stem}")
+    module.__dict__.update(given or {})
+    exec(compile(source, str(path), "exec"), module.__dict__)  # our own text, from our own IR or as its digest says
     sys.modules[module.__name__] = module  # numba looks it up by name
-    return module
-
-
-def _load(path: Path) -> ModuleType:
-    """Return the module of a kernel, ready to be compiled."""
-    spec = importlib.util.spec_from_file_location(f"penstock_generated_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
     return module
 
 

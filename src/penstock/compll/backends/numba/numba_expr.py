@@ -63,6 +63,8 @@ class Names:
 
     def unique(self, hint: str) -> str:
         """Return an identifier that is not in use."""
+        assert hint.isascii(), f"{hint!r} is to stand in generated source"
+        assert hint.isidentifier(), f"{hint!r} is to stand in generated source"
         made = hint
         while made in self.used or made in self.reserved or made in OWN or keyword.iskeyword(made):
             made += "_"

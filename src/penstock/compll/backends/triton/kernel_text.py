@@ -103,7 +103,7 @@ class KernelText:
 
     def fresh(self, hint: str) -> str:
         """Return a local name like `hint` that is still free."""
-        hint = hint if hint.isidentifier() else "value"
+        hint = hint if hint.isascii() and hint.isidentifier() else "value"
         name, number = (f"{hint}_" if hint in RESERVED else hint), 2
         while name in self.used:
             name, number = f"{hint}_{number}", number + 1

@@ -1,0 +1,151 @@
+"""A checkpoint is read as it was written or refused in one line, and a full disk leaves the last one as it is."""
+
+import errno
+import os
+import pickle
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import train_jobs
+from penstock.errors import PenstockError
+from penstock.train.job import find_checkpoint
+from penstock.train.save_state import load_common, load_own
+from spawn import spawn
+
+TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a checkpoint that two ranks wrote."""
+    folder = tmp_path_factory.mktemp("saved")
+    spawn(2, train_jobs.run, {"task": TINY, "steps": 2, "planner": "stock", "save": str(folder)})
+    return find_checkpoint(str(folder)).path
+
+
+def load(path):
+    """Read all of a checkpoint."""
+    saved = find_checkpoint(str(path))
+    return [load_common(saved, torch.device("cpu")), *(load_own(saved, rank) for rank in range(saved.world_size))]
+
+
+def refusal(path):
+    with pytest.raises(PenstockError) as raised:
+        load(path)
+    assert "\n" not in str(raised.value)
+    assert str(path) in str(raised.value)
+    return str(raised.value)
+
+
+def test_one_flipped_bit_anywhere_is_refused(whole, tmp_path):
+    copy = Path(shutil.copytree(whole, tmp_path / whole.name))
+    load(copy)
+    draw, files = random.Random(20), sorted(copy.iterdir())
+    assert [file.name for file in files] == ["SHA256SUMS", "job.json", "model.state", "rank-0.state", "rank-1.state"]
+    for number in range(150):
+        file = files[number % len(files)]
+        data = file.read_bytes()
+        damaged, bit = bytearray(data), draw.randrange(8 * len(data))
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        refusal(copy)
+        file.write_bytes(data)
+    load(copy)
+
+
+FOREIGN = {
+    "nothing": b"",
+    "text": b"these are no weights\n",
+    "a pickle": pickle.dumps({"model": 1}),
+    "bytes": bytes(range(256)),
+}
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "job.json", "model.state", "rank-1.state"])
+def test_what_is_no_file_of_a_checkpoint_is_refused(name, whole, tmp_path):
+    copy = Path(shutil.copytree(whole, tmp_path / whole.name))
+    written = (copy / name).read_bytes()
+    for content in (*FOREIGN.values(), written[: len(written) // 2], written + b"\0"):
+        (copy / name).write_bytes(content)
+        assert f"{copy}/" in refusal(copy)
+    (copy / name).unlink()
+    refusal(copy)
+
+
+def test_files_of_another_checkpoint_are_refused(whole, tmp_path):
+    copy = Path(shutil.copytree(whole, tmp_path / whole.name))
+    shutil.copy(copy / "rank-0.state", copy / "rank-1.state")
+    assert "rank-1.state: file: found " in refusal(copy)
+
+
+def test_sha256sum_agrees(whole):
+    if shutil.which("sha256sum") is None:
+        pytest.skip("no sha256sum here")
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=whole, check=True, capture_output=True)
+
+
+def fill_up(rank, options, full_rank):
+    """Train; from the second checkpoint on, the disk of one rank is full."""
+    from penstock.train import save_state as checkpoint
+
+    real, calls = checkpoint.write_state, []
+
+    def write_state(path, values):
+        calls.append(path)
+        if len(calls) <= (2 if rank == 0 else 1) or rank != full_rank:
+            return real(path, values)
+        path.write_bytes(b"half of")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    checkpoint.write_state = write_state
+    try:
+        train_jobs.run(rank, options)
+    except PenstockError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("full_rank", [0, 1])
+def test_a_full_disk_is_named_by_all_ranks_and_the_last_checkpoint_stays(full_rank, tmp_path):
+    options = {"task": TINY, "steps": 6, "planner": "stock", "save": str(tmp_path), "save_every": 2}
+    said = spawn(2, fill_up, options, full_rank)
+    assert said[0] == said[1]
+    file = tmp_path / ".step-00000004.partial" / f"rank-{full_rank}.state"
+    assert said[0] == (
+        f"rank {full_rank} could not write {file}: No space left on device; "
+        "wanted a folder with room for a checkpoint; step-00000002 is whole and stays"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+    load(tmp_path / "step-00000002")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_disk_that_is_really_full_keeps_the_last_checkpoint(whole, tmp_path):
+    need = sum(file.stat().st_size for file in whole.iterdir())
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(1.6 * need)}", "penstock-test", str(tmp_path)]
+    if (
+        subprocess.run(["sh", "-c", "command -v mount"], capture_output=True).returncode
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
+        pytest.skip("nothing can be mounted here")
+    try:
+        options = {"task": TINY, "steps": 6, "planner": "stock", "save": str(tmp_path), "save_every": 2}
+        said = spawn(2, outcome, options)
+        assert said[0] == said[1]
+        assert "No space left on device" in said[0]
+        assert "is whole and stays" in said[0]
+        load(tmp_path)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def outcome(rank, options):
+    """Train and return what was raised."""
+    try:
+        return str(train_jobs.run(rank, options))
+    except PenstockError as error:
+        return str(error)

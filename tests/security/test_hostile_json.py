@@ -1,0 +1,56 @@
+"""JSON files of every kind with what no writer of ours puts there: one clear line each."""
+
+import json
+
+import pytest
+
+from penstock.errors import PenstockError
+from penstock.network import load_network
+from penstock.plan import load_plan
+from penstock.program.document import load_program
+from penstock.run_record import load_run
+from penstock.trace import load_trace
+
+FORMATS = {
+    "penstock-network/1": load_network,
+    "penstock-trace/1": load_trace,
+    "penstock-plan/1": load_plan,
+    "penstock-program/1": load_program,
+    "penstock-run/1": load_run,
+}
+LONG = "9" * 400
+CASES = {
+    "400 digits": f'"workers": {LONG}, "alpha_seconds": {LONG}, "steps": {LONG}',
+    "400 digits after a minus": f'"workers": -{LONG}',
+    "5000 digits": f'"workers": {"9" * 5000}',
+    "2^63": f'"workers": {2**63}',
+    "an exponent": '"alpha_seconds": 1e999999',
+    "half a pair": r'"name": "\ud800"',
+    "half a pair as a key": r'"\uDC00": 1',
+    "a key of two lines": '"two\\nlines": 1',
+    "a long key": f'"{"x" * 10_000}": 1',
+    "deep nesting": f'"x": {"[" * 100_000}{"]" * 100_000}',
+    **{f"nesting of {depth}": f'"workers": {"[" * depth}{"]" * depth}' for depth in (300, 800, 900, 950, 980, 990)},
+}
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("case", CASES)
+def test_hostile_json_is_one_line_that_names_the_file(format_, case, tmp_path):
+    path = tmp_path / "hostile.json"
+    path.write_text(f'{{"format": "{format_}", {CASES[case]}}}')
+    with pytest.raises(PenstockError) as raised:
+        FORMATS[format_](path)
+    said = str(raised.value)
+    assert said.startswith(f"{path}: ")
+    assert said.encode().isascii()
+    assert said.isprintable()
+    assert len(said) < 1000
+
+
+def test_a_whole_pair_is_a_letter(tmp_path):
+    path = tmp_path / "network.json"
+    document = {"format": "penstock-network/1", "name": "\U0001f600", "workers": 2, "alpha_seconds": 1}
+    path.write_text(json.dumps(document | {"beta_seconds_per_byte": 1e-9, "gamma_seconds_per_byte": 0}))
+    assert "\\ud83d" in path.read_text()
+    assert load_network(path).name == "\U0001f600"
