@@ -37,7 +37,7 @@ from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.elements import as_array, from_float32, room, to_float32
 from penstock.codecs.feedback import Residual, memory_of
 from penstock.codecs.header import NOT_FINITE, PADDED, Header, check_numel, header_nbytes, pack_header, parse_header
-from penstock.compll.backends import ManyKernels
+from penstock.compll.backends import CpuKernels
 from penstock.compll.ir import Program
 from penstock.compll.lower.payload_layout import max_nbytes, used_nbytes
 from penstock.errors import CodecError, NonFiniteError
@@ -56,7 +56,7 @@ class DenseCodec(HeaderCodec):
     program: Program
     parameters: Mapping[str, float]  # every parameter by name, in the order the program declares them
     arguments: Mapping[str, Any]  # those that kernels take
-    kernels: ManyKernels  # for the CPU
+    kernels: CpuKernels  # for the CPU
     seed: int = 0  # differs between ranks, so that their rounding is independent
     on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, skip the step (AMP), or note
     defers_nonfinite_check: bool = False  # on a GPU it may be noted one call later

@@ -24,8 +24,8 @@ class Kernels(Protocol):
         """Add `scale` times the decoded gradient to `out`: the product and the sum each rounded to float."""
 
 
-class ManyKernels(Kernels, Protocol):
-    """Kernels of the CPU: they also put feedback off, and take several tensors at once, segments of one flat array."""
+class CpuKernels(Kernels, Protocol):
+    """Kernels of the CPU: they can also defer feedback, and be called with their parameters bound."""
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
         """Return a kernel (`encode_later`, `decode`, ...) with parameters bound; it returns below 0 for an error."""
@@ -42,16 +42,3 @@ class ManyKernels(Kernels, Protocol):
         self, gradient: Any, arguments: Arguments, seed: int, residual: Any, last: Any, out: Any, factor: float = 1.0
     ) -> Any:
         """Return the payload of factor * gradient + (residual - decode(last)), which is left in `residual`."""
-
-    def encode_many(
-        self, gradient: Any, boundaries: Any, arguments: Arguments, seed: int, calls: Any, residual: Any, out: Any
-    ) -> Any:
-        """Write the bodies of all segments one behind the other; return the bytes of each.
-
-        Segment j is encoded with seed `seed << 32 | calls[j]`. Raises `NonFiniteError` with the number of the segment.
-        """
-
-    def decode_many(
-        self, payload: Any, boundaries: Any, sizes: Any, out: Any, arguments: Arguments, scale: float | None = None
-    ) -> None:
-        """Write the values of all segments to `out`, or with a scale add that multiple of them."""

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compll.backends import Arguments
-from penstock.compll.backends.numba.many import ARGUMENTS as MANY
 from penstock.compll.cache import default_cache, file_states, write_whole
 from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import Program
@@ -32,7 +31,6 @@ from penstock.compll.philox import split
 from penstock.errors import CodecError, NonFiniteError
 
 Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
 _SIGNED = "\n# sha256 "  # before the digest of all that stands above it, in a file of generated source
 _COMPILING = Lock()  # threads that want the same kernel would each write its module
 
@@ -98,54 +96,6 @@ class NumbaKernels:
     def decode_add(self, payload: Bytes, out: Floats, arguments: Arguments, scale: float = 1.0) -> None:
         """Add a multiple of the decoded gradient; see `Kernels`."""
         self._run("decode_add", payload, out, arguments, np.float32(scale))
-
-    # Several tensors, the segments of one flat array
-
-    def encode_many(
-        self,
-        gradient: Floats,
-        boundaries: Integers,
-        arguments: Arguments,
-        seed: int,
-        calls: NDArray[np.uint32],
-        residual: Floats | None,
-        out: Bytes,
-    ) -> Integers:
-        """Write the bodies of all segments; see `ManyKernels`."""
-        sizes = np.empty(boundaries.size - 1, np.int64)
-        shared = (out, boundaries, sizes, calls, np.uint32(seed), *self._own(arguments))
-        if residual is None:
-            found = self.kernel("encode_many")(gradient, *shared)
-        else:
-            found = self.kernel("encode_many_feedback")(gradient, residual, *shared)
-        if found < 0:
-            raise NonFiniteError(-1 - found)
-        if residual is not None and self.subtracts:
-            self.decode_many(out[:found], boundaries, sizes, residual, arguments, -1.0)
-        return sizes
-
-    def decode_many(
-        self,
-        payload: Bytes,
-        boundaries: Integers,
-        sizes: Integers,
-        out: Floats,
-        arguments: Arguments,
-        scale: float | None = None,
-    ) -> None:
-        """Write or add the values of all segments; see `ManyKernels`."""
-        kind, factor = ("decode_many", ()) if scale is None else ("decode_add_many", (np.float32(scale),))
-        try:
-            found = self.kernel(kind)(payload, out, boundaries, sizes, *factor, *self._own(arguments))
-        except IndexError:  # which segment it was is lost; the reference finds it again
-            found = -1
-        if found == 0:
-            return
-        ends = np.cumsum(sizes)
-        for j in range(-1 - found, sizes.size):
-            numel = int(boundaries[j + 1] - boundaries[j])
-            self._explain(payload[ends[j] - sizes[j] : ends[j]], numel, arguments)
-        raise CodecError("the payload is damaged")
 
     def _run(self, kind: str, payload: Bytes, out: Floats, arguments: Arguments, *scale: np.float32) -> None:
         try:
@@ -376,7 +326,6 @@ ARGUMENTS = {
     "encode_later": ["gradient", "factor", "residual", "last", "out", "seed_low", "seed_high"],
     "decode": ["payload", "out"],
     "decode_add": ["payload", "out", "factor"],
-    **MANY,
 }
 TYPES = {
     "gradient": "Array(float32, 1, 'C', readonly=True)",
@@ -386,9 +335,6 @@ TYPES = {
     "seed_low": "uint32",
     "seed_high": "uint32",
     "factor": "float32",
-    "boundaries": "int64[::1]",
-    "sizes": "int64[::1]",
-    "calls": "uint32[::1]",
 }
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from penstock.compll.backends.numba.backend import ARGUMENTS
 from penstock.compll.backends.numba.loops import write_passes
-from penstock.compll.backends.numba.many import INSIDE, loop_source
 from penstock.compll.backends.numba.numba_expr import Body, Names, bare
 from penstock.compll.functions import Function
 from penstock.compll.ir import (
@@ -55,19 +54,12 @@ def generate(
     constants = [f"{item.name} = {item.value}" for item in program.parameters if item.is_constant]
     title = f"{program.name}" + (f" with {', '.join(constants)}" if constants else "") + "."
     text = HEAD.format(title=title, name=program.name)
-    schedules = {INSIDE.get(kind, kind): _schedule(program, INSIDE.get(kind, kind)) for kind in kinds}
+    schedules = {kind: _schedule(program, kind) for kind in kinds}
     text += _lowerings(program, schedules, functions, operators)
     reserved = frozenset(functions) | frozenset(operators) | _support_names()
     for kind in kinds:
-        inside = INSIDE.get(kind, kind)
-        kernel = _kernel(program, inside, schedules[inside], reserved, operators)
-        text += f"\n{kernel}" if kind == inside else f"\n\n@helper{kernel}\n{loop_source(kind, _own(program))}"
+        text += f"\n{_kernel(program, kind, schedules[kind], reserved, operators)}"
     return text
-
-
-def _own(program: Program) -> list[str]:
-    names = Names(frozenset({"boundaries", "sizes", "calls", "place", "segment", *INSIDE.values()}))
-    return [names.of(parameter.name) for parameter in program.arguments]
 
 
 def _schedule(program: Program, kind: str) -> Schedule:
