@@ -25,9 +25,10 @@ from penstock.cli.output import print_json
 from penstock.errors import PenstockError
 from study import claim_documents, start
 
-_STUDIES = ("casync", "coordinator", "gains", "gtop_k", "joint", "memory", "overlap", "planners", "sparse")
+_STUDIES = ("casync", "coordinator", "gains", "gtop_k", "joint", "memory", "overlap", "sparse")
 MOVED = {  # verbs of `penstock bench` that records name and that are scripts, or options of another, today
     **{f"penstock bench {name.replace('_', '-')}": f"python benchmarks/{name}.py" for name in _STUDIES},
+    "penstock bench planners": "python benchmarks/planning_time.py",
     "penstock bench profile": "python benchmarks/profile_overhead.py",
     "python -m penstock.bench.measure_traces": "python benchmarks/measure_traces.py",
     "penstock bench scaling": "penstock bench replay --name scaling --hosts 2,4,8,16 --traces googlenet "

@@ -85,7 +85,7 @@ def _row(name: str, count: int, times: list[float]) -> dict[str, Any]:
     return {"planner": name, "tensors": count, "seconds": median(times), "spread": max(times) - min(times)}
 
 
-def planners(
+def planning_time(
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -107,4 +107,4 @@ def planners(
 
 
 if __name__ == "__main__":
-    start(planners)
+    start(planning_time)

@@ -46,7 +46,7 @@ RUNS: tuple[Run, ...] = (
     ("joint", "joint", ""),
     ("profile_overhead", "profile_cpu", ""),
     ("codecs", "codecs_cpu", "--rounds 7"),
-    ("planners", "planners", ""),
+    ("planning_time", "planners", ""),
 )
 LONGER: tuple[Run, ...] = (
     ("replay", "replay-8-hosts", "--hosts 8 --iterations 1"),

@@ -10,7 +10,7 @@ from gtop_k import gtop_k
 from joint import compare_joint
 from memory import memory
 from page import page
-from planning_time import planners
+from planning_time import planning_time
 from study import RANK, start
 
 WRONG = [
@@ -21,8 +21,8 @@ WRONG = [
     (gtop_k, "--links best", "links 'best'; wanted smooth or coarse"),
     (memory, "--methods best", "no method called 'best'; wanted one of ddp-views"),
     (page, "--results nowhere", "no benchmark records in nowhere"),
-    (planners, "--out folder", "folder: found a folder; wanted the name of a file to write"),
-    (planners, "--nope", "No such option: --nope; see `python benchmarks/planning_time.py --help`"),
+    (planning_time, "--out folder", "folder: found a folder; wanted the name of a file to write"),
+    (planning_time, "--nope", "No such option: --nope; see `python benchmarks/planning_time.py --help`"),
 ]
 
 
