@@ -29,6 +29,7 @@ from product import Job, Text
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.torch import DistributedDataParallel as OurDDP
@@ -131,7 +132,8 @@ def train(method: str, options: argparse.Namespace, task: Text, device: torch.de
             rises = min(1.0, (step + 1) / max(1, options.steps // 15))
             group["lr"] = rate * rises * 0.5 * (1 + math.cos(math.pi * step / options.steps))
         with low():
-            loss = task.loss(model, picks[step])
+            inputs, wanted = task.batch(picks[step])
+            loss = functional.cross_entropy(model(inputs).flatten(0, 1).float(), wanted.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), CLIP)
         optimizer.step()

@@ -59,7 +59,6 @@ class Communicator:
         messages: Any = None,  # between devices (`cuda.messages`): compressed programs are queued there, where they can
     ) -> None:
         self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
-        self._patience_seconds = timeout_seconds - asking_seconds(timeout_seconds)  # of one message
         self._host, self.messages = host, messages
         self._nodes: Nodes | None = None  # the ranks of each host, once they were asked for
         self._scratch = Scratch()
@@ -71,6 +70,16 @@ class Communicator:
         self._calls = 0
         self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
         self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
+
+    @property
+    def timeout_seconds(self) -> float:
+        """How long a rank waits for one message and for what the others say of it."""
+        return self._timeout_seconds
+
+    @timeout_seconds.setter
+    def timeout_seconds(self, seconds: float) -> None:
+        self._timeout_seconds = seconds
+        self._patience_seconds = seconds - asking_seconds(seconds)  # of one message
 
     def all_reduce(
         self,
