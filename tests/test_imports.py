@@ -1,9 +1,11 @@
 """Imports point one way (docs/architecture.md); every arrow that points another way is named here."""
 
 import ast
+import re
 import resource
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +183,46 @@ def test_dense_training_needs_no_compiler():
     """numba and LLVM take a hundred megabytes of each rank, a fifth of what training VGG-16 takes without them."""
     result = _run(DENSE)
     assert result.stdout.split() == ["trained", "0"], result.stdout + result.stderr
+
+
+def test_training_imports_at_most_110_modules():
+    """Planners, the simulator, compilers and what a GPU needs are imported where they are used."""
+    result = _run(
+        "from penstock.torch import DistributedDataParallel, comm_hook\nimport sys\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] == 'penstock'))"
+    )
+    assert "penstock.torch.ddp" in result.stdout.split(), result.stderr
+    assert len(result.stdout.split()) <= 110, sorted(result.stdout.split())
+
+
+def _module(path: Path) -> str:
+    return ".".join(("penstock", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def _imported(path: Path) -> set[str]:
+    """Return all that a file names in imports, wherever they stand; `from a import b` may mean the module a.b."""
+    found = _imports(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found - {_module(path)}
+
+
+def test_the_package_stays_small_enough_to_find_things_in():
+    files = _files()
+    importers = Counter(name for path in files for name in _imported(path))
+    with_one = [_module(path) for path in files if importers[_module(path)] == 1]
+    names = Counter(path.name for path in files if path.name != "__init__.py")
+    repeated = sorted(name for name, count in names.items() if count > 1)
+    assert len(files) <= 340
+    assert len(with_one) <= 0.34 * len(files), with_one
+    assert len(repeated) <= 12, repeated
+
+
+def test_no_person_stands_for_a_rank_or_a_process():
+    words = re.compile(r"\b(nobody|somebody|whoever|everybody)\b", re.IGNORECASE)
+    found = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in {".py", ".cll", ".js", ".html"}]
+    assert not [f"{path}: {word[0]}" for path in found for word in words.finditer(path.read_text())]
 
 
 def test_help_takes_under_half_a_second_of_processor_time():

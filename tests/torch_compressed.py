@@ -16,7 +16,7 @@ from penstock.curves import CodecCurves, Curve
 from penstock.errors import NonFiniteError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
-from penstock.planning.decide import Decision
+from penstock.planning.planning import Decision
 from penstock.torch import BulkSynchronous, comm_hook
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.trace import Tensor, Trace

@@ -16,7 +16,7 @@ from penstock.log import Voice
 from penstock.network import LinearCost, Network
 from penstock.plan import Route, parse_route
 from penstock.planning import survey as surveying
-from penstock.planning.candidates import Choice
+from penstock.planning.choose import Choice
 from penstock.planning.survey import Question, Survey
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import wrapper_planning

@@ -7,7 +7,7 @@ because that is the order in which they can be sent. Sizes are element counts; b
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -238,3 +238,36 @@ def _whole_number(where: str, index: int, column: str, text: str) -> int:
     if value != int(value):
         raise FormatError(where, f"row {index}, {column}", text, "a whole number >= 0")
     return int(value)
+
+
+def only(trace: Trace, names: Container[str]) -> Trace:
+    """Return the trace of these tensors alone; the next one is computed in the time of those before it that go.
+
+    Gradients that torch sends by itself, sparse ones or those that it is told to ignore, are in no bucket.
+    """
+    if all(tensor.name in names for tensor in trace.tensors):
+        return trace
+    tensors, passed = [], 0.0
+    for tensor in trace.tensors:
+        passed += tensor.backward_seconds
+        if tensor.name in names:
+            tensors.append(replace(tensor, backward_seconds=passed))
+            passed = 0.0
+    return replace(trace, tensors=tuple(tensors))
+
+
+def in_order(trace: Trace, parameters: Mapping[str, int]) -> Trace:
+    """Return the trace with its tensors in another order: that of `parameters`, names and sizes.
+
+    A tensor counts as ready when all before it are: torch sends buckets in order. Those without a gradient in the trace
+    are ready from the start.
+    """
+    ready_at = dict(zip((tensor.name for tensor in trace.tensors), trace.ready_seconds, strict=True))
+    tensors, now = [], trace.forward_seconds
+    for name, numel in parameters.items():
+        ready = max(now, ready_at.get(name, now))
+        tensors.append(Tensor(name, numel, ready - now))
+        now = ready
+    return Trace(
+        trace.model, trace.device, trace.batch, trace.dtype, trace.forward_seconds, tuple(tensors), source=trace.source
+    )

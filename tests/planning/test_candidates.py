@@ -12,7 +12,8 @@ from penstock.exchange.compression import AUTO_CODECS, make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
-from penstock.planning.candidates import Choice, at_least, candidates, is_necessary, known_routes, next_route
+from penstock.planning.candidates import candidates
+from penstock.planning.choose import Choice, at_least, is_necessary, known_routes, next_route
 from penstock.planning.decide import decide, decide_whether
 from penstock.trace import Tensor, Trace
 

@@ -3,9 +3,9 @@ import pytest
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
 from penstock.planners import find_planner
-from penstock.planning.decide import Decision
 from penstock.planning.explain import explain
 from penstock.planning.observed import Drift
+from penstock.planning.planning import Decision
 from penstock.simulator.iteration import predict
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Tensor, Trace

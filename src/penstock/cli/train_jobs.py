@@ -103,7 +103,7 @@ def _check_task(name: str) -> None:
 
 def _check_codec(job: Job) -> None:
     if job.codec:
-        from penstock.planning.decide import check_options
+        from penstock.planning.planning import check_options
 
         check_options(job.planner, job.strategy)
         job.compression.scheme().check_strategy(job.strategy)

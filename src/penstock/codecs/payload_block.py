@@ -66,7 +66,7 @@ class DeviceForm(Protocol):
         """Return what decodes a block, or adds what it holds; `arrived`: by a message, into `host`."""
 
     def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> Task:
-        """Return what replaces each piece by what is decoded of it, where there is nobody to send anything to."""
+        """Return what replaces each piece by what is decoded of it, where there is no other rank to send it to."""
 
 
 class MergingForm(DeviceForm, Protocol):

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.codec import NOTE, Codec
-from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.header import MAX_PARAMETERS, ON_NONFINITE
 from penstock.codecs.spec import parse_spec
-from penstock.compll.frontend.parameters import bind_arguments
-from penstock.compll.ir import Program
 from penstock.errors import CodecError
 
-if TYPE_CHECKING:  # their kernels are compiled: only who asks for a sparse codec imports them, and numba with them
+if TYPE_CHECKING:  # imported with their compiler when a codec is made: dense training does without
+    from penstock.codecs.dense.dense_codec import DenseCodec
     from penstock.codecs.sparse.sparse_codec import SparseCodec
+    from penstock.compll.ir import Program
 
 _DENSITY = 0.001  # the paper's
 _OBJECTS: dict[str, Codec] = {}  # the user's, by name: a plan writes a codec as text
@@ -102,8 +101,10 @@ def make_codec(
     return _dense(name, given | parameters, seed, policy)
 
 
-def _dense(name: str, given: Mapping[str, float], seed: int, policy: Mapping[str, Any]) -> DenseCodec:
+def _dense(name: str, given: Mapping[str, float], seed: int, policy: Mapping[str, Any]) -> "DenseCodec":
+    from penstock.codecs.dense.dense_codec import DenseCodec
     from penstock.compll.backends.numba.backend import NumbaKernels
+    from penstock.compll.frontend.parameters import bind_arguments
 
     if not 0 <= seed < 1 << 32:
         raise CodecError(f"seed {seed}; wanted 0 to {(1 << 32) - 1}")
@@ -143,7 +144,7 @@ def kernel_folder() -> Path:
     return default_cache() or Path(os.devnull)
 
 
-def _compile(name: str, parameters: Mapping[str, float]) -> Program:
+def _compile(name: str, parameters: Mapping[str, float]) -> "Program":
     from penstock.compll.cache import load_program
 
     if name.endswith(".cll"):

@@ -1,56 +1,27 @@
 """Decides on a plan: the best of those that measured routes allow, and whether compressing pays."""
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.codecs.registry import make_codec
 from penstock.cost.ways import Way, comparable, way_for
 from penstock.errors import PlanError
-from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, NATIVE, SPARSE_STRATEGIES
+from penstock.exchange.compression import NATIVE
 from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route
-from penstock.planners import PLANNERS, Planner, find_planner
+from penstock.planners import PLANNERS, Planner
 from penstock.planners.batched import plan_batched
+from penstock.planning.planning import Decision
 from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import predict, predict_robust, timed
-from penstock.strategies import names, parse_strategy
-from penstock.trace import Tensor, Trace
+from penstock.trace import Trace
 
 MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
     "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
     "joint": PLANNERS["joint"],
 }
 CLEARLY = 0.05  # of the predicted iteration: what another way must save to be preferred to the first candidate
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A plan, what it was made from, and what the alternatives would have cost."""
-
-    plan: Plan
-    trace: Trace | None = None
-    network: Network | None = None
-    alternatives: tuple[tuple[str, float], ...] = ()  # (planner, iteration in seconds), its own too, without slowdown
-    reason: str = ""  # why compression is on or off, where that was to be decided
-    notes: tuple[str, ...] = ()  # what else a user should know of the codecs
-    slowdown: float = 1.0  # times as long as `network` says messages take while gradients are computed
-
-
-def check_options(planner: str, strategy: str) -> None:
-    """Refuse unknown names before any iteration runs."""
-    find_planner(planner)
-    if strategy != AUTO:
-        check_strategy(strategy, AUTO)
-
-
-def check_strategy(strategy: str, *others: str) -> None:
-    """Refuse an unknown all-reduce; `others` are named as wanted too."""
-    known = (*others, *names("all_reduce"), *COMPRESSED_ONLY, *SPARSE_STRATEGIES)
-    name, options = parse_strategy(strategy) if isinstance(strategy, str) else (strategy, {})
-    for each in (name, *filter(None, (options.get("inner"), options.get("outer")))):
-        if each not in known:
-            raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
 
 
 def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
@@ -162,36 +133,3 @@ def _way(network: Network, route: Route) -> Way:
     if network.workers == 1 and str(route) not in network.all_reduce:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
     return way_for(network, route, estimate=fitted_cost)
-
-
-def only(trace: Trace, names: Container[str]) -> Trace:
-    """Return the trace of these tensors alone; the next one is computed in the time of those before it that go.
-
-    Gradients that torch sends by itself, sparse ones or those that it is told to ignore, are in no bucket.
-    """
-    if all(tensor.name in names for tensor in trace.tensors):
-        return trace
-    tensors, passed = [], 0.0
-    for tensor in trace.tensors:
-        passed += tensor.backward_seconds
-        if tensor.name in names:
-            tensors.append(replace(tensor, backward_seconds=passed))
-            passed = 0.0
-    return replace(trace, tensors=tuple(tensors))
-
-
-def in_order(trace: Trace, parameters: Mapping[str, int]) -> Trace:
-    """Return the trace with its tensors in another order: that of `parameters`, names and sizes.
-
-    A tensor counts as ready when all before it are: torch sends buckets in order. Those without a gradient in the trace
-    are ready from the start.
-    """
-    ready_at = dict(zip((tensor.name for tensor in trace.tensors), trace.ready_seconds, strict=True))
-    tensors, now = [], trace.forward_seconds
-    for name, numel in parameters.items():
-        ready = max(now, ready_at.get(name, now))
-        tensors.append(Tensor(name, numel, ready - now))
-        now = ready
-    return Trace(
-        trace.model, trace.device, trace.batch, trace.dtype, trace.forward_seconds, tuple(tensors), source=trace.source
-    )

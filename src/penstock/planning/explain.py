@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from penstock.planning.decide import Decision
 from penstock.planning.observed import Drift, communication_seconds
+from penstock.planning.planning import Decision
 from penstock.run_record import RouteUse
 from penstock.timeline import Span, Timeline
 

@@ -1,4 +1,5 @@
-"""What a user asks of planning (`Planning`), and the same with files read and values checked (`Settings`)."""
+"""What a user asks of planning (`Planning`), the same with files read and values checked (`Settings`), and what is
+decided in the end (`Decision`)."""
 
 import os
 from collections.abc import Callable
@@ -7,10 +8,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.errors import PlanError
+from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, SPARSE_STRATEGIES
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
-from penstock.planning.decide import check_options
 from penstock.planning.measurement_cache import measurement_folder
+from penstock.strategies import names, parse_strategy
 from penstock.trace import Trace, load_trace
 
 WARMUP = 1  # profiled iterations that do not count: memory and connections are new
@@ -93,3 +95,34 @@ class Settings:
         for name, kind in (("network", Network), ("trace", Trace), ("plan", Plan)):
             if not isinstance(given := getattr(self, name), kind | None):
                 raise PlanError(f"{name} is {given!r}; wanted a {kind.__name__}, the path of a file, or None")
+
+
+def check_options(planner: str, strategy: str) -> None:
+    """Refuse unknown names before any iteration runs."""
+    from penstock.planners import find_planner  # with all planners, which a communication hook does without
+
+    find_planner(planner)
+    if strategy != AUTO:
+        check_strategy(strategy, AUTO)
+
+
+def check_strategy(strategy: str, *others: str) -> None:
+    """Refuse an unknown all-reduce; `others` are named as wanted too."""
+    known = (*others, *names("all_reduce"), *COMPRESSED_ONLY, *SPARSE_STRATEGIES)
+    name, options = parse_strategy(strategy) if isinstance(strategy, str) else (strategy, {})
+    for each in (name, *filter(None, (options.get("inner"), options.get("outer")))):
+        if each not in known:
+            raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan, what it was made from, and what the alternatives would have cost."""
+
+    plan: Plan
+    trace: Trace | None = None
+    network: Network | None = None
+    alternatives: tuple[tuple[str, float], ...] = ()  # (planner, iteration in seconds), its own too, without slowdown
+    reason: str = ""  # why compression is on or off, where that was to be decided
+    notes: tuple[str, ...] = ()  # what else a user should know of the codecs
+    slowdown: float = 1.0  # times as long as `network` says messages take while gradients are computed

@@ -1,6 +1,6 @@
 """Finds out what a plan is made from: a network that was given, or kept, or is measured, route by route, for so long.
 
-Rank 0 says after each measurement what to measure next (`candidates.py`), or that it is enough: the best plan needs no
+Rank 0 says after each measurement what to measure next (`choose.py`), or that it is enough: the best plan needs no
 more, or the time that a user allows is spent. All ranks follow it, so all of them stop at the same place.
 """
 
@@ -15,20 +15,11 @@ from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Route
 from penstock.planning.agree import TransportRanks, from_rank_0, nodes_of
-from penstock.planning.candidates import (
-    WORTH,
-    Choice,
-    candidates,
-    choose,
-    codecs_of,
-    is_necessary,
-    known_routes,
-    next_route,
-)
-from penstock.planning.decide import Decision
+from penstock.planning.candidates import candidates, codecs_of
+from penstock.planning.choose import WORTH, Choice, choose, is_necessary, known_routes, next_route
 from penstock.planning.measure import Gauge, HostGauge
 from penstock.planning.measurement_cache import cluster_of, keep, load_kept, measurement_path
-from penstock.planning.planning import Planning
+from penstock.planning.planning import Decision, Planning
 from penstock.runtime.hosts import share_hosts
 from penstock.runtime.transport import Transport
 from penstock.trace import Trace

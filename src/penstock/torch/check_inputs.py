@@ -28,7 +28,7 @@ from penstock.errors import PenstockError, PlanError
 from penstock.exchange.compression import ANY, SPARSE_STRATEGIES, Scheme, check_known, texts_of
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.planning.decide import check_strategy
+from penstock.planning.planning import check_strategy
 from penstock.torch.collective_errors import GroupRanks
 from penstock.trace import Trace
 

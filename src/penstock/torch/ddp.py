@@ -24,8 +24,7 @@ from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan
-from penstock.planning.decide import Decision
-from penstock.planning.planning import Planning
+from penstock.planning.planning import Decision, Planning
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward

@@ -22,14 +22,13 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.planning.measure import HostGauge, with_line
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.device.messages import device_messages
 from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.measure_network import CHECKS, NATIVE, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.collective_errors import GroupRanks
-from penstock.torch.engines import MPI, own_transport, release
+from penstock.torch.engines import MPI, engine_of, own_transport, release
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 _LEAST, _MOST = 3, 50  # timed rounds per size
@@ -40,12 +39,6 @@ _CHECKED = 1 << 24  # bytes of the messages that check a measurement
 _LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
 
 Round = Callable[[torch.Tensor, torch.Tensor], None]
-
-
-def engine_of(group: dist.ProcessGroup, device: torch.device) -> str:
-    """Return the backend that moves memory of `device` in a group, which may have one for each kind of device."""
-    backends = dict(item.split(":", 1) for item in dist.get_backend_config(group).split(","))
-    return backends.get(device.type, dist.get_backend(group))
 
 
 class GroupGauge(HostGauge):
@@ -129,6 +122,8 @@ def measure_route(
     It runs on a stream of its own, as in training, where kernels are captured. Each further tensor of a compressed
     bucket is counted.
     """
+    from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
+
     messages = device_messages(group, TIMEOUT_SECONDS) if route.codec else None
     communicator, stream = Communicator(transport, messages=messages), urgent_stream(device)
     options = {"strategy": route.strategy, **route.options}

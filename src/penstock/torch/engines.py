@@ -30,6 +30,12 @@ def check_engine(engine: str | None) -> None:
         raise PlanError(f"no engine called {engine!r}; wanted {MPI!r}, or None for the process group's own")
 
 
+def engine_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the backend that moves memory of `device` in a group, which may have one for each kind of device."""
+    backends = dict(item.split(":", 1) for item in dist.get_backend_config(group).split(","))
+    return backends.get(device.type, dist.get_backend(group))
+
+
 def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
     """Return what carries messages of ours that never meet the user's; every rank must call this at the same time."""
     if engine == MPI:

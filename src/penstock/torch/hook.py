@@ -27,9 +27,8 @@ from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic, Used
 from penstock.log import Voice
 from penstock.plan import Plan, Route
-from penstock.planning.decide import check_strategy
+from penstock.planning.planning import check_strategy
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.device.messages import device_messages
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.rehearse import Compiling
 from penstock.runtime.transport import ring_nbytes
@@ -85,7 +84,10 @@ class BucketSender:
     def _connect(self) -> None:
         """Make a group of NCCL of our own where something is compressed; every rank must call this at the same time."""
         communicator = self.exchange.communicator
-        if self._memory.compresses and self._engine is None and communicator.messages is None:
+        wanted = self._memory.compresses and self._engine is None and communicator.messages is None
+        if wanted and torch.cuda.is_available():
+            from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
+
             communicator.messages = device_messages(self._group, self._timeout_seconds)
 
     def record(self, on: bool) -> None:

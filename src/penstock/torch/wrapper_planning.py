@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 import torch
@@ -20,12 +20,10 @@ from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.agree import from_rank_0, nodes_of
-from penstock.planning.candidates import Choice, candidates, choose, first_of_each_codec
-from penstock.planning.decide import Decision, in_order, only
+from penstock.planning.candidates import candidates, first_of_each_codec
 from penstock.planning.explain import explain, summary, text_picture
 from penstock.planning.observed import Drift, Sending, communication_seconds, measured_timeline
-from penstock.planning.planning import WARMUP, Settings
-from penstock.planning.survey import Question, Survey
+from penstock.planning.planning import WARMUP, Decision, Settings
 from penstock.runtime.hosts import Nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.runtime.rehearse import Compiling
@@ -45,10 +43,13 @@ from penstock.torch.buckets import (
 from penstock.torch.check_inputs import Given
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.collective_errors import GroupRanks
-from penstock.torch.device_measure import GroupGauge, engine_of
+from penstock.torch.engines import engine_of
 from penstock.torch.profile import Profiler, gradient_sizes
 from penstock.torch.watch import BackwardPasses, OptimizerWatch
-from penstock.trace import Trace
+from penstock.trace import Trace, in_order, only
+
+if TYPE_CHECKING:  # planners and the simulator are imported where a plan is made, as what measures is
+    from penstock.planning.choose import Choice
 
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
 KEPT_TIMES = 50  # iterations whose times `explain` reports
@@ -336,6 +337,9 @@ class WrapperPlanning:
 
         That is a message, its copy, and what an engine adds.
         """
+        from penstock.planning.survey import Question, Survey
+        from penstock.torch.device_measure import GroupGauge
+
         gauge = GroupGauge(
             self._group, self._device, self.settings.engine, gradient_nbytes(self.buckets.parameters) // 3
         )
@@ -343,14 +347,18 @@ class WrapperPlanning:
         question = Question(self._routes(), network, self.settings.measure_seconds, self._choice)
         return survey.find(question)
 
-    def _choice(self, network: Network) -> Choice:
+    def _choice(self, network: Network) -> "Choice":
         """Return what the plan is to be chosen from, on rank 0."""
+        from penstock.planning.choose import Choice
+
         trace, known, settings = self._trace(), self._decision, self.settings
         slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
         auto, trusted = self.memory.compression.codec == AUTO, settings.network is not None and known is None
         return Choice(trace, settings.planner, self._routes(), auto, trusted, slowdown)
 
     def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
+        from penstock.planning.choose import choose
+
         return choose(self._choice(network), network, routes, self._nodes)
 
     def _find_nodes(self) -> None:

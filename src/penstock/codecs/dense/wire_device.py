@@ -52,7 +52,7 @@ class WireForm:
         return _Decoder(self, block, bucket, adds, arrived)
 
     def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
-        """Return what encodes and decodes a bucket that nobody else has a part in."""
+        """Return what encodes and decodes a bucket that no other rank has a part in."""
         return _Alone(self, bucket, residual, pieces)
 
     # Without the host

@@ -4,7 +4,7 @@
     step 1   messages of the first round                one group of sends and receives on device buffers
     step 2   add what arrived, encode the sums          kernels
     step 3   messages of the second round, ...
-    last     decode what nobody waits for               kernels
+    last     decode what no rank waits for              kernels
 
 The program is the one that ranks run over gloo, without its messages' turns (`rounds.widen`), and so are its pieces,
 its kernels and the order of every sum: the result has the same bits. Messages have the largest size that the codec can
