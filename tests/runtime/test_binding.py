@@ -1,9 +1,9 @@
-"""Every position of data is multiplied once, and not before somebody reads it."""
+"""Every position of data is multiplied once, and not before it is read."""
 
 import pytest
 
 from penstock.program import Op
-from penstock.runtime.scaling import at_encodes, at_first_touch, is_power_of_two
+from penstock.runtime.binding import at_encodes, at_first_touch, is_power_of_two
 from penstock.strategies import Options, build_compressed, coded_names
 
 
