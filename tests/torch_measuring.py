@@ -19,7 +19,7 @@ from penstock.planning import survey as surveying
 from penstock.planning.choose import Choice
 from penstock.planning.survey import Question, Survey
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import wrapper_planning
+from penstock.torch import device_measure
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.device_measure import device_link_holds, measure_all_reduce, measure_device_links
 from penstock.trace import Tensor, Trace
@@ -131,7 +131,7 @@ def speak(rank: int, model: str, options: dict[str, Any]) -> list[tuple[str, str
     logger.setLevel(logging.INFO)
     logger.propagate = False
     lines = {"native": LinearCost(0.1, 1e-8), "ring+onebit": LinearCost(1e-3, 1e-10)}
-    wrapper_planning.GroupGauge = lambda *_: FakeGauge(lines)  # type: ignore[assignment,misc]
+    device_measure.GroupGauge = lambda *_: FakeGauge(lines)  # type: ignore[assignment,misc]
     wrapper = OurDDP(MODELS[model](), profile_iterations=2, **options)
     for step in range(4):
         _loss(wrapper, rank, step, {}).backward()
