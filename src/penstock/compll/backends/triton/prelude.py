@@ -14,7 +14,6 @@ UNIFORM_SCALE = tl.constexpr(2.0**-24)
 NOT_FINITE = tl.constexpr(0x7F800000)  # magnitude bits of infinity; NaN is above
 
 # Bits of a status word: what a kernel found wrong, for the host to raise when it looks.
-WRONG_HEADER = tl.constexpr(1)
 WRONG_FIELD = tl.constexpr(2)
 WRONG_INDEX = tl.constexpr(4)
 WRONG_GRADIENT = tl.constexpr(8)
