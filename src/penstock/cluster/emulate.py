@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from penstock.cluster.building import (
@@ -29,13 +28,11 @@ from penstock.cluster.processes import Forward, Outcome, Sink, default_sink, run
 from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim, clean_dead_runs, kill_inside, remove_run
 from penstock.cluster.topology import Layout, parse_rate, parse_rates, plan_layout
 from penstock.cluster.worker_commands import (
-    FAILURES,
     find_mpirun,
-    first_failure,
     hosts_lines,
     plan_mpirun,
     plan_workers,
-    rank_output,
+    run_mpirun,
     write_agent,
 )
 from penstock.errors import ClusterError, shorten
@@ -98,17 +95,13 @@ class EmulatedCluster:
         write_agent(scratch, self.hosts_file)
         mpirun = find_mpirun(run_command)
         launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment, self.gpu)
-        report = partial(first_failure, scratch / FAILURES)
         outcome = Outcome(1, None, 0.0)
         try:
-            outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report, forward)
+            outcome = run_mpirun(launcher, scratch, sink, grace_seconds, timeout_seconds, forward)
         finally:
-            if outcome.exit_code != 0:
-                kill_inside(
-                    host.namespace for host in self.layout.hosts
-                )  # mpirun may have left daemons and ranks on other hosts
-        code, rank = report() or (outcome.exit_code, None)
-        return replace(outcome, exit_code=code, failed_rank=rank)
+            if outcome.exit_code != 0:  # mpirun may have left daemons and ranks on other hosts
+                kill_inside(host.namespace for host in self.layout.hosts)
+        return outcome
 
 
 @contextlib.contextmanager
