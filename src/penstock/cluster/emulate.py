@@ -25,7 +25,7 @@ from penstock.cluster.building import (
 )
 from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
 from penstock.cluster.processes import Forward, Outcome, Sink, default_sink, run_workers, signals_unwind, signals_wait
-from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim, clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.slots import Slot, claim, clean_dead_runs, kill_inside, remove_run
 from penstock.cluster.topology import Layout, parse_rate, parse_rates, plan_layout
 from penstock.cluster.worker_commands import (
     find_mpirun,
@@ -113,8 +113,6 @@ def emulated_cluster(
     racks: int | None = None,
     gpus: str = "none",
     bucket: Buckets = smooth_bucket,
-    kernel: Kernel | None = None,
-    state_directory: Path = STATE_DIRECTORY,
 ) -> Iterator[EmulatedCluster]:
     """Build hosts and links, and remove them however the block ends.
 
@@ -130,11 +128,11 @@ def emulated_cluster(
     plan_layout(0, rates, rack_count, uplink_bits_per_second)  # complain before anything is made
     if gpus not in GPUS:
         raise ClusterError(f"gpus {shorten(gpus)}: wanted one of {', '.join(GPUS)}")
-    machine = kernel or this_kernel()
+    machine = this_kernel()
     with signals_unwind(), contextlib.ExitStack() as stack:
         with signals_wait():
-            clean_dead_runs(machine, state_directory)
-            slot = claim(state_directory)
+            clean_dead_runs(machine)
+            slot = claim()
             stack.callback(_tear_down, slot, machine)
             layout = plan_layout(slot.index, rates, rack_count, uplink_bits_per_second)
             cluster = EmulatedCluster(layout, slot.files)
