@@ -178,17 +178,14 @@ def vgg19() -> RandomTask:
     return imagenet_task("VGG-19", 32, lambda: _imagenet(_NINETEEN))
 
 
-def vgg16_cifar(narrower: int = 1) -> RandomTask:
-    """Return VGG-16 on CIFAR-10: 15.3M parameters, as normalised networks for small images are usually built.
-
-    `narrower` divides the numbers of channels: 4 leaves 0.96M parameters.
-    """
-    images, widths = random_images(32, 10), tuple(width // narrower for width in _WIDTHS)
-    return RandomTask("VGG-16 for CIFAR-10", 8, "an image of 32 x 32", lambda: _cifar(widths), images, class_loss)
+def vgg16_cifar() -> RandomTask:
+    """Return VGG-16 on CIFAR-10: 15.3M parameters, as normalised networks for small images are usually built."""
+    images = random_images(32, 10)
+    return RandomTask("VGG-16 for CIFAR-10", 8, "an image of 32 x 32", _cifar, images, class_loss)
 
 
-def _cifar(widths: tuple[int, ...]) -> VGG:
-    return VGG(_SIXTEEN, normalise=True, pixels=1, hidden=widths[-1], classes=10, widths=widths)
+def _cifar() -> VGG:
+    return VGG(_SIXTEEN, normalise=True, pixels=1, hidden=_WIDTHS[-1], classes=10)
 
 
 # DenseNet-201 for ImageNet, with torchvision's names.
