@@ -24,13 +24,13 @@ from typing import Any
 import penstock.traces
 from penstock.bench.record import make_record, save_record
 from penstock.fields import Fields, read_json
-from penstock.torch.clocks import device_name
+from penstock.torch.clocks import device_name, synchronise
 from penstock.torch.profile import Profiler
 from penstock.torch.profile_summary import spread
 from penstock.trace import Trace, save_trace, trace_document, trace_from_fields
 from penstock.traces import shipped
 from penstock.zoo import find_task
-from penstock.zoo.run_task import build, find_device, profile_task, synchronise, training_step
+from penstock.zoo.run_task import build, find_device, profile_task, training_step
 
 SOURCE = "benchmarks/measure_traces.py"
 FOLDER = Path(penstock.traces.__file__).parent

@@ -26,11 +26,11 @@ from penstock.bench.record import make_record, save_record
 from penstock.bench.training import parse_models
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
 from penstock.cli.output import format_seconds, print_json, print_table, progress
-from penstock.cluster.processes import Worker, run_workers
+from penstock.cluster.processes import run_workers
+from penstock.cluster.worker_commands import loopback_workers
 from penstock.errors import ClusterError, PenstockError
 from penstock.runtime.device.messages import nccl_takes
 from penstock.torch import DistributedDataParallel
-from penstock.train.start_workers import loopback_settings
 from penstock.zoo import Task, find_task
 from penstock.zoo.run_task import build
 from penstock.zoo.task import first_batch
@@ -141,9 +141,7 @@ def overlap_rows(job: OverlapJob, workers: int, done: Done) -> tuple[str, list[d
     """Return the GPU's name and a row for each method, with so many workers on this machine."""
     output = Output(done)
     command = (sys.executable, __file__, RANK, json.dumps(asdict(job)))
-    started = [
-        Worker(rank, ("env", *settings, *command)) for rank, settings in enumerate(loopback_settings(workers, 4))
-    ]
+    started = loopback_workers([command] * workers, {"OMP_NUM_THREADS": "4"})
     outcome = run_workers(started, output, timeout_seconds=_TIMEOUT_SECONDS)
     if outcome.exit_code:
         raise ClusterError(output.complaint(outcome.failed_rank, outcome.exit_code))

@@ -5,7 +5,7 @@ Instances are random with a fixed seed: gaps and sizes such that about as much i
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -20,7 +20,6 @@ from penstock.cost.clusters import CLUSTERS
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
-from penstock.planners.greedy import greedy_ends_as_published
 from penstock.simulator.scaling import scaling_study
 from penstock.trace import Tensor, Trace
 from study import start
@@ -40,6 +39,34 @@ def random_trace(count: int, seed: int = 1) -> Trace:
         Tensor(f"t{i}", generator.randrange(20_000), generator.expovariate(1e5)) for i in range(count)
     )  # fmt: skip
     return Trace(f"random{count}", "none", 1, "float32", 1e-3, tuple(tensors))
+
+
+def greedy_ends_as_published(ready: Sequence[float], sizes: Sequence[int], a: float, b: float) -> list[int]:
+    """Transcribe Algorithm 1 line by line, quadratic as printed; return the index of each bucket's last tensor.
+
+    The paper counts layers from the input, L first to be ready; here index 0 is ready first, so its l-1 is our i+1.
+    `ready[i]` is its tau_b[l] + t_b[l].
+    """
+    count = len(sizes)
+    p = list(sizes)
+    comm = [a + b * size for size in sizes]  # lines 4-5
+    merged = [False] * count
+    start = _calculate_comm_start(comm, ready)  # line 9
+    for i in range(count - 1):  # line 10
+        if ready[i + 1] - start[i] < a:  # line 11
+            comm[i] = 0.0  # MERGE, lines 16-19
+            p[i + 1] += p[i]
+            comm[i + 1] = a + b * p[i + 1]
+            start = _calculate_comm_start(comm, ready)  # line 13
+            merged[i] = True  # line 14
+    return [i for i in range(count) if not merged[i]]
+
+
+def _calculate_comm_start(comm: Sequence[float], ready: Sequence[float]) -> list[float]:
+    start = [ready[0]]  # line 22
+    for i in range(1, len(ready)):  # lines 23-24
+        start.append(max(start[i - 1] + comm[i - 1], ready[i]))
+    return start
 
 
 def planner_rows() -> Iterator[dict[str, Any]]:

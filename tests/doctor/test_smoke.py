@@ -24,7 +24,7 @@ def test_two_workers_add_up_a_vector(engine):
 
 def test_a_worker_that_fails_is_quoted(monkeypatch):
     code = "import sys; print('noise', file=sys.stderr); raise ValueError('no route')"
-    monkeypatch.setattr(smoking, "gloo_workers", lambda: [Worker(0, (sys.executable, "-c", code))])
+    monkeypatch.setattr(smoking, "workers_of", lambda _: [Worker(0, (sys.executable, "-c", code))])
     found = smoking.smoke("gloo")
     assert found.state is State.BROKEN
     assert found.found == "ValueError: no route"
@@ -33,7 +33,7 @@ def test_a_worker_that_fails_is_quoted(monkeypatch):
 
 def test_workers_that_hang_are_ended(monkeypatch):
     hang = [Worker(0, (sys.executable, "-c", "import time; time.sleep(60)"))]
-    monkeypatch.setattr(smoking, "gloo_workers", lambda: hang)
+    monkeypatch.setattr(smoking, "workers_of", lambda _: hang)
     monkeypatch.setattr(smoking, "SMOKE_SECONDS", 0.5)
     assert "still ran after 0.5 s" in smoking.smoke("gloo").found
 

@@ -8,19 +8,9 @@ def test_a_resource_serves_one_task_at_a_time_in_list_order():
     assert ran == [Ran(0.0, 2.0), Ran(2.0, 3.0), Ran(2.0, 3.0)]
 
 
-def test_capacity_lets_tasks_share_a_resource():
-    ran = run_tasks([Task(2.0, ("up",))] * 3, {"up": 2})
-    assert [r.start_seconds for r in ran] == [0.0, 0.0, 2.0]
-
-
 def test_a_task_waits_for_all_its_resources_without_blocking_others():
     ran = run_tasks([Task(3.0, ("a",)), Task(1.0, ("a", "b")), Task(1.0, ("b",))])
     assert [r.start_seconds for r in ran] == [0.0, 3.0, 0.0]
-
-
-def test_not_before_delays_a_ready_task():
-    assert run_tasks([Task(1.0, not_before_seconds=5.0)]) == [Ran(5.0, 6.0)]
-    assert run_tasks([Task(1.0), Task(1.0, after=(0,), not_before_seconds=0.5)])[1] == Ran(1.0, 2.0)
 
 
 def test_zero_length_tasks_release_their_followers_at_once():

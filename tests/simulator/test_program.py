@@ -5,7 +5,7 @@ import pytest
 from penstock.network import Network
 from penstock.program import Collective, Op, Slice
 from penstock.program.builder import ProgramBuilder
-from penstock.simulator.program import CodecCost, Uplinks, count_steps, simulate_program
+from penstock.simulator.program import CodecCost, count_steps, simulate_program
 from penstock.strategies import (
     STRATEGIES,
     Options,
@@ -181,17 +181,6 @@ def test_a_codec_shrinks_messages_and_costs_time():
     codec = CodecCost(ratio=0.25, seconds=lambda op, nbytes: 1e-5 * nbytes)
     expected = 1e-5 * 400 + ALPHA + BETA * 100 + GAMMA * 400 + 1e-5 * 400  # encode, send, decode while merging
     assert simulate_program(exchange(100, encoded=True), NETWORK, codec=codec).seconds == pytest.approx(expected)
-
-
-def test_an_oversubscribed_uplink_serialises_what_crosses_it():
-    builder = ProgramBuilder("cross", Collective.BROADCAST, 4, 100)
-    for source in (0, 1):
-        builder.message(source, source + 2, Slice("data", 0, 100), Slice("data", 0, 100))
-    program = builder.build()
-    step = ALPHA + BETA * 400
-    assert simulate_program(program, NETWORK).seconds == pytest.approx(step)
-    assert simulate_program(program, NETWORK, uplinks=Uplinks(2, width=1)).seconds == pytest.approx(2 * step)
-    assert simulate_program(program, NETWORK, uplinks=Uplinks(2, width=2)).seconds == pytest.approx(step)
 
 
 def test_the_timeline_names_lanes_and_ranks():

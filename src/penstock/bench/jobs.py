@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from penstock.cluster.building import Bucket, Buckets, run_command, smooth_bucket
+from penstock.cluster.building import Bucket, Buckets, smooth_bucket
 from penstock.cluster.emulate import emulated_cluster
-from penstock.cluster.processes import Outcome, Sink, Worker, free_port, run_workers
-from penstock.cluster.worker_commands import find_mpirun
+from penstock.cluster.processes import Outcome, Sink, run_workers
+from penstock.cluster.worker_commands import loopback_workers, mpirun_workers
 from penstock.errors import ClusterError
 from penstock.runtime.transport import Transport
 
@@ -96,9 +96,11 @@ def _run(
     timeout_seconds: float,
 ) -> Outcome:
     if place.rate == LOOPBACK:
-        return run_workers(
-            _ON_LOOPBACK[engine](place.ranks, command, environment), output, timeout_seconds=timeout_seconds
-        )
+        if engine == "mpi":
+            workers = mpirun_workers(place.ranks, command, environment)
+        else:
+            workers = loopback_workers([command] * place.ranks, {**environment, "OMP_NUM_THREADS": "1"})
+        return run_workers(workers, output, timeout_seconds=timeout_seconds)
     with emulated_cluster(place.hosts, place.rate, gpus=place.gpus, bucket=BUCKETS[place.links]) as cluster:
         if cluster.gpu is not None and cluster.gpu.complaint:
             print(f"penstock: {cluster.gpu.complaint}", file=sys.stderr)
@@ -110,21 +112,6 @@ def _run(
             sink=output,
             timeout_seconds=timeout_seconds,
         )
-
-
-def _gloo_workers(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> list[Worker]:
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1}
-    common = [f"{name}={value}" for name, value in (*environment.items(), *meeting.items(), ("WORLD_SIZE", ranks))]
-    return [Worker(rank, ("env", *common, f"RANK={rank}", *command)) for rank in range(ranks)]
-
-
-def _mpi_workers(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> list[Worker]:
-    settings = ("env", *(f"{name}={value}" for name, value in environment.items()))
-    launch = [find_mpirun(run_command), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
-    return [Worker(0, (*launch, *settings, *command))]
-
-
-_ON_LOOPBACK = {"gloo": _gloo_workers, "mpi": _mpi_workers}
 
 
 def serve(read_job: Callable[[dict[str, Any]], Job], measure: Measure[Job]) -> None:

@@ -26,9 +26,9 @@ from penstock.errors import PenstockError
 from penstock.planners import PLANNERS
 from penstock.runtime.transport.meeting import join_group
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
+from penstock.torch.clocks import synchronise
 from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
 from penstock.zoo import Shard, Task, find_task
-from penstock.zoo.run_task import synchronise
 from penstock.zoo.task import to_device
 
 ALONE = "no-communication"

@@ -56,11 +56,11 @@ def format_seconds(seconds: float) -> str:
 
 
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
+def progress(title: str, total: int, shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Show a bar for the length of a `with` block; call what it yields once per step, with the step's name."""
     from rich.progress import Progress
 
-    with Progress(console=stderr_console(), transient=True) as bar:
+    with Progress(console=stderr_console(), transient=True, disable=not shown) as bar:
         task = bar.add_task(title, total=total)
 
         def done(name: str) -> None:

@@ -1,5 +1,6 @@
 """`penstock profile`: how long each gradient of a model takes, on this machine."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,9 +47,7 @@ def profile(
 def _measure(
     model: str, shape: tuple[int, ...], batch: int, device: str, dtype: str, iterations: int, warmup: int
 ) -> "Profile":
-    from rich.progress import Progress
-
-    from penstock.cli.output import stderr_console
+    from penstock.cli.output import progress, stderr_console
     from penstock.errors import ProfileError
 
     try:
@@ -58,9 +57,7 @@ def _measure(
         raise ProfileError(f"no module {error.name!r}; profiling needs torch: pip install 'penstock[torch]'") from None
 
     task = find_task(model, shape)
-    console = stderr_console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"profiling {task.name}", total=warmup + iterations)
+    with progress("profiling", warmup + iterations, stderr_console().is_terminal) as done:
         return profile_task(
             task,
             device=device,
@@ -68,7 +65,7 @@ def _measure(
             dtype=dtype,
             iterations=iterations,
             warmup=warmup,
-            on_step=lambda: progress.advance(bar),
+            on_step=partial(done, task.name),
         )
 
 

@@ -1,6 +1,7 @@
 """`penstock replay`: real communication, computation replaced by waiting as long as the trace says."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +35,7 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Replay plans on the real network and print measured beside simulated iteration."""
+    from penstock.cli.output import progress
     from penstock.cli.worker_processes import is_worker, joined_transport
     from penstock.traces import find_trace
 
@@ -55,11 +57,10 @@ def replay(
             else measure_network(transport, seconds=seconds, strategies=routes, codecs=split_list(codecs)).network
         )
         plans = _plans(subject, links, plan, planner, routes)
-        progress = _Progress(len(plans) * (iterations + 1), transport.rank == 0 and not json)
-        communicator = Communicator(transport, timeout_seconds=60.0)
-        with progress:
-            rows, timelines = replay_plans(subject, plans, links, communicator, iterations, progress.advance)
-        first = transport.rank == 0
+        communicator, first = Communicator(transport, timeout_seconds=60.0), transport.rank == 0
+        with progress("replaying", len(plans) * (iterations + 1), first and not json) as done:
+            advance = partial(done, subject.model)
+            rows, timelines = replay_plans(subject, plans, links, communicator, iterations, advance)
     if not first:
         return
     if perfetto:
@@ -153,25 +154,3 @@ def _print(rows: "list[ReplayRow]", trace: "Trace", network: "Network", json: bo
             for row in rows
         ],
     )
-
-
-class _Progress:
-    """A progress bar on standard error of rank 0, or nothing."""
-
-    def __init__(self, total: int, shown: bool) -> None:
-        from rich.progress import Progress
-
-        from penstock.cli.output import stderr_console
-
-        self._bar = Progress(console=stderr_console(), transient=True, disable=not shown)
-        self._task = self._bar.add_task("replaying", total=total)
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self) -> None:
-        """Count one iteration."""
-        self._bar.advance(self._task)

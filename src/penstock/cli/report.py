@@ -18,6 +18,7 @@ def report(
     """Write one self-contained HTML page about training runs, its data as JSON, and a Perfetto file."""
     from penstock.cli.output import format_seconds, print_json, print_table
     from penstock.report.write_report import write_report
+    from penstock.train.view import number
 
     written = write_report(folder, out, baseline or None, steps)
     if json:
@@ -29,9 +30,9 @@ def report(
         [
             (
                 row["name"],
-                _number(row["metric"]),
+                number(row["metric"]),
                 "-" if row["iteration_seconds"] is None else format_seconds(row["iteration_seconds"]),
-                _number(row["speedup"]),
+                number(row["speedup"]),
                 "-" if row["ratio"] is None else f"{100 * row['ratio']:.3g}%",
                 "; ".join(row["loses"]),
             )
@@ -40,7 +41,3 @@ def report(
         note=f"metric: {written.document['metric_title']}",
     )
     print(f"{written.page}; data: {written.data}; Perfetto: {written.perfetto}")
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -69,32 +69,36 @@ def _small_nbytes(bits_per_second: int) -> int:
     return FRAME_NBYTES + round(bits_per_second / 8 * PEAK_SECONDS)
 
 
-_VETH_REMEDY = "needs a kernel with CONFIG_VETH; try `modprobe veth`"
+class _Step:
+    """What a step says of itself: what it is for, what a kernel that refuses it lacks, and whether all ends then."""
+
+    __slots__ = ()
+    purpose: ClassVar[str]
+    remedy: ClassVar[str] = "needs a kernel with CONFIG_VETH; try `modprobe veth`"
+    required: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class NewNamespace:
+class NewNamespace(_Step):
     """Make a network namespace whose own loopback is up."""
 
     namespace: str
     purpose: ClassVar[str] = "making a network namespace"
     remedy: ClassVar[str] = "needs a kernel with CONFIG_NET_NS, and a /run that can be written"
-    required: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class NewBridge:
+class NewBridge(_Step):
     """Make a switch."""
 
     namespace: str
     bridge: str
     purpose: ClassVar[str] = "making a bridge"
     remedy: ClassVar[str] = "needs a kernel with CONFIG_BRIDGE; try `modprobe bridge`"
-    required: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class NewCable:
+class NewCable(_Step):
     """Make a veth pair; its first end hangs on a switch."""
 
     namespace: str
@@ -103,36 +107,30 @@ class NewCable:
     peer_namespace: str
     peer: str
     purpose: ClassVar[str] = "making a veth pair"
-    remedy: ClassVar[str] = _VETH_REMEDY
-    required: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class Plug:
+class Plug(_Step):
     """Hang an end of a cable on a switch."""
 
     namespace: str
     interface: str
     bridge: str
     purpose: ClassVar[str] = "joining two switches"
-    remedy: ClassVar[str] = _VETH_REMEDY
-    required: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class GiveAddress:
+class GiveAddress(_Step):
     """Give a NIC its IPv4 address in a subnet of 256, and switch it on."""
 
     namespace: str
     interface: str
     address: str
     purpose: ClassVar[str] = "giving a host its address"
-    remedy: ClassVar[str] = _VETH_REMEDY
-    required: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)
-class ChooseCongestionControl:
+class ChooseCongestionControl(_Step):
     """Have a host speak TCP cubic, where the kernel has it: figures must not depend on this machine's default."""
 
     namespace: str
@@ -140,24 +138,22 @@ class ChooseCongestionControl:
     address: str
     algorithm: str = "cubic"
     purpose: ClassVar[str] = "choosing TCP cubic"
-    remedy: ClassVar[str] = ""
     required: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
-class LimitPackets:
+class LimitPackets(_Step):
     """Have TCP make packets that fit the bucket whole; without it links hold their rate too, at a higher price."""
 
     namespace: str
     interface: str
     nbytes: int
     purpose: ClassVar[str] = "limiting the size of packets"
-    remedy: ClassVar[str] = ""
     required: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRate:
+class LimitRate(_Step):
     """Limit what leaves an interface."""
 
     namespace: str
@@ -167,7 +163,6 @@ class LimitRate:
     remedy: ClassVar[str] = (
         "needs a kernel with CONFIG_NET_SCH_TBF; try `modprobe sch_tbf`, or --rate none for links without a limit"
     )
-    required: ClassVar[bool] = True
 
 
 Step = NewNamespace | NewBridge | NewCable | Plug | GiveAddress | ChooseCongestionControl | LimitPackets | LimitRate

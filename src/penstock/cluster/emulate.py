@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from penstock.cluster.building import (
@@ -26,16 +25,14 @@ from penstock.cluster.building import (
 )
 from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
 from penstock.cluster.processes import Forward, Outcome, Sink, default_sink, run_workers, signals_unwind, signals_wait
-from penstock.cluster.slots import STATE_DIRECTORY, Slot, claim, clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.slots import Slot, claim, clean_dead_runs, kill_inside, remove_run
 from penstock.cluster.topology import Layout, parse_rate, parse_rates, plan_layout
 from penstock.cluster.worker_commands import (
-    FAILURES,
     find_mpirun,
-    first_failure,
     hosts_lines,
     plan_mpirun,
     plan_workers,
-    rank_output,
+    run_mpirun,
     write_agent,
 )
 from penstock.errors import ClusterError, shorten
@@ -98,17 +95,13 @@ class EmulatedCluster:
         write_agent(scratch, self.hosts_file)
         mpirun = find_mpirun(run_command)
         launcher = plan_mpirun(self.layout, self.hosts_file, scratch, mpirun, command, per_host, environment, self.gpu)
-        report = partial(first_failure, scratch / FAILURES)
         outcome = Outcome(1, None, 0.0)
         try:
-            outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report, forward)
+            outcome = run_mpirun(launcher, scratch, sink, grace_seconds, timeout_seconds, forward)
         finally:
-            if outcome.exit_code != 0:
-                kill_inside(
-                    host.namespace for host in self.layout.hosts
-                )  # mpirun may have left daemons and ranks on other hosts
-        code, rank = report() or (outcome.exit_code, None)
-        return replace(outcome, exit_code=code, failed_rank=rank)
+            if outcome.exit_code != 0:  # mpirun may have left daemons and ranks on other hosts
+                kill_inside(host.namespace for host in self.layout.hosts)
+        return outcome
 
 
 @contextlib.contextmanager
@@ -120,8 +113,6 @@ def emulated_cluster(
     racks: int | None = None,
     gpus: str = "none",
     bucket: Buckets = smooth_bucket,
-    kernel: Kernel | None = None,
-    state_directory: Path = STATE_DIRECTORY,
 ) -> Iterator[EmulatedCluster]:
     """Build hosts and links, and remove them however the block ends.
 
@@ -137,11 +128,11 @@ def emulated_cluster(
     plan_layout(0, rates, rack_count, uplink_bits_per_second)  # complain before anything is made
     if gpus not in GPUS:
         raise ClusterError(f"gpus {shorten(gpus)}: wanted one of {', '.join(GPUS)}")
-    machine = kernel or this_kernel()
+    machine = this_kernel()
     with signals_unwind(), contextlib.ExitStack() as stack:
         with signals_wait():
-            clean_dead_runs(machine, state_directory)
-            slot = claim(state_directory)
+            clean_dead_runs(machine)
+            slot = claim()
             stack.callback(_tear_down, slot, machine)
             layout = plan_layout(slot.index, rates, rack_count, uplink_bits_per_second)
             cluster = EmulatedCluster(layout, slot.files)

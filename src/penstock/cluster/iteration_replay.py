@@ -8,7 +8,7 @@ each with its simulation.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -32,13 +32,8 @@ from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
 
-Clock = Callable[[], float]
-_DTYPES = {
-    "float64": np.float64,
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": np.float16,
-}  # 2 bytes are 2 bytes
+# 2 bytes are 2 bytes
+_DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": np.float16}
 _NOISE = 1 << 20  # elements; gradients repeat after so many
 
 
@@ -176,11 +171,6 @@ def _wait_until(deadline: float) -> None:
     """Sleep until `deadline` of `perf_counter`; the kernel wakes us within about 0.1 ms."""
     while (left := deadline - time.perf_counter()) > 0:
         time.sleep(left)
-
-
-def slowest(timelines: Sequence[Replayed]) -> Replayed:
-    """Return the iteration that ended last."""
-    return max(timelines, key=lambda replayed: replayed.iteration_seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,10 +329,7 @@ def _print(stream: str, text: str) -> None:
 # Ports and NICs of this machine
 
 
-PORT_RANGE = (
-    20000,
-    32768,
-)  # from 32768 on are Linux's ephemeral ports: one that is free now may soon not be
+PORT_RANGE = (20000, 32768)  # from 32768 on are Linux's ephemeral ports: one that is free now may soon not be
 PORT_TRIES = 100
 
 

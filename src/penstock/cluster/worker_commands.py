@@ -10,11 +10,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from penstock.cluster.building import NIC, Runner
+from penstock.cluster.building import NIC, Runner, run_command
 from penstock.cluster.gpus import SharedGpu
-from penstock.cluster.processes import Sink, Worker
+from penstock.cluster.processes import Forward, Outcome, Sink, Worker, free_port, run_workers
 from penstock.cluster.topology import Host, Layout, namespace_path
 from penstock.errors import ClusterError
 
@@ -93,6 +95,28 @@ def common_environment(layout: Layout) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # output goes through a pipe and should still appear line by line
         "PENSTOCK_CLUSTER_SLOT": str(layout.slot),
     }
+
+
+def loopback_meeting() -> dict[str, str]:
+    """Return where workers of this machine form their group: at a port that is free now."""
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def loopback_workers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[Worker]:
+    """Return a worker on this machine for each command, with `torchrun`'s variables beside `environment`."""
+    sizes = {"WORLD_SIZE": str(len(commands)), "LOCAL_WORLD_SIZE": str(len(commands))}
+    common = [f"{name}={value}" for name, value in (dict(environment) | loopback_meeting() | sizes).items()]
+    return [
+        Worker(rank, ("env", *common, f"RANK={rank}", f"LOCAL_RANK={rank}", *command))
+        for rank, command in enumerate(commands)
+    ]
+
+
+def mpirun_workers(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> list[Worker]:
+    """Return the plain `mpirun` that starts a command on this machine, so many times."""
+    settings = ("env", *(f"{name}={value}" for name, value in environment.items()))
+    launch = (find_mpirun(run_command), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
+    return [Worker(0, (*launch, "-n", str(ranks), *settings, *command))]
 
 
 AGENT, FAILURES = "agent", "failures"  # files in the scratch directory of a run
@@ -215,6 +239,21 @@ def first_failure(failures: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return (int(words[0]), int(words[1])) if len(words) >= 2 else None
+
+
+def run_mpirun(
+    launcher: Worker,
+    scratch: Path,
+    sink: Sink,
+    grace_seconds: float,
+    timeout_seconds: float | None = None,
+    forward: Forward | None = None,
+) -> Outcome:
+    """Run what `plan_mpirun` or `plan_local_mpirun` returned; which rank failed, the ranks' own shells say."""
+    report = partial(first_failure, scratch / FAILURES)
+    outcome = run_workers([launcher], rank_output(sink), grace_seconds, timeout_seconds, report, forward)
+    code, rank = report() or (outcome.exit_code, None)
+    return replace(outcome, exit_code=code, failed_rank=rank)
 
 
 def rank_output(sink: Sink) -> Sink:

@@ -124,12 +124,6 @@ def compressed_ways(
     ]
 
 
-def has_closed_form(route: Route) -> bool:
-    """Say whether a compressed route can be costed without measuring or simulating it."""
-    found = _strategy(route)
-    return found is not None and meeting_codec(*found).has_coded_form()
-
-
 def _strategy(route: Route) -> tuple[Strategy, Options] | None:
     """Return the record and the options that a route names; None for a line that was only ever measured."""
     name, options = parse_strategy(route.strategy)

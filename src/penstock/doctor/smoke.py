@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from penstock.cluster.building import run_command
-from penstock.cluster.processes import Collected, Worker, free_port, run_workers
-from penstock.cluster.worker_commands import find_mpirun
+from penstock.cluster.processes import Collected, Worker, run_workers
+from penstock.cluster.worker_commands import loopback_workers, mpirun_workers
 from penstock.doctor import Finding, broken, works
 from penstock.errors import PenstockError
 
@@ -29,8 +28,7 @@ def smoke(engine: str) -> Finding:
     name = f"{WORKERS} workers over {engine}"
     heard = Collected()
     try:
-        workers = gloo_workers() if engine == "gloo" else mpi_workers()
-        outcome = run_workers(workers, heard, grace_seconds=2.0, timeout_seconds=SMOKE_SECONDS)
+        outcome = run_workers(workers_of(engine), heard, grace_seconds=2.0, timeout_seconds=SMOKE_SECONDS)
     except PenstockError as error:
         return broken(name, str(error), _REMEDIES[engine])
     if outcome.exit_code != 0:
@@ -38,20 +36,10 @@ def smoke(engine: str) -> Finding:
     return works(name, result(heard.text(0)))
 
 
-def gloo_workers() -> list[Worker]:
-    """Return two workers with what torchrun would put into their environment, on the loopback interface."""
-    meeting = (f"MASTER_PORT={free_port()}", "MASTER_ADDR=127.0.0.1", "GLOO_SOCKET_IFNAME=lo")
-    return [
-        Worker(rank, ("env", f"RANK={rank}", f"WORLD_SIZE={WORKERS}", *meeting, *WORKER, "gloo"))
-        for rank in range(WORKERS)
-    ]
-
-
-def mpi_workers() -> list[Worker]:
-    """Return the mpirun that starts two workers."""
-    mpirun = find_mpirun(run_command)
-    launch = (mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(WORKERS))
-    return [Worker(0, (*launch, *WORKER, "mpi"))]
+def workers_of(engine: str) -> list[Worker]:
+    """Return two workers on the loopback interface, or the mpirun that starts them."""
+    command = (*WORKER, engine)
+    return mpirun_workers(WORKERS, command, {}) if engine == "mpi" else loopback_workers([command] * WORKERS, {})
 
 
 def result(text: str) -> str:

@@ -169,14 +169,7 @@ def _undominated(states: list[State]) -> list[State]:
 
 
 def plan_joint(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
-    """Return the buckets, and the way of each, that end the iteration earliest: all choices at once.
-
-    Every combination of strategy, codec and number of partitions is one way with a line of its own (`cost.ways`), and
-    the dynamic programme takes any number of ways. It is exact: no schedule of consecutive buckets ends earlier,
-    whatever the way of each, so no single choice does either.
-    """
-    if not ways:
-        raise PlanError("no way to send a bucket was given; wanted at least one")
+    """Return what `plan_exact` does of ways that buckets can mix, without those that are never best."""
     return plan_exact(trace, undominated(comparable(ways)))
 
 

@@ -41,11 +41,6 @@ class CodecDecision:
         """The codec of the plan."""
         return next((bucket.codec for bucket in self.plan.buckets if bucket.codec is not None), None)
 
-    @property
-    def best_codec(self) -> str | None:
-        """The codec with the least predicted time, whether it pays or not; None where there is none."""
-        return min(self.candidates, key=lambda codec: self.candidates[codec].iteration_seconds, default=None)
-
 
 def decide_codec(
     trace: Trace,

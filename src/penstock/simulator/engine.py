@@ -1,8 +1,8 @@
 """A discrete-event engine: tasks that take time, wait for one another and share resources.
 
-A task starts when everything in `after` is finished, its `not_before_seconds` has come and each resource it uses has
-room. Among tasks that could start at the same moment the one listed first goes first, so a run is deterministic and
-the list order is the priority. A task holds all its resources for its whole duration.
+A task starts when everything in `after` is finished and each resource it uses is free. Among tasks that could start at
+the same moment the one listed first goes first, so a run is deterministic and the list order is the priority. A task
+holds all its resources for its whole duration.
 
     a: 2 s on the link;  b: 1 s on the link;  c: 1 s on the CPU, after a
 
@@ -12,7 +12,7 @@ the list order is the priority. A task holds all its resources for its whole dur
 
 import heapq
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 Resource = Hashable
@@ -25,7 +25,6 @@ class Task:
     seconds: float
     uses: tuple[Resource, ...] = ()
     after: tuple[int, ...] = ()  # indices into the task list
-    not_before_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +39,17 @@ class DeadlockError(AssertionError):
     """Some tasks wait for one another for ever: a cycle in `after`, which callers must not build."""
 
 
-def run_tasks(tasks: Sequence[Task], capacity: Mapping[Resource, int] | None = None) -> list[Ran]:
-    """Run all tasks and return when each ran; a resource not named in `capacity` serves one task at a time."""
-    return _Run(tasks, capacity or {}).finish()
+def run_tasks(tasks: Sequence[Task]) -> list[Ran]:
+    """Run all tasks and return when each ran; a resource serves one task at a time."""
+    return _Run(tasks).finish()
 
 
 class _Run:
     """The state of one simulation."""
 
-    def __init__(self, tasks: Sequence[Task], capacity: Mapping[Resource, int]) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
-        self.free: defaultdict[Resource, int] = defaultdict(lambda: 1, capacity)
+        self.busy: set[Resource] = set()
         self.blocking = [len(set(task.after)) for task in tasks]  # dependencies not yet finished
         self.followers: list[list[int]] = [[] for _ in tasks]
         for index, task in enumerate(tasks):
@@ -61,9 +60,9 @@ class _Run:
         self.ran: list[Ran | None] = [None] * len(tasks)
 
     def finish(self) -> list[Ran]:
-        for index, task in enumerate(self.tasks):
-            if not self.blocking[index]:
-                heapq.heappush(self.events, (task.not_before_seconds, index, False))
+        for index, blocking in enumerate(self.blocking):
+            if not blocking:
+                heapq.heappush(self.events, (0.0, index, False))
         while self.events:
             now = self.events[0][0]
             self._start(now, self._settle(now))
@@ -89,19 +88,19 @@ class _Run:
         for follower in self.followers[index]:
             self.blocking[follower] -= 1
             if not self.blocking[follower]:
-                heapq.heappush(self.events, (max(now, self.tasks[follower].not_before_seconds), follower, False))
+                heapq.heappush(self.events, (now, follower, False))
         woken: set[int] = set()
         for resource in self.tasks[index].uses:
-            self.free[resource] += 1
+            self.busy.discard(resource)
             woken.update(self.waiting[resource])
         return woken
 
     def _start(self, now: float, candidates: Iterable[int]) -> None:
         for index in sorted(candidates):
             task = self.tasks[index]
-            if self.ran[index] is None and all(self.free[resource] > 0 for resource in task.uses):
+            if self.ran[index] is None and self.busy.isdisjoint(task.uses):
                 for resource in task.uses:
-                    self.free[resource] -= 1
+                    self.busy.add(resource)
                     self.waiting[resource].discard(index)
                 self.ran[index] = Ran(now, now + task.seconds)
                 heapq.heappush(self.events, (now + task.seconds, index, True))

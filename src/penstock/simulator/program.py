@@ -2,7 +2,7 @@
 
 The network is alpha-beta-gamma with full-duplex links: a NIC sends one message and receives one message at a time,
 a message of M bytes holds both NICs for `alpha + beta M` seconds, and merging M bytes takes `gamma M` of the rank's
-processor. Copies are free. Racks joined by an oversubscribed uplink are given by `Uplinks`.
+processor. Copies are free.
 """
 
 from collections import defaultdict, deque
@@ -11,23 +11,10 @@ from dataclasses import dataclass, field
 
 from penstock.network import Network
 from penstock.program import Instruction, Op, Program, Slice
-from penstock.simulator.engine import Resource, Task, run_tasks
+from penstock.simulator.engine import Task, run_tasks
 from penstock.timeline import Span, Timeline
 
 CodecSeconds = Callable[[Op, float], float]  # (ENCODE, DECODE, or MERGE of two encoded blocks; dense bytes) -> seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Uplinks:
-    """Racks of `ranks_per_rack` consecutive ranks; each rack's uplink carries `width` messages at once."""
-
-    ranks_per_rack: int
-    width: int  # uplink rate / NIC rate, at least 1
-
-    def crossed(self, source: int, target: int) -> tuple[Resource, ...]:
-        """Return the uplinks a message between two ranks occupies."""
-        here, there = source // self.ranks_per_rack, target // self.ranks_per_rack
-        return () if here == there else (("up", here), ("down", there))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +38,6 @@ def simulate_program(
     network: Network,
     itemsize: int = 4,
     *,
-    uplinks: Uplinks | None = None,
     codec: CodecCost | None = None,
     native_seconds: Callable[[float], float] | None = None,
 ) -> ProgramTiming:
@@ -60,11 +46,10 @@ def simulate_program(
     `native_seconds` gives the time of the engine's own collective for a number of bytes; without it a program with a
     NATIVE instruction cannot be timed.
     """
-    translation = _Translation(program, network, itemsize, uplinks, codec or CodecCost(), native_seconds)
+    translation = _Translation(program, network, itemsize, codec or CodecCost(), native_seconds)
     tasks, heads = translation.tasks()
-    capacity: Mapping[Resource, int] = translation.capacity()
     spans = []
-    for task, ran, head in zip(tasks, run_tasks(tasks, capacity), heads, strict=True):
+    for task, ran, head in zip(tasks, run_tasks(tasks), heads, strict=True):
         if task.seconds or task.uses:
             name, lane, rank = translation.name(head)
             spans.append(Span(name, lane, ran.start_seconds, ran.end_seconds, rank))
@@ -74,7 +59,7 @@ def simulate_program(
 
 def program_seconds(program: Program, network: Network, itemsize: float = 4, codec: CodecCost | None = None) -> float:
     """Return only how long `program` takes: a picture of a large one takes longer than its timing."""
-    translation = _Translation(program, network, itemsize, None, codec or CodecCost(), None)
+    translation = _Translation(program, network, itemsize, codec or CodecCost(), None)
     return max((ran.end_seconds for ran in run_tasks(translation.tasks()[0])), default=0.0)
 
 
@@ -94,7 +79,6 @@ class _Translation:
     program: Program
     network: Network
     itemsize: float
-    uplinks: Uplinks | None
     codec: CodecCost
     native_seconds: Callable[[float], float] | None
     previous: dict[Key, Key] = field(default_factory=dict)  # of a send: the one before it on the same link
@@ -116,12 +100,6 @@ class _Translation:
                 members.append([])
             members[index_of[head]].append(key)
         return [self._task(keys, owner, index_of) for keys in members], [keys[0] for keys in members]
-
-    def capacity(self) -> dict[Resource, int]:
-        if self.uplinks is None:
-            return {}
-        racks = range(-(-self.program.world_size // self.uplinks.ranks_per_rack))
-        return {(way, rack): self.uplinks.width for way in ("up", "down") for rack in racks}
 
     def _group(self) -> dict[Key, Key]:
         """Map each instruction to the head of its group: a recv to its send, all natives to rank 0's."""
@@ -153,8 +131,7 @@ class _Translation:
         if any(self._at(*key).op is Op.SEND for key in keys):
             source, target = next(((r, self._at(r, i).peer) for r, i in keys if self._at(r, i).op is Op.SEND))
             assert target is not None
-            uses = (("out", source), ("in", target), *(self.uplinks.crossed(source, target) if self.uplinks else ()))
-            return Task(self._message_seconds(keys), uses, tuple(sorted(after)))
+            return Task(self._message_seconds(keys), (("out", source), ("in", target)), tuple(sorted(after)))
         if self._at(rank, index).op is Op.NATIVE:
             return Task(self._native(self._at(rank, index)), tuple(("cpu", r) for r, _ in keys), tuple(sorted(after)))
         seconds = self._compute_seconds(self._at(rank, index))

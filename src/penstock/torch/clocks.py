@@ -97,6 +97,12 @@ def one_device(devices: Iterable[torch.device]) -> torch.device:
     return torch.device(found[0])
 
 
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what was queued on it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def device_name(device: torch.device) -> str:
     """Return what a person would call `device`: the GPU's name, or the processor's and its threads."""
     if device.type == "cuda":

@@ -27,6 +27,7 @@ from penstock.runtime.measure_network import CHECKS, NATIVE, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.engines import MPI, engine_of, own_transport, release
 
@@ -185,7 +186,7 @@ def _agreed_seconds(
     start = perf_counter()
     for _ in range(rounds):
         one_round(first, second)
-    _wait(first.device)
+    synchronise(first.device)
     return max(_agree(group, first.device, (perf_counter() - start) / rounds), 1e-9)
 
 
@@ -193,11 +194,6 @@ def _agree(group: dist.ProcessGroup, device: torch.device, seconds: float) -> fl
     value = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
     return float(value.item())
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _merge(first: torch.Tensor, second: torch.Tensor) -> None:

@@ -17,10 +17,11 @@ from penstock.cluster.processes import sent_nbytes
 from penstock.errors import MismatchError
 from penstock.planning.observed import communication_seconds
 from penstock.run_record import Evaluation, Step
+from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import together
 from penstock.train.events import Event, Tell, Wish
 from penstock.train.job import Job, Saved
-from penstock.train.method import Wrapped, synchronise
+from penstock.train.method import Wrapped
 from penstock.train.save_state import checkpoint_path, random_state, save_checkpoint, undisturbed
 from penstock.zoo.task import Shard, Task, to_device
 

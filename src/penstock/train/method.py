@@ -18,6 +18,7 @@ from penstock.runtime.transport import ring_nbytes
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
 from penstock.torch import Planning
+from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import together
 from penstock.trace import Trace
 from penstock.train.job import MPI, Job, Saved
@@ -168,9 +169,3 @@ def slowest_seconds(seconds: float) -> float:
     with together("sharing times", None):
         dist.all_reduce(box, dist.ReduceOp.MAX)
     return float(box)
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what was queued on it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -9,16 +9,21 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from penstock.cluster.building import NIC, run_command
 from penstock.cluster.emulate import emulated_cluster
-from penstock.cluster.processes import Outcome, Worker, free_port, run_workers
-from penstock.cluster.worker_commands import FAILURES, find_mpirun, first_failure, plan_local_mpirun, rank_output
+from penstock.cluster.processes import Outcome, run_workers
+from penstock.cluster.worker_commands import (
+    find_mpirun,
+    loopback_meeting,
+    loopback_workers,
+    plan_local_mpirun,
+    run_mpirun,
+)
 from penstock.errors import WorkerError
 from penstock.train.events import STOP, WISHES, Event, Tell, Wish, event_from_line
 from penstock.train.job import MPI, Job
@@ -50,7 +55,9 @@ def run_job(job: Job, rate: str, threads: int, tell: Tell) -> bool:
         elif job.engine == MPI:
             outcome = _run_mpi(job, threads, output, stopping)
         else:
-            outcome = run_workers(_on_loopback(job, threads), output, PATIENCE_SECONDS, forward=stopping)
+            commands = [_command(job, rank) for rank in range(job.workers)]
+            workers = loopback_workers(commands, {"OMP_NUM_THREADS": str(threads)})
+            outcome = run_workers(workers, output, PATIENCE_SECONDS, forward=stopping)
     if outcome.exit_code and not wish.made:
         raise WorkerError(output.complaint(outcome))
     return output.finished
@@ -60,40 +67,14 @@ def _command(job: Job, local_rank: int) -> list[str]:
     return [sys.executable, "-m", MODULE, json.dumps(job.document()), str(local_rank), str(job.workers)]
 
 
-def _on_loopback(job: Job, threads: int) -> list[Worker]:
-    """Return the workers with torchrun's environment."""
-    return [
-        Worker(rank, ("env", *settings, *_command(job, rank)))
-        for rank, settings in enumerate(loopback_settings(job.workers, threads))
-    ]
-
-
-def loopback_settings(workers: int, threads: int) -> list[list[str]]:
-    """Return what `env` sets for each of the workers on this machine."""
-    common = {**_meeting(threads), "WORLD_SIZE": workers, "LOCAL_WORLD_SIZE": workers}
-    return [_settings({**common, "RANK": rank, "LOCAL_RANK": rank}) for rank in range(workers)]
-
-
 def _run_mpi(job: Job, threads: int, output: "Output", forward: "Stopping") -> Outcome:
     """Let mpirun start the workers on this host; what they note about failures is in a folder that goes with them."""
     with tempfile.TemporaryDirectory(prefix="penstock-mpi-") as folder:
         scratch = Path(folder)
         command = _command(replace(job, where="shared memory"), 0)
-        launcher = plan_local_mpirun(job.workers, scratch, find_mpirun(run_command), command, _meeting(threads))
-        report = partial(first_failure, scratch / FAILURES)
-        outcome = run_workers([launcher], rank_output(output), PATIENCE_SECONDS, report=report, forward=forward)
-        code, rank = report() or (outcome.exit_code, None)
-        return replace(outcome, exit_code=code, failed_rank=rank)
-
-
-def _meeting(threads: int) -> dict[str, str]:
-    """Return where workers of one machine form their group: at a port that is free now."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    return {**meeting, "OMP_NUM_THREADS": str(threads)}
-
-
-def _settings(environment: Mapping[str, object]) -> list[str]:
-    return [f"{name}={value}" for name, value in environment.items()]
+        settings = loopback_meeting() | {"OMP_NUM_THREADS": str(threads)}
+        launcher = plan_local_mpirun(job.workers, scratch, find_mpirun(run_command), command, settings)
+        return run_mpirun(launcher, scratch, output, PATIENCE_SECONDS, forward=forward)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Image models of the papers: ResNet-20, -50 and -152, VGG-16 and VGG-19, DenseNet-201, GoogLeNet."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,14 @@ from torch.nn import functional
 
 from penstock.zoo.parts import begin_convolutions, class_loss, random_images
 from penstock.zoo.task import RandomTask
+
+
+def imagenet_task(
+    name: str, batch: int, build: Callable[[], nn.Module], loss: Callable[[Any, Tensor], Tensor] = class_loss
+) -> RandomTask:
+    """Return a model of 1,000 classes on random images as large as ImageNet's usually are."""
+    return RandomTask(name, batch, "an image of 224 x 224", build, random_images(224, 1000), loss)
+
 
 # ResNet-50 and ResNet-152 for ImageNet (torchvision's names), and ResNet-20 for CIFAR-10 (He et al., section 4.2).
 
@@ -106,14 +115,12 @@ def resnet20() -> RandomTask:
 
 def resnet50() -> RandomTask:
     """Return ResNet-50 on ImageNet."""
-    images = random_images(224, 1000)
-    return RandomTask("ResNet-50", 32, "an image of 224 x 224", lambda: ResNet((3, 4, 6, 3)), images, class_loss)
+    return imagenet_task("ResNet-50", 32, lambda: ResNet((3, 4, 6, 3)))
 
 
 def resnet152() -> RandomTask:
     """Return ResNet-152 on ImageNet."""
-    images = random_images(224, 1000)
-    return RandomTask("ResNet-152", 32, "an image of 224 x 224", lambda: ResNet((3, 8, 36, 3)), images, class_loss)
+    return imagenet_task("ResNet-152", 32, lambda: ResNet((3, 8, 36, 3)))
 
 
 # VGG-16 and VGG-19 for ImageNet (torchvision's names), and VGG-16 for CIFAR-10 with batch normalisation.
@@ -163,27 +170,22 @@ def _imagenet(depths: tuple[int, ...]) -> VGG:
 
 def vgg16() -> RandomTask:
     """Return VGG-16 on ImageNet: 138M parameters."""
-    images = random_images(224, 1000)
-    return RandomTask("VGG-16", 32, "an image of 224 x 224", lambda: _imagenet(_SIXTEEN), images, class_loss)
+    return imagenet_task("VGG-16", 32, lambda: _imagenet(_SIXTEEN))
 
 
 def vgg19() -> RandomTask:
     """Return VGG-19 on ImageNet: 144M parameters."""
-    images = random_images(224, 1000)
-    return RandomTask("VGG-19", 32, "an image of 224 x 224", lambda: _imagenet(_NINETEEN), images, class_loss)
+    return imagenet_task("VGG-19", 32, lambda: _imagenet(_NINETEEN))
 
 
-def vgg16_cifar(narrower: int = 1) -> RandomTask:
-    """Return VGG-16 on CIFAR-10: 15.3M parameters, as normalised networks for small images are usually built.
-
-    `narrower` divides the numbers of channels: 4 leaves 0.96M parameters.
-    """
-    images, widths = random_images(32, 10), tuple(width // narrower for width in _WIDTHS)
-    return RandomTask("VGG-16 for CIFAR-10", 8, "an image of 32 x 32", lambda: _cifar(widths), images, class_loss)
+def vgg16_cifar() -> RandomTask:
+    """Return VGG-16 on CIFAR-10: 15.3M parameters, as normalised networks for small images are usually built."""
+    images = random_images(32, 10)
+    return RandomTask("VGG-16 for CIFAR-10", 8, "an image of 32 x 32", _cifar, images, class_loss)
 
 
-def _cifar(widths: tuple[int, ...]) -> VGG:
-    return VGG(_SIXTEEN, normalise=True, pixels=1, hidden=widths[-1], classes=10, widths=widths)
+def _cifar() -> VGG:
+    return VGG(_SIXTEEN, normalise=True, pixels=1, hidden=_WIDTHS[-1], classes=10)
 
 
 # DenseNet-201 for ImageNet, with torchvision's names.
@@ -243,10 +245,7 @@ def _transition(channels: int) -> nn.Sequential:
 
 def densenet201() -> RandomTask:
     """Return DenseNet-201 on ImageNet."""
-    images = random_images(224, 1000)
-    return RandomTask(
-        "DenseNet-201", 64, "an image of 224 x 224", lambda: DenseNet((6, 12, 48, 32)), images, class_loss
-    )
+    return imagenet_task("DenseNet-201", 64, lambda: DenseNet((6, 12, 48, 32)))
 
 
 # GoogLeNet as Caffe trained it: biases, no batch normalisation, two auxiliary classifiers.
@@ -342,4 +341,4 @@ def weighted_loss(outputs: Any, targets: Tensor) -> Tensor:
 
 def googlenet() -> RandomTask:
     """Return GoogLeNet on ImageNet."""
-    return RandomTask("GoogLeNet", 64, "an image of 224 x 224", GoogLeNet, random_images(224, 1000), weighted_loss)
+    return imagenet_task("GoogLeNet", 64, GoogLeNet, weighted_loss)

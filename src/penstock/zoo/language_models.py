@@ -1,5 +1,6 @@
 """Language models of the papers: BERT-base and BERT-large, GPT-2 and a small GPT, LSTM-PTB."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -244,22 +245,14 @@ class GPT(nn.Module):
 
 def gpt2() -> RandomTask:
     """Return GPT-2 (124M parameters) on sequences of 1,024 tokens."""
-    text = random_text(50257, 1024)
-    return RandomTask("GPT-2", 8, "a sequence of 1024 tokens", _gpt2, text, next_word_loss)
-
-
-def _gpt2() -> GPT:
-    return GPT(50257, 1024, width=768, depth=12, heads=12, dropout=0.1)
+    build = partial(GPT, 50257, 1024, width=768, depth=12, heads=12, dropout=0.1)
+    return RandomTask("GPT-2", 8, "a sequence of 1024 tokens", build, random_text(50257, 1024), next_word_loss)
 
 
 def gpt_small() -> RandomTask:
     """Return a GPT of 0.8M parameters over bytes, for machines without a GPU."""
-    text = random_text(256, 128)
-    return RandomTask("small GPT", 8, "a sequence of 128 bytes", _gpt_small, text, next_word_loss)
-
-
-def _gpt_small() -> GPT:
-    return GPT(256, 128, width=128, depth=4, heads=4, dropout=0.0)
+    build = partial(GPT, 256, 128, width=128, depth=4, heads=4, dropout=0.0)
+    return RandomTask("small GPT", 8, "a sequence of 128 bytes", build, random_text(256, 128), next_word_loss)
 
 
 # LSTM-PTB: gTop-k's language model, in the large configuration of Zaremba et al. (two layers of 1,500 units).

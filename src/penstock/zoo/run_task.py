@@ -90,9 +90,3 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and not (device.index or 0) < torch.cuda.device_count():
         raise ProfileError(f"device {name!r}: torch sees {torch.cuda.device_count()} GPUs here; wanted one that exists")
     return device
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what was queued on it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

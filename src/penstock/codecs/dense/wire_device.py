@@ -153,12 +153,16 @@ class WireForm:
     def look(self, report: "Report") -> list[int]:
         """Return which pieces were not finite; raise what kernels that decode found damaged since the last time."""
         *found, damage = report.here.tolist()
-        if any(found):
+        self.tell(any(found), damage)
+        return found
+
+    def tell(self, is_nonfinite: bool, damage: int) -> None:
+        """Tell of gradients that are not finite; raise what was damaged."""
+        if is_nonfinite:
             self.note()
             self.codec.kernels.status.zero_()  # decoding them was reported too
         elif damage:
             self.codec.kernels.check()
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +232,7 @@ class _Look:
 
     def finish(self) -> None:
         """Tell of gradients that are not finite; raise what was damaged."""
-        is_nan, damage = self._here.tolist()
-        if is_nan:
-            self._form.note()
-            self._form.codec.kernels.status.zero_()  # decoding them was reported too
-        elif damage:
-            self._form.codec.kernels.check()
+        self._form.tell(*self._here.tolist())
 
 
 class _Encoder:

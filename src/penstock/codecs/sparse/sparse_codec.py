@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from penstock.codecs.codec import NOTE, Bound, Bytes, Capabilities, HeaderCodec, not_finite
 from penstock.codecs.elements import Floats, as_array, from_float32, room, to_float32
-from penstock.codecs.feedback import Residual
+from penstock.codecs.feedback import Residual, memory_of
 from penstock.codecs.header import NOT_FINITE, ON_NONFINITE, Header, header_nbytes, pack_header, parse_header
 from penstock.codecs.sparse.block import (
     INDEX_FORMS,
@@ -113,7 +113,7 @@ class SparseCodec(HeaderCodec):
         values = to_float32(as_array(read))
         block = room(out, self.max_nbytes(values.size))
         memory, factor = _with_factor(residual)
-        kept = None if memory is None else _residual_memory(memory, values.size, tensor)
+        kept = memory_of(memory, values.size, tensor)
         if self.on_nonfinite == "skip" and not np.isfinite(values).all():
             return self.refuse(values.size, block)  # and the residual is as it was
         if kept is not None:
@@ -281,19 +281,11 @@ def _with_factor(residual: Any) -> tuple[Any, float]:
     return (residual.values(), residual.factor) if isinstance(residual, Residual) else (residual, 1.0)
 
 
-def _residual_memory(residual: Any, numel: int, what: str) -> Floats:
-    memory = as_array(residual)
-    if memory.dtype != np.float32 or memory.size != numel:
-        found = f"{memory.size} elements of {memory.dtype}"
-        raise CodecError(f"the residual of {what} has {found}; wanted {numel} of float32")
-    return memory
-
-
 def _keeping(residual: Any, numel: int) -> Keep | None:
     """Return what takes indices and values that fall out of a merge."""
     if callable(residual):
         return cast(Keep, residual)
-    return residual if residual is None else partial(add_at, _residual_memory(residual, numel, "a merge"))
+    return residual if residual is None else partial(add_at, memory_of(residual, numel, "a merge"))
 
 
 def _put(target: NDArray[Any], indices: Indices, values: Floats) -> None:

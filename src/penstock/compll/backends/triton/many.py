@@ -21,7 +21,7 @@ import torch
 
 from penstock.compll.backends.triton.fill_nan import look_at_firsts, mark
 from penstock.compll.backends.triton.kernel_text import argument_kind, wrapped
-from penstock.compll.backends.triton.run import BY_BLOCK, DECODE, ENCODE, FEEDBACK, REDUCE, Shape, load_source
+from penstock.compll.backends.triton.run import load_source, shape_of
 from penstock.compll.backends.triton.write_triton import Kernels, Launch
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.lower.passes import Pack, Pass
@@ -242,7 +242,7 @@ class ManyKernels:
         }  # fmt: skip
 
     def _bound(self, launch: Launch, batch: Batch, given: Mapping[str, Any], values: torch.Tensor) -> "_Bound":
-        shape, kernel = _shape(launch, given), self._functions[f"{launch.kernel}_many"]
+        shape, kernel = shape_of(launch, given), self._functions[f"{launch.kernel}_many"]
         names = [name for name in launch.arguments if name != "numel"]
         own = {"BLOCK": shape.block, "STAGES": shape.stages, "EVEN": batch.starts_even and values.data_ptr() % 16 == 0}
         known = {**given, **own}
@@ -290,13 +290,3 @@ class _Bound:
             options = {"num_warps": self._warps, "enable_fp_fusion": False}
             made = self._kernel[(self._programs,)](*self._arguments, *self._constants, **options)
             self._compiled = made[(self._programs, 1, 1)]
-
-
-def _shape(launch: Launch, given: Mapping[str, Any]) -> Shape:
-    if "FEEDBACK" in launch.constants and given["FEEDBACK"]:
-        return FEEDBACK
-    if "PROGRAMS" in launch.constants:
-        return REDUCE
-    if launch.kernel == "decode":
-        return DECODE
-    return BY_BLOCK if launch.block else ENCODE

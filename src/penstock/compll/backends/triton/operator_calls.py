@@ -102,41 +102,30 @@ def draw_sample(call: Call) -> Operand:
     return Operand(drawn, count if counted or call.size is not None else None)
 
 
-@triton.jit(do_not_specialize=["length", "numel", "factor"])
+@triton.jit(do_not_specialize=["length", "numel"])
 def scatter_kernel(
-    index_ptr, value_ptr, size_ptr, out_ptr, status_ptr, length: "i32", numel: "i32", factor: "fp32",
-    COUNTED: tl.constexpr, ADD: tl.constexpr, TILE: tl.constexpr,
+    index_ptr, value_ptr, size_ptr, out_ptr, status_ptr, length: "i32", numel: "i32",
+    COUNTED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Put or add values at indices; an index outside is reported and skipped."""
+    """Put values at indices; an index outside is reported and skipped."""
     size = select_kernels.actual(size_ptr, length, COUNTED)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     index = tl.load(index_ptr + at, mask=at < size, other=0)
     inside = (index >= 0) & (index < numel)
     if tl.max(((at < size) & (inside == 0)).to(tl.int32), axis=0) != 0:
         tl.atomic_or(status_ptr, WRONG_INDEX)
-    keep = (at < size) & inside
     value = tl.load(value_ptr + at, mask=at < size, other=0)
-    if ADD:
-        value = tl.load(out_ptr + index, mask=keep, other=0).to(tl.float32) + factor * value
-    tl.store(out_ptr + index, value.to(out_ptr.dtype.element_ty), mask=keep)
-
-
-def scatter_into(call: Call, out: Any, add: bool = False, factor: float = 1.0) -> None:
-    """Write `scatter`'s result to `out`, or add a multiple of it."""
-    index, values = call.operands
-    length = index.values.numel()
-    if not add:
-        out.zero_()
-    size = index.values if index.size is None else index.size
-    arguments = (index.values, values.values, size, out, call.status, length, out.numel(), factor)
-    call.start(scatter_kernel, max(1, triton.cdiv(length, TILE)), arguments, (index.size is not None, add, TILE))
+    tl.store(out_ptr + index, value.to(out_ptr.dtype.element_ty), mask=(at < size) & inside)
 
 
 def scatter(call: Call) -> Operand:
     """`scatter(i, v, n)`: zeros, and v[j] at i[j]."""
-    values = call.operands[1].values
-    out = torch.empty(call.scalars[0], dtype=values.dtype, device=values.device)
-    scatter_into(call, out)
+    index, values = call.operands[0], call.operands[1].values
+    length = index.values.numel()
+    out = torch.zeros(call.scalars[0], dtype=values.dtype, device=values.device)
+    size = index.values if index.size is None else index.size
+    arguments = (index.values, values, size, out, call.status, length, out.numel())
+    call.start(scatter_kernel, max(1, triton.cdiv(length, TILE)), arguments, (index.size is not None, TILE))
     return Operand(out, None)
 
 

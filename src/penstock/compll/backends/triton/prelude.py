@@ -14,7 +14,6 @@ UNIFORM_SCALE = tl.constexpr(2.0**-24)
 NOT_FINITE = tl.constexpr(0x7F800000)  # magnitude bits of infinity; NaN is above
 
 # Bits of a status word: what a kernel found wrong, for the host to raise when it looks.
-WRONG_HEADER = tl.constexpr(1)
 WRONG_FIELD = tl.constexpr(2)
 WRONG_INDEX = tl.constexpr(4)
 WRONG_GRADIENT = tl.constexpr(8)
@@ -212,25 +211,19 @@ def below(word, low, high):
 @triton.jit
 def is_last(ticket_ptr):
     """Say whether all other programs have come here before; what they stored is then visible. Resets itself."""
-    tl.debug_barrier()  # every thread's stores come before the ticket
-    last = tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1
-    if last:
-        tl.store(ticket_ptr, 0)
-    return last
+    return is_last_of(ticket_ptr, tl.num_programs(0))
 
 
 @triton.jit
 def partial(partials_ptr, slot, other, PROGRAMS: tl.constexpr):
     """Return what each program stored in a slot, past the first-level cache; `other` where there was no program."""
-    program = tl.arange(0, PROGRAMS)
-    inside = program < tl.num_programs(0)
-    return tl.load(partials_ptr + slot * PROGRAMS + program, mask=inside, other=other, cache_modifier=".cg")
+    return partial_of(tl.num_programs(0), partials_ptr, slot, other, PROGRAMS)
 
 
 @triton.jit
 def is_last_of(ticket_ptr, programs):
     """The same where only some programs of the grid work together."""
-    tl.debug_barrier()
+    tl.debug_barrier()  # every thread's stores come before the ticket
     last = tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == programs - 1
     if last:
         tl.store(ticket_ptr, 0)

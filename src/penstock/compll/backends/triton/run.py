@@ -1,7 +1,7 @@
 """One call of a program's kernels: its memory, and the steps it is made of."""
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,17 @@ DECODE, ENCODE = Shape(2048, 4, 1), Shape(2048, 4, 2)
 BY_BLOCK = Shape(512, 1, 8, stages=3)  # one warp: blocks are reduced without shared memory
 FILTER = Shape(2048, 4, stages=3)
 REDUCE, FEEDBACK = Shape(1024, 4, stages=3), Shape(512, 4)
+
+
+def shape_of(launch: Launch, given: Mapping[str, Any]) -> Shape:
+    """Return how the kernel of a pass is cut up; `given` says whether it keeps error feedback."""
+    if "FEEDBACK" in launch.constants and given["FEEDBACK"]:
+        return FEEDBACK
+    if "PROGRAMS" in launch.constants:
+        return REDUCE
+    if launch.kernel == "decode":
+        return DECODE
+    return BY_BLOCK if launch.block else ENCODE
 
 
 def load_source(name: str, text: str) -> dict[str, Any]:
@@ -128,21 +139,12 @@ class Run:
                 self._keep(output.vector, launch.length, output.element)
             elif isinstance(output, Scatter) and not self.given["ADD"]:
                 self.given["out_ptr"].zero_()
-        shape = self._shape(launch)
+        shape = shape_of(launch, self.given)
         blocks = max(1, -(-self.sizes.most(launch.length) // shape.block))
         # Where programs leave parts to be added up, or the size is the device's to know, a fixed crew loops.
         crew = min(blocks, MAX_PROGRAMS, PROGRAMS_PER_PROCESSOR * self.owner.processors)
         is_open = "PROGRAMS" not in launch.constants and launch.length.of == GRADIENT
         self._start(launch, -(-blocks // shape.blocks) if is_open else crew, shape)
-
-    def _shape(self, launch: Launch) -> Shape:
-        if "FEEDBACK" in launch.constants and self.given["FEEDBACK"]:
-            return FEEDBACK
-        if "PROGRAMS" in launch.constants:
-            return REDUCE
-        if launch.kernel == "decode":
-            return DECODE
-        return BY_BLOCK if launch.block else ENCODE
 
     def _keep(self, name: str, length: Length, scalar: Scalar) -> None:
         """Make room for a vector."""
