@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.bench.record import make_record, save_record
+from penstock.codecs.codec import Capabilities
 from penstock.program import Part
 from penstock.runtime import Communicator
 from penstock.runtime.executor import prepare
@@ -53,6 +54,7 @@ class OneBit:
     """The sizes of a onebit codec: what preparing asks of one."""
 
     name = "onebit"
+    capabilities = Capabilities()
 
     def max_nbytes(self, numel: int) -> int:
         """Return a bit for each element, and a header."""
@@ -63,13 +65,11 @@ class Sparse(OneBit):
     """The sizes of a sparse codec."""
 
     name = "sparse(density=0.001)"
+    capabilities = Capabilities(merging=True)
 
     def max_nbytes(self, numel: int) -> int:
         """Return an index and a value for each entry that is sent, and a header."""
         return 16 + 8 * -(-numel // 1000)
-
-    def merge(self, *_: Any) -> None:
-        """Stand for the merge that sparse strategies want of a codec."""
 
 
 class NoScratch(Scratch):
