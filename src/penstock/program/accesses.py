@@ -3,9 +3,8 @@
 The builder derives dependencies from it; the proof checks with it that none is missing.
 """
 
-import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class Accesses:
@@ -41,10 +40,14 @@ class Accesses:
                 each.add_users(found)
             if not stretches:
                 return
-            one = touched.join(start, stop, stretches)
-        else:
-            one.add_users(found)
-        one.writer, one.readers = index, []
+            one = stretches[0] if len(stretches) == 1 else touched.join(stop, stretches)
+            one.readers.clear()
+        elif one.readers:  # as `add_users`, without a call
+            found.update(one.readers)
+            one.readers.clear()
+        elif one.writer >= 0:
+            found.add(one.writer)
+        one.writer = index
         found.discard(index)
 
     def _of(self, buffer: str) -> "_Buffer":
@@ -71,44 +74,61 @@ class _Stretch:
 
 
 class _Buffer:
-    """The stretches of one buffer, in order and without a gap.
+    """The stretches of one buffer that were touched, in order.
 
-    Most slices are touched again as they are, so that the stretch is found by its start, without a search.
+    Most slices are touched again as they are, so that the stretch is found by its start, without a search. Most others
+    are touched for the first time and overlap none: they become a stretch as they are.
     """
 
     def __init__(self) -> None:
-        whole = _Stretch(0, sys.maxsize, -1, [])
-        self.starts = [0]
-        self.by_start = {0: whole}
+        self.starts: list[int] = []
+        self.by_start: dict[int, _Stretch] = {}
 
     def stretches(self, start: int, stop: int) -> Sequence[_Stretch]:
         """Return what `start` to `stop` consists of, cut at both ends."""
         if start >= stop:
             return ()
-        if start not in self.by_start:
-            self._cut(start)
-        if stop not in self.by_start:
-            self._cut(stop)
-        found = [self.by_start[start]]
-        while found[-1].stop < stop:
-            found.append(self.by_start[found[-1].stop])
-        return found
+        starts = self.starts
+        place = bisect_right(starts, start)  # of the first that begins after `start`
+        if (place == len(starts) or stop <= starts[place]) and (
+            not place or self.by_start[starts[place - 1]].stop <= start
+        ):
+            return (self._insert(place, start, stop),)
+        self._cut(start)
+        self._cut(stop)
+        return list(self._filled(start, stop))
 
-    def join(self, start: int, stop: int, stretches: Sequence[_Stretch]) -> _Stretch:
-        """Make one stretch of several."""
+    def join(self, stop: int, stretches: Sequence[_Stretch]) -> _Stretch:
+        """Make one stretch of several that follow one another."""
         first = stretches[0]
         first.stop = stop
-        if len(stretches) > 1:
-            for one in stretches[1:]:
-                del self.by_start[one.start]
-            low = bisect_right(self.starts, start)
-            del self.starts[low : low + len(stretches) - 1]
+        for one in stretches[1:]:
+            del self.by_start[one.start]
+        low = bisect_right(self.starts, first.start)
+        del self.starts[low : low + len(stretches) - 1]
         return first
 
+    def _insert(self, place: int, start: int, stop: int) -> _Stretch:
+        self.starts.insert(place, start)
+        made = self.by_start[start] = _Stretch(start, stop, -1, [])
+        return made
+
+    def _filled(self, start: int, stop: int) -> Iterator[_Stretch]:
+        """Yield the stretches from `start` to `stop`; what was not touched between them becomes one."""
+        while start < stop:
+            one = self.by_start.get(start)
+            if one is None:
+                place = bisect_right(self.starts, start)
+                after = self.starts[place] if place < len(self.starts) else stop
+                one = self._insert(place, start, min(after, stop))
+            yield one
+            start = one.stop
+
     def _cut(self, position: int) -> None:
-        """Make a stretch begin at `position`."""
-        index = bisect_right(self.starts, position)
-        left = self.by_start[self.starts[index - 1]]
-        self.by_start[position] = _Stretch(position, left.stop, left.writer, left.readers.copy())
-        left.stop = position
-        self.starts.insert(index, position)
+        """Cut the stretch around `position` in two, if there is one."""
+        place = bisect_right(self.starts, position)
+        left = self.by_start[self.starts[place - 1]] if place else None
+        if left is not None and left.start < position < left.stop:
+            self.starts.insert(place, position)
+            self.by_start[position] = _Stretch(position, left.stop, left.writer, left.readers.copy())
+            left.stop = position

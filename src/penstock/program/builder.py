@@ -1,12 +1,32 @@
 """Makes programs and parts: a strategy says what happens, the builder works out what must wait for what."""
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from penstock.errors import StrategyError
 from penstock.program import DATA, Buffer, Collective, Instruction, Op, Part, Program, Slice, join
 from penstock.program.accesses import Accesses
 
+_SEND, _RECV, _NATIVE = Op.SEND, Op.RECV, Op.NATIVE  # a name is found at once; a member of an Enum takes 0.1 us
+_MERGE, _COPY, _ENCODE, _DECODE = Op.MERGE, Op.COPY, Op.ENCODE, Op.DECODE
 _new = tuple.__new__  # without the names of the fields: a part has thousands of instructions
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Keep Python's collector of cycles off meanwhile.
+
+    Parts and schedules are many small objects that stay and have no cycles. The collector, started by their number,
+    looks through all objects of the process again and again and finds nothing: half as much time as making them.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class PartBuilder:
@@ -51,7 +71,7 @@ class PartBuilder:
         to several ranks would share the NIC and all arrive late, where a tree wants the first of them early.
         `finished` says that what it sends is the sum over all ranks.
         """
-        if read.start < read.stop:
+        if read[1] < read[2]:
             index = len(self._instructions)
             waits = set(after) if after else set()
             if in_turn and self._last_send is not None:
@@ -59,12 +79,12 @@ class PartBuilder:
             self._last_send = index
             if finished:
                 self._finished.add(index)
-            self._add(Op.SEND, None, read, peer, waits)
+            self._add(_SEND, None, read, peer, waits)
 
     def recv(self, peer: int, write: Slice, *, after: Iterable[int] = ()) -> None:
         """Receive `write` from `peer`, once the instructions `after` are finished too; nothing for an empty slice."""
-        if write.start < write.stop:
-            self._add(Op.RECV, write, None, peer, set(after) if after else set())
+        if write[1] < write[2]:
+            self._add(_RECV, write, None, peer, set(after) if after else set())
 
     def message(self, source: int, target: int, read: Slice, write: Slice, *, in_turn: bool = False) -> None:
         """Send `read` of rank `source` into `write` of rank `target`, as far as one of them is this rank.
@@ -80,24 +100,24 @@ class PartBuilder:
 
     def merge(self, write: Slice, read: Slice, *, keeps: bool = True) -> None:
         """Add `read` to `write`; of ranks that merge the same encoded blocks, exactly one `keeps` what falls out."""
-        self._compute(Op.MERGE, write, read, keeps)
+        self._compute(_MERGE, write, read, keeps)
 
     def copy(self, write: Slice, read: Slice) -> None:
         """Copy `read` to `write`."""
-        self._compute(Op.COPY, write, read)
+        self._compute(_COPY, write, read)
 
     def encode(self, write: Slice, read: Slice) -> None:
         """Encode `read` into `write`."""
-        self._compute(Op.ENCODE, write, read)
+        self._compute(_ENCODE, write, read)
 
     def decode(self, write: Slice, read: Slice) -> None:
         """Decode `read` into `write`."""
-        self._compute(Op.DECODE, write, read)
+        self._compute(_DECODE, write, read)
 
     def native(self, write: Slice) -> None:
         """Call the engine's own collective on `write`; nothing for an empty slice."""
         if write.numel:
-            self._add(Op.NATIVE, write, None, None, set())
+            self._add(_NATIVE, write, None, None, set())
 
     def include(self, part: Part, ranks: Sequence[int], name: str, *, in_turn: bool = False) -> None:
         """Append a part of a program for some of the ranks: its rank i is our `ranks[i]`, its scratch is `name.x`.
@@ -110,13 +130,19 @@ class PartBuilder:
             known = self._buffers.get(renamed[buffer.name], buffer)
             numel = max(known.numel, buffer.numel)
             self._buffers[renamed[buffer.name]] = Buffer(renamed[buffer.name], numel, buffer.encoded)
+        if len(ranks) != self.world_size:
+            assert all(one.op is not _NATIVE for one in part.instructions), "a native call takes all ranks"
         base = len(self._instructions)
         for one in part.instructions:
-            assert one.op is not Op.NATIVE or len(ranks) == self.world_size, "a native call takes all ranks"
-            write, read = (s and Slice(renamed[s.buffer], s.start, s.stop) for s in (one.write, one.read))
-            peer = None if one.peer is None else ranks[one.peer]
+            write, read, peer = one.write, one.read, one.peer
+            if write is not None and write[0] != DATA:
+                write = _new(Slice, (renamed[write[0]], write[1], write[2]))
+            if read is not None and read[0] != DATA:
+                read = _new(Slice, (renamed[read[0]], read[1], read[2]))
+            if peer is not None:
+                peer = ranks[peer]
             after = {base + earlier for earlier in one.after}
-            if one.op is Op.SEND:
+            if one.op is _SEND:
                 if in_turn and self._last_send is not None and self._last_send < base:
                     after.add(self._last_send)
                 self._last_send = len(self._instructions)
@@ -158,10 +184,9 @@ class PartBuilder:
     ) -> None:
         index = len(self._instructions)
         if read is not None:
-            self._accesses.read(read[0], read[1], read[2], index, after)
+            self._accesses.read(*read, index, after)
         if write is not None:
-            self._accesses.write(write[0], write[1], write[2], index, after)
-            after.discard(index)  # it may read what it writes
+            self._accesses.write(*write, index, after)
         waits = tuple(sorted(after)) if len(after) > 1 else tuple(after)
         self._instructions.append(_new(Instruction, (op, write, read, peer, waits, keeps)))
 

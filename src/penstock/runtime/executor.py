@@ -19,6 +19,7 @@ from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Part, Program
+from penstock.program.builder import without_collecting
 from penstock.runtime.binding import Binder, Binding, Memories
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
@@ -63,10 +64,11 @@ def prepare(
         digest = digest or program_digest(program, dtype, codec, batches)
     else:
         part, window = program, max(window, DEPTH)
-    layout = lay_out(part, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
+    with without_collecting():
+        layout = lay_out(part, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
+        actions = schedule(part.instructions, window)
     scratch = scratch or Scratch()
     scratch.reserve(layout.nbytes)
-    actions = schedule(part.instructions, window)
     binder = Binder(part, dtype, layout, codec)
     numel = batches.numel if batches else part.numel
     return Prepared(part, transport, dtype, numel, actions, scratch, digest, binder)

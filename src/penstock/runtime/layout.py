@@ -19,6 +19,7 @@ from penstock.strategies.batches import Batches, Piece
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two slices share one and every element type is aligned
 PAYLOAD_ALIGNMENT = 16  # bytes: what a codec may rely on
+_SEND, _RECV = Op.SEND, Op.RECV  # found faster than members
 _CODES = (Op.ENCODE, Op.DECODE, Op.MERGE)
 
 
@@ -63,12 +64,12 @@ class Layout:
             raise StrategyError("dense data in a compressed program moves as a whole: batches lie anywhere in it")
         return ends[position]
 
-    def pieces(self, slice_: Slice) -> list[Piece]:
+    def pieces(self, slice_: Slice) -> Sequence[Piece]:
         """Return what is encoded by itself within a block: (start, stop) of `data`."""
         if self.batches is None:
             return [(slice_.start, slice_.stop)]
         if slice_.stop == slice_.start + 1:
-            return list(self.batches.pieces[slice_.start])
+            return self.batches.pieces[slice_.start]
         return [piece for batch in self.batches.pieces[slice_.start : slice_.stop] for piece in batch]
 
     def payload_nbytes(self, piece: Piece) -> int:
@@ -80,10 +81,10 @@ class Layout:
         """Return the bytes that a block takes, padding included."""
         total = 0
         for start, stop in self.pieces(slice_):
-            if stop - start not in self.padded:
-                nbytes = self.payload_nbytes((start, stop))
-                self.padded[stop - start] = _aligned(nbytes, PAYLOAD_ALIGNMENT)
-            total += self.padded[stop - start]
+            nbytes = self.padded.get(stop - start)
+            if nbytes is None:
+                nbytes = self.padded[stop - start] = _aligned(self.payload_nbytes((start, stop)), PAYLOAD_ALIGNMENT)
+            total += nbytes
         return total
 
     def reserve(self, nbytes: int) -> int:
@@ -104,8 +105,9 @@ def lay_out(
     buffers = {DATA: Buffer(DATA, part.numel)} | {buffer.name: buffer for buffer in part.buffers}
     for name, slices in _used(part.instructions).items():
         buffer = buffers[name]
+        numel = buffer.numel
         for slice_ in slices:
-            if not 0 <= slice_.start <= slice_.stop <= buffer.numel:
+            if not 0 <= slice_[1] <= slice_[2] <= numel:
                 raise StrategyError(
                     f"{part.strategy}: rank {part.rank} uses {slice_}; the buffer has {buffer.numel} elements"
                 )
@@ -121,12 +123,17 @@ def lay_out(
 def _used(instructions: Sequence[Instruction]) -> dict[str, dict[Slice, bool]]:
     """Return the slices of each buffer, in the order of first use: whether each is encoded or decoded as a whole."""
     found: dict[str, dict[Slice, bool]] = {}
-    for one in instructions:
-        codes = one.op in _CODES
-        for slice_ in (one.write, one.read):
+    for op, write, read, _, _, _ in instructions:
+        codes = op is not _SEND and op is not _RECV and op in _CODES
+        for slice_ in (write, read):
             if slice_ is not None:
-                slices = found.setdefault(slice_.buffer, {})
-                slices[slice_] = slices.get(slice_, False) or codes
+                slices = found.get(slice_[0])
+                if slices is None:
+                    slices = found[slice_[0]] = {}
+                if codes:
+                    slices[slice_] = True
+                elif slice_ not in slices:
+                    slices[slice_] = False
     return found
 
 
@@ -134,7 +141,12 @@ def _blocks(slices: Mapping[Slice, bool], strategy: str, batched: bool) -> list[
     """Return the blocks of an encoded buffer in order: what is coded as a whole, or else passed on as a whole."""
     if batched:  # a block may consist of several batches, and be sent in several parts
         buffer = next(iter(slices)).buffer
-        positions = {position for one in slices for position in range(one.start, one.stop)}
+        positions: set[int] = set()
+        for _, start, stop in slices:
+            if stop == start + 1:
+                positions.add(start)
+            else:
+                positions.update(range(start, stop))
         return [Slice(buffer, position, position + 1) for position in sorted(positions)]
     found = {one for one, coded in slices.items() if coded}
     found |= {one for one in slices if not any(one.overlaps(other) for other in found)}

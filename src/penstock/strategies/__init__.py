@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, Part, Program
-from penstock.program.builder import whole
+from penstock.program.builder import whole, without_collecting
 from penstock.strategies.batches import Batches, make_batches, one_batch
 from penstock.strategies.bidirectional_exchange import BIDIRECTIONAL_EXCHANGE
 from penstock.strategies.binary_tree import BINARY_TREE
@@ -86,7 +86,8 @@ def build_part(
     operation: str | Collective, name: str, rank: int, world_size: int, numel: int, options: Options | None = None
 ) -> Part:
     """Return what one rank does in `operation` by the strategy called `name`; `-` may stand for `_`."""
-    return _builder(operation, name)(rank, world_size, numel, options or Options())
+    with without_collecting():
+        return _builder(operation, name)(rank, world_size, numel, options or Options())
 
 
 def build(
@@ -115,8 +116,9 @@ def build_coded_part(
     batches = make_batches(bounds, chunks, options.partitions, options.block_numel or BLOCK, waves)
     count = len(batches.pieces)
     options = replace(options, block_numel=1, partitions=max(count, 1))
-    part = coded_part(name, rank, world_size, count, options, batches.empty)
-    return without(part, batches.empty), batches.filled
+    with without_collecting():
+        part = coded_part(name, rank, world_size, count, options, batches.empty)
+        return without(part, batches.empty), batches.filled
 
 
 def build_compressed(

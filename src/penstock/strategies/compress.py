@@ -24,7 +24,7 @@ Slices of encoded buffers are aligned with `data`: `out[s:t]` holds the codec's 
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -34,6 +34,8 @@ from penstock.program.builder import PartBuilder
 from penstock.strategies.pipeline import DEPTH
 from penstock.strategies.strategy import CodedBuilder, Options
 
+_new = tuple.__new__  # as in the builder: a part has thousands of slices
+_SEND, _RECV, _MERGE = Op.SEND, Op.RECV, Op.MERGE  # found faster than members
 OUT = "out"  # partial sums, encoded here
 IN = "in"  # partial sums that arrived; more such buffers where several arrive for the same elements
 FINAL = "final"  # finished sums, encoded here or elsewhere
@@ -85,8 +87,9 @@ class _Rewriting:
         self.unit_starts = [unit.start for unit in self.units]
         self.unit_at = dict(zip(self.unit_starts, self.units, strict=True))
         self.filled = list(accumulate((one not in empty for one in range(part.numel)), initial=0)) if empty else None
+        self.sends = {index for index, one in enumerate(self.old) if one[0] is _SEND}
         self.merged_into = _merged_into(self.old)
-        self.new: dict[int, list[int]] = {}  # index of a dense instruction: of what it became, or waited for
+        self.new: list[Sequence[int]] = []  # index of a dense instruction: of what it became, or waited for
         self.inbox: dict[Slice, Slice] = {}  # scratch of the dense part: where its values arrive now
         self.apart = _are_apart(self.merged_into.values())  # no two partial sums that arrive overlap in part
         self.arrivals: dict[Slice, int] = {}  # elements that arrived so far as partial sums: how often
@@ -112,68 +115,65 @@ class _Rewriting:
 
     def _drop(self, index: int, one: Instruction) -> None:
         """Leave an instruction out; what waited for it waits for what it would have waited for."""
-        sends = one.op is Op.SEND
-        alike = [earlier for earlier in one.after if (self.old[earlier].op is Op.SEND) == sends]
-        self.new[index] = self._renumbered(alike)
+        sends = one.op is _SEND
+        alike = [earlier for earlier in one.after if (earlier in self.sends) == sends]
+        self.new.append(self._renumbered(alike))
 
     def _rewrite(self, index: int, one: Instruction) -> None:
-        own: list[Slice] = []
-        if one.op is Op.SEND:
-            own = self._send(index, one)
-        elif one.op is Op.RECV:
-            self._recv(index, one)
+        op, write, read, peer, after, _ = one
+        if op is _SEND:
+            assert read is not None
+            assert peer is not None
+            for unit in self._send(index, read, peer, after):  # now that it is on its way
+                self.builder.decode(_in(DATA, unit), unit)
+        elif op is _RECV:
+            assert write is not None
+            assert peer is not None
+            self._recv(index, write, peer, after)
         else:
-            self._merge(index, one)
-        for unit in own:  # now that it is on its way
-            self.builder.decode(_in(DATA, unit), unit)
+            assert write is not None
+            assert read is not None
+            self.new.append((self.builder.issued,))
+            self.builder.merge(write, self.inbox[read])
         if self.waiting:
-            for earlier in one.after:
-                self._decode(earlier)
+            for earlier in after:
+                if earlier in self.waiting:
+                    self._decode(earlier)
 
-    def _send(self, index: int, one: Instruction) -> list[Slice]:
+    def _send(self, index: int, read: Slice, peer: int, after: Sequence[int]) -> Sequence[Slice]:
         """Send partial sums encoded, or finished ones; return the units that were finished here."""
-        _, _, read, peer, after, _ = one
-        assert read is not None
-        assert peer is not None
-        own: list[Slice] = []
+        builder, own = self.builder, ()
         if index in self.part.finished:
             coded = _in(self._buffer(FINAL), read)
-            own = [unit for unit in self._units(coded) if unit not in self.encoded]
+            own = tuple(unit for unit in self._units(coded) if unit not in self.encoded)
             for unit in own:
                 self._encode_final(unit)
         else:
             coded = _in(self._buffer(OUT), read)
-            self.builder.encode(coded, read)
-        self.new[index] = [self.builder.issued]
-        sends = [earlier for earlier in after if self.old[earlier].op is Op.SEND]
-        self.builder.send(peer, coded, after=self._renumbered(sends) if sends else ())
+            builder.encode(coded, read)
+        self.new.append((builder.issued,))
+        sends = [earlier for earlier in after if earlier in self.sends]
+        builder.send(peer, coded, after=self._renumbered(sends) if sends else ())
         return own
 
-    def _recv(self, index: int, one: Instruction) -> None:
-        assert one.write is not None
-        assert one.peer is not None
-        if one.write.buffer == DATA:
-            coded = _in(self._buffer(FINAL), one.write)
+    def _recv(self, index: int, write: Slice, peer: int, after: Sequence[int]) -> None:
+        builder = self.builder
+        if write[0] == DATA:
+            coded = _in(self._buffer(FINAL), write)
             self.waiting[index] = self._units(coded)
             self.encoded.update(self.waiting[index])
         else:
-            coded = self._slot(self._added_to(index, one.write))
-            self.inbox[one.write] = coded
-        self.new[index] = [self.builder.issued]
-        after = [earlier for earlier in one.after if self.old[earlier].op is not Op.SEND]  # those read `data`
-        self.builder.recv(one.peer, coded, after=self._renumbered(after) if after else ())
+            coded = self._slot(self._added_to(index, write))
+            self.inbox[write] = coded
+        self.new.append((builder.issued,))
+        after = [earlier for earlier in after if earlier not in self.sends]  # those read `data`
+        builder.recv(peer, coded, after=self._renumbered(after) if after else ())
 
     def _renumbered(self, indices: Iterable[int]) -> list[int]:
-        return [new for index in indices for new in self.new.get(index, ())]
-
-    def _merge(self, index: int, one: Instruction) -> None:
-        assert one.write is not None
-        assert one.read is not None
-        self.new[index] = [self.builder.issued]
-        self.builder.merge(one.write, self.inbox[one.read])
+        return [new for index in indices for new in self.new[index]]
 
     def _decode(self, arrived: int) -> None:
-        for unit in self.waiting.pop(arrived, ()):
+        for unit in self.waiting.pop(arrived):
             self.builder.decode(_in(DATA, unit), unit)
 
     def _encode_final(self, unit: Slice) -> None:
@@ -246,12 +246,12 @@ def _merged_into(instructions: tuple[Instruction, ...]) -> dict[int, Slice]:
     found: dict[int, Slice] = {}
     merges: dict[Slice, Slice] = {}  # scratch: what it is added to by the next merge
     for index in range(len(instructions) - 1, -1, -1):
-        one = instructions[index]
-        if one.op is Op.MERGE and one.read is not None and one.write is not None:
-            merges[one.read] = one.write
-        elif one.op is Op.RECV and one.write in merges:
-            assert one.write is not None
-            found[index] = merges[one.write]
+        op, write, read, _, _, _ = instructions[index]
+        if op is _MERGE and read is not None and write is not None:
+            merges[read] = write
+        elif op is _RECV and write in merges:
+            assert write is not None
+            found[index] = merges[write]
     return found
 
 
@@ -263,4 +263,4 @@ def _are_apart(slices: Iterable[Slice]) -> bool:
 
 def _in(buffer: str, touched: Slice) -> Slice:
     """Return the same elements of another buffer."""
-    return Slice(buffer, touched[1], touched[2])
+    return _new(Slice, (buffer, touched[1], touched[2]))

@@ -25,7 +25,7 @@ All ranks add the payloads in the order of the ranks, so all end with the same b
 is in that rank's residual.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from penstock.program import Collective, Part, Slice
 from penstock.program.builder import PartBuilder
@@ -33,6 +33,7 @@ from penstock.strategies.closed_form import SyncCounts, floor_log2
 from penstock.strategies.pipeline import DEPTH, blocks
 from penstock.strategies.strategy import Options, Strategy
 
+_new = tuple.__new__  # as in the builder: there are thousands of slices
 Turn = tuple[int | None, int, int | None, int]  # receive whose payload from which rank, and send whose to which
 
 
@@ -58,34 +59,38 @@ def _gather(builder: PartBuilder, options: Options, empty: Collection[int], turn
     ]
     for rank in range(builder.world_size if pieces else 0):
         builder.scratch(_buffer(rank), numel, encoded=True)
+    names = [_buffer(rank) for rank in range(builder.world_size)]
+    payloads = {block: [_new(Slice, (name, block.start, block.stop)) for name in names] for block in pieces}
     receives: list[int] = []
     for block, before in zip(pieces, [None, *pieces], strict=False):
-        _send_all(builder, block, turns, receives)
+        _send_all(builder, block, payloads[block], turns, receives)
         if before is not None:
-            _add_all(builder, before)
+            _add_all(builder, before, payloads[before])
     for block in pieces[-1:]:
-        _add_all(builder, block)
+        _add_all(builder, block, payloads[block])
     return builder.build()
 
 
-def _send_all(builder: PartBuilder, block: Slice, turns: list[Turn], receives: list[int]) -> None:
-    """Take the turns of one block; `receives` are those so far, each posted after the one `DEPTH` before it.
+def _send_all(
+    builder: PartBuilder, block: Slice, payloads: Sequence[Slice], turns: list[Turn], receives: list[int]
+) -> None:
+    """Take the turns of one block, whose payloads are those of each rank; `receives` are those so far, each posted after the one `DEPTH` before it.
 
     All ranks take them in the same order, so that those in flight are the next on both sides of every link.
     """
-    builder.encode(_payload(builder.rank, block), block)
+    builder.encode(payloads[builder.rank], block)
     for arriving, source, leaving, target in turns:
         if arriving is not None:
             receives.append(builder.issued)
-            builder.recv(source, _payload(arriving, block), after=receives[-DEPTH - 1 : -DEPTH])
+            builder.recv(source, payloads[arriving], after=receives[-DEPTH - 1 : -DEPTH])
         if leaving is not None:
-            builder.send(target, _payload(leaving, block))
+            builder.send(target, payloads[leaving])
 
 
-def _add_all(builder: PartBuilder, block: Slice) -> None:
-    builder.decode(block, _payload(0, block))
-    for other in range(1, builder.world_size):
-        builder.merge(block, _payload(other, block))
+def _add_all(builder: PartBuilder, block: Slice, payloads: Sequence[Slice]) -> None:
+    builder.decode(block, payloads[0])
+    for payload in payloads[1:]:
+        builder.merge(block, payload)
 
 
 def _direct(rank: int, world_size: int) -> Iterator[Turn]:
@@ -126,10 +131,6 @@ def _held(rank: int, turn: int, power: int, world_size: int) -> list[int]:
     first = rank >> turn << turn
     group = range(first, first + (1 << turn))
     return [*group, *(one + power for one in group if one + power < world_size)]
-
-
-def _payload(whose: int, block: Slice) -> Slice:
-    return Slice(_buffer(whose), block.start, block.stop)
 
 
 def _buffer(rank: int) -> str:

@@ -41,6 +41,8 @@ def blocks(start: int, stop: int, block_numel: int) -> list[Slice]:
     """Cut `start` to `stop` of `data` into blocks of at most `block_numel`, as even as possible."""
     numel = stop - start
     count = -(-numel // max(block_numel, 1))
+    if count == 1:
+        return [Slice(DATA, start, stop)]
     return [Slice(DATA, start + numel * i // count, start + numel * (i + 1) // count) for i in range(count)]
 
 
@@ -95,6 +97,8 @@ class _Inbox:
 
     def post_ahead(self, done: int, left: int) -> None:
         """Post receives up to `DEPTH` after arrival `done`, as far as what they replace has been used."""
+        if self.posted > done + DEPTH:  # most often
+            return
         last = min(done + 1 + DEPTH, len(self.arrivals))
         while self.posted < last and not self._too_early(done, left):
             source, target, merged = self.arrivals[self.posted]
@@ -115,4 +119,8 @@ class _Inbox:
             if self.departures[left].block.overlaps(block):
                 return True
             left += 1
-        return any(one.block.overlaps(block) for one in self.arrivals[done + 1 : self.posted])
+        for place in range(done + 1, self.posted):
+            other = self.arrivals[place].block
+            if other.start < block.stop and block.start < other.stop:  # `overlaps`, without a call
+                return True
+        return False
