@@ -7,7 +7,7 @@ import pytest
 from every_call import dense_calls
 from mutations import change, drop, duplicate, find
 from penstock.program import DATA, Buffer, Instruction, Op, Slice
-from penstock.strategies import Options, build, build_compressed, coded_names, compressed_program
+from penstock.strategies import Options, build, build_coded_part, build_compressed, coded_names, compressed_program
 from penstock.verify import Kind, require_proof, verify
 
 RING = compressed_program("ring", 3, 3, Options(block_numel=1))
@@ -137,3 +137,10 @@ def test_a_block_encoded_in_anothers_place_is_a_wrong_element() -> None:
     moved = change(RING, 0, index, write=Slice("out", 1, 2), read=read)
     moved = change(moved, 0, index + 1, read=Slice("out", 1, 2))
     assert Kind.WRONG_ELEMENT in kinds(moved)
+
+
+def test_a_bucket_of_many_tensors_with_empty_batches_is_built_at_the_cost_of_its_instructions() -> None:
+    tensors = [70_001 * place * place // 1600 for place in range(40)]
+    part, batches = build_coded_part("parameter_server", 1, 8, [*tensors, 70_001], Options(block_numel=4096))
+    assert sum(batches.sizes) == 70_001
+    assert len(part.instructions) == 128  # was never reached: waits of dropped instructions doubled with each of them

@@ -19,7 +19,7 @@ from penstock.strategies.batches import Batches, Piece
 
 ALIGNMENT = 64  # bytes: a cache line, so that no two slices share one and every element type is aligned
 PAYLOAD_ALIGNMENT = 16  # bytes: what a codec may rely on
-_SEND, _RECV = Op.SEND, Op.RECV  # found faster than members
+_SEND, _RECV = Op.SEND, Op.RECV  # as in the builder
 _CODES = (Op.ENCODE, Op.DECODE, Op.MERGE)
 
 

@@ -35,7 +35,7 @@ from penstock.strategies.pipeline import DEPTH
 from penstock.strategies.strategy import CodedBuilder, Options
 
 _new = tuple.__new__  # as in the builder: a part has thousands of slices
-_SEND, _RECV, _MERGE = Op.SEND, Op.RECV, Op.MERGE  # found faster than members
+_SEND, _RECV, _MERGE = Op.SEND, Op.RECV, Op.MERGE  # as in the builder
 OUT = "out"  # partial sums, encoded here
 IN = "in"  # partial sums that arrived; more such buffers where several arrive for the same elements
 FINAL = "final"  # finished sums, encoded here or elsewhere
@@ -117,7 +117,7 @@ class _Rewriting:
         """Leave an instruction out; what waited for it waits for what it would have waited for."""
         sends = one.op is _SEND
         alike = [earlier for earlier in one.after if (earlier in self.sends) == sends]
-        self.new.append(self._renumbered(alike))
+        self.new.append(tuple(dict.fromkeys(self._renumbered(alike))))  # each once, or they double with every drop
 
     def _rewrite(self, index: int, one: Instruction) -> None:
         op, write, read, peer, after, _ = one
@@ -142,7 +142,8 @@ class _Rewriting:
 
     def _send(self, index: int, read: Slice, peer: int, after: Sequence[int]) -> Sequence[Slice]:
         """Send partial sums encoded, or finished ones; return the units that were finished here."""
-        builder, own = self.builder, ()
+        builder = self.builder
+        own: Sequence[Slice] = ()
         if index in self.part.finished:
             coded = _in(self._buffer(FINAL), read)
             own = tuple(unit for unit in self._units(coded) if unit not in self.encoded)

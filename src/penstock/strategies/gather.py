@@ -74,7 +74,9 @@ def _gather(builder: PartBuilder, options: Options, empty: Collection[int], turn
 def _send_all(
     builder: PartBuilder, block: Slice, payloads: Sequence[Slice], turns: list[Turn], receives: list[int]
 ) -> None:
-    """Take the turns of one block, whose payloads are those of each rank; `receives` are those so far, each posted after the one `DEPTH` before it.
+    """Take the turns of one block; `payloads` has a place for each rank's.
+
+    `receives` are those so far, each posted after the one `DEPTH` before it.
 
     All ranks take them in the same order, so that those in flight are the next on both sides of every link.
     """
