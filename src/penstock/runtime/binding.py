@@ -124,8 +124,10 @@ class Binder:
 
     def _check_codec(self, strategy: str) -> None:
         """Refuse what would fail in the middle of a run, when messages are under way."""
-        merges = [one for one in self.instructions if one.op is Op.MERGE and self._is_encoded(one.write)]
-        if merges and not self.can.merging:
+        if self.can.merging:
+            return
+        merge = Op.MERGE
+        if any(one[0] is merge and self._is_encoded(one.write) for one in self.instructions):
             name = self.codec.name if self.codec else None
             raise StrategyError(f"{strategy}: adds encoded blocks, which {name} cannot; use a sparse codec")
 

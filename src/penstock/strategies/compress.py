@@ -35,7 +35,7 @@ from penstock.strategies.pipeline import DEPTH
 from penstock.strategies.strategy import CodedBuilder, Options
 
 _new = tuple.__new__  # as in the builder: a part has thousands of slices
-_SEND, _RECV, _MERGE = Op.SEND, Op.RECV, Op.MERGE  # as in the builder
+_SEND, _RECV, _MERGE, _COPY, _NATIVE = Op.SEND, Op.RECV, Op.MERGE, Op.COPY, Op.NATIVE  # as in the builder
 OUT = "out"  # partial sums, encoded here
 IN = "in"  # partial sums that arrived; more such buffers where several arrive for the same elements
 FINAL = "final"  # finished sums, encoded here or elsewhere
@@ -54,7 +54,7 @@ def compress(part: Part, empty: Iterable[int] = ()) -> Part:
     """Return the compressed form of a rank's part of a dense all-reduce; positions in `empty` have nothing to send."""
     if part.collective is not Collective.ALL_REDUCE:
         raise StrategyError(f"{part.strategy}: only an all-reduce can be compressed, not a {part.collective.value}")
-    if any(one.op in (Op.NATIVE, Op.COPY) for one in part.instructions):
+    if any(one[0] is _NATIVE or one[0] is _COPY for one in part.instructions):
         raise StrategyError(f"{part.strategy}: the engine's own call moves dense data; choose another strategy")
     return _Rewriting(part, frozenset(empty)).run()
 
@@ -194,9 +194,9 @@ class _Rewriting:
 
     def _elements(self, index: int, one: Instruction) -> Slice:
         """Return the elements of `data` that an instruction is about."""
-        if one.op is Op.RECV and one.write is not None and one.write.buffer != DATA:
+        if one.op is _RECV and one.write is not None and one.write.buffer != DATA:
             return self._added_to(index, one.write)
-        touched = one.read if one.op is Op.SEND else one.write
+        touched = one.read if one.op is _SEND else one.write
         assert touched is not None
         return touched
 
