@@ -115,7 +115,7 @@ class Binder:
         assert self.codec is not None
         return _filled_nbytes, (self.codec.payload_nbytes, len(pieces), self._bytes(last, memories), skipped)
 
-    def _blocks(self, slice_: Slice) -> list[tuple[Slice, list[Piece]]]:
+    def _blocks(self, slice_: Slice) -> list[tuple[Slice, Sequence[Piece]]]:
         """Return the blocks of an encoded slice, each with its pieces."""
         if self.layout.batches is None:
             return [(slice_, self.layout.pieces(slice_))]

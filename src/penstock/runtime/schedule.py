@@ -41,7 +41,7 @@ class Action(NamedTuple):
     step: int  # the index of the instruction
 
 
-_SEND, _RECV, _NATIVE = Op.SEND, Op.RECV, Op.NATIVE  # a name is found at once; a member of an Enum takes 0.1 us
+_SEND, _RECV, _NATIVE = Op.SEND, Op.RECV, Op.NATIVE  # a name is found at once; a member of an Enum takes 0.3 us
 _DO_SEND, _DO_RECV, _DO_WAIT, _DO_COMPUTE, _DO_NATIVE = Do.SEND, Do.RECV, Do.WAIT, Do.COMPUTE, Do.NATIVE
 _new = tuple.__new__  # without the names of the fields: a schedule has thousands of actions
 
