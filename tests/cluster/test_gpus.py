@@ -102,6 +102,7 @@ def test_without_the_control_program_ranks_go_on_and_are_told_what_that_costs(tm
 def test_stopping_where_nothing_was_started_does_nothing(tmp_path):
     stop_service(tmp_path)
     stop_service(tmp_path / "not there")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_so_does_one_that_small_tensors_spoil() -> None:
     memory = TorchMemory(make_scheme(EXACT, dense_below=4), on_nonfinite="skip")
     values = torch.cat([GRADIENT, torch.full((3,), torch.inf)])
     average(one_rank(memory), values, Route("ring", EXACT), ("a", "b"), (NUMEL, 3))
-    assert memory.spoilt
+    assert memory.has_nonfinite
 
 
 def test_a_tensor_without_a_gradient_keeps_what_it_owes_and_its_velocity() -> None:

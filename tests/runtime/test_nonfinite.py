@@ -108,7 +108,7 @@ def test_an_exchange_raises_the_same_on_every_rank_or_spoils_the_step_on_every_r
                 average(exchange, values, Route(strategy, name), ("a", "b", "c"), SIZES)
             except NonFiniteError as error:
                 return str(error)
-        return memory.spoilt, values.numpy().tobytes()
+        return memory.has_nonfinite, values.numpy().tobytes()
 
     ranks = run_ranks(RANKS, rank)
     assert all(other == ranks[0] for other in ranks[1:])

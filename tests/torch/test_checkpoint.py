@@ -155,7 +155,7 @@ def test_what_is_owed_follows_a_parameter_whose_buckets_are_made_anew():
     memory.residuals.bucket(["a"], [48])[:] = values.flatten()
     memory.begin()  # saves what is owed, for a step that is skipped
     memory.know_parameters({"a": values.clone(memory_format=torch.channels_last)})
-    memory.spoilt = True
+    memory.has_nonfinite = True
     assert torch.equal(memory.state_dict(0, 1)["memories"]["residual"]["a"], values)
 
 
@@ -190,7 +190,7 @@ def test_a_skipped_step_leaves_what_was_owed_before_it():
     memory.residuals.bucket(["a"], [1])[:] = 3
     memory.begin()
     memory.residuals.bucket(["a"], [1])[:] = 1
-    memory.spoilt = True
+    memory.has_nonfinite = True
     assert memory.state_dict(0, 1)["memories"]["residual"]["a"].tolist() == [3]
     memory.begin()
     assert memory.residuals.bucket(["a"], [1]).tolist() == [3]

@@ -114,7 +114,7 @@ class QueuedForm(Protocol):
 
 
 class Look(Protocol):
-    """What the host hears of a bucket, later."""
+    """What a bucket reports to the host, later."""
 
     def start(self) -> None:
         """Queue the look and a copy of what it finds."""

@@ -297,7 +297,7 @@ class Averaging:
     def _look(self, total: Buffer) -> None:
         """Note a sum that makes a gradient scaler skip this step; it is the same on all ranks."""
         if self.memory.skips and not self._arrays.is_finite(total):
-            self.memory.spoilt = True
+            self.memory.has_nonfinite = True
 
     def _float32(self, parcel: Parcel, given: Buffer) -> Buffer:
         """Return a parcel in float32, in memory that stays where it is, as what is queued there must."""
@@ -370,7 +370,7 @@ class Averaging:
         memory += rounding
 
     def _on_nonfinite(self, values: Buffer, parcel: Parcel) -> None:
-        self.memory.spoilt = True
+        self.memory.has_nonfinite = True
         if not self.memory.skips:
             self.memory.fail()
             parts = zip(parcel.names, parcel.bounds, strict=True)

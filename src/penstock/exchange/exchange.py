@@ -219,7 +219,7 @@ class Exchange:
                     before = transport.sent_nbytes + (messages.sent_nbytes if messages else 0)
                     self._averaging.average(parcel, values, is_first, lane > 0)
                     is_first = False
-                    self.memory.spoilt |= self._nonfinite_elsewhere
+                    self.memory.has_nonfinite |= self._nonfinite_elsewhere
                     sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before
                     self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent))
                     self.sent.append(Sent(parcel.name, start, perf_counter()))
@@ -257,7 +257,7 @@ class Exchange:
 
     def note_nonfinite(self) -> None:
         """Note that a gradient of this iteration which travels beside this exchange is not finite on some rank."""
-        self._nonfinite_elsewhere = self.memory.spoilt = True
+        self._nonfinite_elsewhere = self.memory.has_nonfinite = True
 
     def traffic(self) -> Traffic:
         """Return the bytes that this rank has sent so far, and what the same gradients take dense."""

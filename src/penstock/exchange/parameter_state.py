@@ -69,7 +69,7 @@ class Memory:
         self.residuals, self.velocities = Residuals(arrays), Residuals(arrays)
         self.skips = on_nonfinite == "skip" or scaler is not None
         self.moments: Moments | None = None  # of the optimizer, where that exchanges its momentum
-        self.spoilt = False  # this iteration's gradients are not finite on some rank: its step will be skipped
+        self.has_nonfinite = False  # this iteration's gradients are not finite on some rank: its step will be skipped
         self.compresses = False  # some bucket is or was compressed, on all ranks alike: something may be owed
         self._failed = False  # a gradient was not finite, and nothing was saved to go back to
         self._scaler, self._scale = scaler, 1.0
@@ -109,7 +109,7 @@ class Memory:
         if self.skips:
             for store in self._stores.values():
                 store.save()
-        self.spoilt = self.counted = False
+        self.has_nonfinite = self.counted = False
 
     def goes_on(self) -> None:
         """Tell other ranks that a backward pass begins, where anything is kept from one to the next."""
@@ -166,7 +166,7 @@ class Memory:
         elif complaint is not None:
             raise complaint
         self._take(state_for(checked, rank, world_size))
-        self.spoilt = self._failed = False
+        self.has_nonfinite = self._failed = False
         self.compresses |= any(each["memories"].get("residual") for each in checked)
 
     def _take(self, state: State) -> None:
@@ -197,6 +197,6 @@ class Memory:
 
     def _undo(self) -> None:
         """Forget what an iteration did whose step was skipped."""
-        if self.skips and self.spoilt:
+        if self.skips and self.has_nonfinite:
             for store in self._stores.values():
                 store.restore()

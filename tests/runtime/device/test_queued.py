@@ -25,7 +25,7 @@ def program_of(strategy, world_size):
 @pytest.mark.parametrize("strategy", coded_names())
 def test_what_is_queued_is_proved_too(strategy):
     for world_size in (1, 2, 3, 4, 7, 8):
-        require_proof(program_of(strategy, world_size))
+        assert require_proof(program_of(strategy, world_size)).proved
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Kernels report a gradient that is not finite in one flag for each piece. Where the host sends the payloads, the flags
 are copied down behind them; the host then writes a header that says so over the payload, as the codec does on the CPU,
-and every rank decodes NaN. Where payloads never leave the device (`queued_*`), kernels do both, and the host hears of
+and every rank decodes NaN. Where payloads never leave the device (`queued_*`), kernels do both, and the host learns of
 it later.
 """
 
@@ -17,7 +17,7 @@ from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.graphs import Replays, Work
 from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.payload_block import Block, Note, Piece, pinned
-from penstock.compll.backends.triton.fill_nan import Spoiler
+from penstock.compll.backends.triton.fill_nan import NanFill
 from penstock.compll.backends.triton.many import Batch, ManyKernels, qualifies
 
 PAYLOAD_ALIGNMENT = 16  # bytes
@@ -291,7 +291,7 @@ class _Alone:
     ) -> None:
         self._form, self._bucket = form, bucket
         self._report = Report(len(pieces), bucket.device)
-        self._spoiler = Spoiler(pieces, self._report.all_flags)
+        self._nan_fill = NanFill(pieces, self._report.all_flags)
         payloads = _payloads(pieces, form.codec.codec.max_nbytes, bucket.device)
         encodes = form.encodes(bucket, residual, payloads, self._report)
         decodes = form.decodes(payloads, bucket, adds=False)
@@ -302,7 +302,7 @@ class _Alone:
         """Queue everything; only flags come down."""
         self._report.clear()
         self._form.replays.side_by_side(self._jobs)
-        self._spoiler.spoil(self._bucket)
+        self._nan_fill.fill(self._bucket)
         self._report.fetch(self._form.codec.kernels.status)
 
     def finish(self) -> None:

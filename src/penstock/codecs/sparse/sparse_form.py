@@ -30,7 +30,7 @@ class SparseForm:
     select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
     note: Note
     replays: Replays
-    spoiler: Any  # (pieces, flags) -> a `Spoiler`
+    nan_fill: Any  # (pieces, flags) -> a `NanFill`
 
     @property
     def queues(self) -> bool:
@@ -234,7 +234,7 @@ class _Alone:
         self._edges = torch.tensor(self._selection.ends, dtype=torch.int64).to(bucket.device)
         self._flags = torch.zeros(len(pieces), dtype=torch.int32, device=bucket.device)
         self._flags_here = pinned(len(pieces), torch.int32, bucket.device)
-        self._spoiler = form.spoiler(pieces, self._flags)
+        self._nan_fill = form.nan_fill(pieces, self._flags)
         self.start = form.replays.make(self._queue)
 
     def _queue(self) -> None:
@@ -243,8 +243,8 @@ class _Alone:
         for start, stop in self._selection.runs:
             self._bucket[start:stop] = 0.0
         self._bucket.index_copy_(0, self._selection.pairs.indices, sent)
-        self._spoiler.look(sent, self._edges)
-        self._spoiler.spoil(self._bucket)
+        self._nan_fill.look(sent, self._edges)
+        self._nan_fill.fill(self._bucket)
         self._flags_here.copy_(self._flags, non_blocking=True)
 
     def finish(self) -> None:

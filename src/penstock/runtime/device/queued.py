@@ -11,7 +11,7 @@ its kernels and the order of every sum: the result has the same bits. Messages h
 need, since only the device knows a smaller one: codecs whose payloads vary in size stay on the route through the host.
 
 Everything that does not change is resolved when a bucket is first seen: memory, launches, groups of messages. What is
-not finite is NaN on every rank, as kernels see to it; the host hears of it when the bucket comes the next time.
+not finite is NaN on every rank, as kernels see to it; the host learns of it when the bucket comes the next time.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton", reason="install penstock[gpu] to test kernels")
 
-from penstock.compll.backends.triton.fill_nan import Spoiler  # noqa: E402
+from penstock.compll.backends.triton.fill_nan import NanFill  # noqa: E402
 from penstock.compll.backends.triton.select_kernels import SMALL_COUNT, SMALL_NUMEL, Selector  # noqa: E402
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -41,8 +41,8 @@ def test_pieces_with_a_value_that_is_not_finite_become_nan_and_others_stay(wrong
     pieces, flags = [(0, 3), (5, 3000), (3000, 3001)], torch.zeros(3, dtype=torch.int32, device=DEVICE)
     chosen = torch.tensor([1.0, 2.0, wrong, 4.0], device=DEVICE)
     bucket = torch.ones(3001, device=DEVICE)
-    spoiler = Spoiler(pieces, flags)
-    spoiler.look(chosen, torch.tensor([0, 1, 3, 4], device=DEVICE))
-    spoiler.spoil(bucket)
+    nan_fill = NanFill(pieces, flags)
+    nan_fill.look(chosen, torch.tensor([0, 1, 3, 4], device=DEVICE))
+    nan_fill.fill(bucket)
     assert flags.tolist() == [0, 1, 0]
     assert torch.equal(bucket.isnan().cpu(), torch.arange(3001).ge(5) & torch.arange(3001).lt(3000))

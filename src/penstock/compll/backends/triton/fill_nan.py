@@ -27,7 +27,7 @@ def look(values_ptr, edges_ptr, flags_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def spoil(values_ptr, starts_ptr, stops_ptr, flags_ptr, BLOCK: tl.constexpr):
+def fill_flagged(values_ptr, starts_ptr, stops_ptr, flags_ptr, BLOCK: tl.constexpr):
     """One piece for each program: NaN everywhere where its flag is up; next to no time where it is not."""
     if tl.load(flags_ptr + tl.program_id(0)) != 0:
         stop = tl.load(stops_ptr + tl.program_id(0))
@@ -66,7 +66,7 @@ def look_at_firsts(values_ptr, firsts_ptr, count, status_ptr, found_ptr, BLOCK: 
     tl.store(found_ptr + 1, tl.load(status_ptr))
 
 
-class Spoiler:
+class NanFill:
     """The pieces of one bucket, (start, stop) each; `flags` is int32 memory, one for each."""
 
     def __init__(self, pieces: Any, flags: Any) -> None:
@@ -79,9 +79,9 @@ class Spoiler:
         """Raise the flags of pieces among whose values one is not finite: those from an edge to the next, int64."""
         self._start(look, values, edges, self._flags)
 
-    def spoil(self, bucket: Any) -> None:
+    def fill(self, bucket: Any) -> None:
         """Make NaN of the pieces whose flag is up."""
-        self._start(spoil, bucket, self._starts, self._stops, self._flags)
+        self._start(fill_flagged, bucket, self._starts, self._stops, self._flags)
 
     def _start(self, kernel: Any, *arguments: Any) -> None:
         if self._flags.numel():
