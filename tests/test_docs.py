@@ -107,7 +107,7 @@ def test_the_python_on_a_page_is_python(page):
         assert ast.parse(code).body, f"{page.name}: a block without a statement"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"], ids=lambda page: page.name)
 def test_files_that_a_page_names_are_there(page):
     """A path is one from the root, from the package or from the tests; a bare name is that of some file."""
     for name in re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|cll|lark|js))`", page.read_text()):
