@@ -4,12 +4,16 @@ import atexit
 import os
 import shutil
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
 if not Path("/dev/nvidia0").exists():  # Triton decides when it is first imported, which torch may do in any test
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if find_spec("triton"):  # before TensorFlow, which TensorBoard brings in where it is installed: Triton after it aborts
+    import triton  # noqa: F401
 
 # Measurements are kept in the platform's cache folder: the user's own is neither read nor written here. Processes of
 # a fork server have the environment that it was started with, so one folder is for all tests of a session. Compiled

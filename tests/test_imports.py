@@ -42,12 +42,18 @@ ALLOWED = {
     "cluster": VALUES | {"runtime", "cost", "simulator", "codecs"},
     "exchange": VALUES | {"codecs", "runtime", "strategies"},
     "planning": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange"},
-    "torch": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "planning"},
+    "torch": VALUES
+    | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange", "planning", "adaptor"},
+    "adaptor": VALUES | {"runtime", "strategies", "codecs", "exchange", "planning"},
+    "tensorflow": VALUES | {"exchange", "planning", "adaptor"},
+    "jax": VALUES | {"exchange", "planning", "adaptor"},
+    "mxnet": VALUES | {"exchange", "planning", "adaptor"},
     "doctor": VALUES | {"cluster", "compll", "runtime"},
     "zoo": VALUES | {"traces", "torch"},
     "train": VALUES
     | {"zoo", "planners", "strategies", "codecs", "cluster", "runtime", "exchange", "planning", "torch"},
 }
+ALLOWED["integrations"] = ALLOWED["torch"] | {"torch"}
 FREE = {"cli", "report", "bench", "__main__", "__init__"}
 THIRD_PARTY = {  # top-level package -> the only files that may import it
     "torch": (
@@ -61,9 +67,17 @@ THIRD_PARTY = {  # top-level package -> the only files that may import it
         "zoo/",
         "bench/",
         "train/",
+        "integrations/",
     ),
+    "accelerate": ("integrations/accelerate.py",),
+    "lightning": ("integrations/lightning.py",),
+    "transformers": ("integrations/transformers.py",),
     "triton": ("compll/backends/triton",),
-    "mpi4py": ("runtime/transport/mpi.py", "cli/"),
+    "tensorflow": ("tensorflow/",),
+    "keras": ("tensorflow/",),
+    "jax": ("jax/",),
+    "mxnet": ("mxnet/",),
+    "mpi4py": ("runtime/transport/mpi.py", "runtime/connect.py", "cli/"),
     "lark": ("compll/",),
     "matplotlib": ("report/",),
     "pyroute2": ("cluster/netlink.py",),

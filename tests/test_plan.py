@@ -37,6 +37,25 @@ def test_the_hash_covers_what_ranks_must_agree_on_and_nothing_else():
     assert replace(PLAN, buckets=(replace(BUCKETS[0], codec="onebit"), BUCKETS[1])).hash != PLAN.hash
 
 
+def test_bulks_are_what_is_sent_and_survive_the_round_trip(tmp_path):
+    one_each = cut_into_buckets(TRACE, range(4), [Route("ring")] * 4)
+    plan = replace(PLAN, buckets=one_each, bulks=(2, 1, 1))
+    assert [(each.tensors, each.nbytes) for each in plan.messages] == [(("d", "c"), 80), (("b",), 40), (("a",), 40)]
+    assert plan.merged == replace(PLAN, buckets=cut_into_buckets(TRACE, [1, 2, 3], [Route("ring")] * 3))
+    assert PLAN.messages == PLAN.buckets
+    save_plan(plan, tmp_path / "p.json")
+    assert load_plan(tmp_path / "p.json") == plan
+    assert len({plan.hash, plan.merged.hash, replace(plan, bulks=(1, 2, 1)).hash, replace(plan, bulks=()).hash}) == 4
+    assert "bulks" not in plan_document(PLAN)  # which older versions read
+
+
+def test_a_bulk_has_one_route_and_bulks_hold_every_bucket():
+    with pytest.raises(PlanError, match="buckets 0 to 1 are a bulk and travel by ring and double_tree; wanted one"):
+        replace(PLAN, bulks=(2,))
+    with pytest.raises(PlanError, match=r"bulks \[1\] of 2 buckets; wanted numbers that add up to it"):
+        replace(PLAN, bulks=(1,))
+
+
 def test_a_plan_is_checked_against_the_trace_it_is_used_with():
     PLAN.check_against(TRACE)
     with pytest.raises(PlanError, match="bucket 0 says 40 bytes; its tensors have 20"):
@@ -71,6 +90,8 @@ def test_a_tensor_stands_in_one_bucket_only():
         ({"buckets": [{"tensors": ["a"], "nbytes": 4, "strategy": "ring", "codec": 1}]}, "buckets[0].codec: found 1"),
         ({"planner": None}, "planner: found None; wanted a non-empty string"),
         ({"overlap": "yes"}, "overlap: found 'yes'; wanted true or false"),
+        ({"bulks": [1, 0, 1]}, "bulks: found [1, 0, 1]; wanted a list of whole numbers >= 1"),
+        ({"bulks": [1, 2]}, "bulks: found [1, 2]; wanted whole numbers that add up to 2"),
         ({"hash": "0"}, "hash: found '0'; wanted"),
         (
             {"timeline": [{"name": "x", "lane": "y", "start_seconds": 2, "end_seconds": 1}]},

@@ -4,6 +4,45 @@ All derive from `PenstockError`, so a training script can catch one class; the c
 as one line and exits with code 2.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+SHOWN = 200  # characters of a line of source around a mistake in it
+EXTRAS = {  # packages that only some parts need: the extra that installs them
+    "torch": "torch",
+    "numba": "codecs",
+    "llvmlite": "codecs",
+    "matplotlib": "plot",
+    "mpi4py": "mpi",
+    "sklearn": "digits",
+    "triton": "gpu",
+    "tensorboard": "tensorboard",
+    "accelerate": "accelerate",
+    "transformers": "transformers",
+    "lightning": "lightning",
+}
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the known name that is nearest to a misspelt one, as the end of a message; "" where none is near.
+
+    >>> did_you_mean("exct", ["exact", "greedy"])
+    " (did you mean 'exact'?)"
+    """
+    near = get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def what_to_install(error: ModuleNotFoundError) -> str:
+    """Return what brings a missing package, in one line; "" for a package that no extra has.
+
+    >>> what_to_install(ModuleNotFoundError("No module named 'numba'", name="numba"))
+    "numba is not installed, and this needs it: pip install 'penstock[codecs]'"
+    """
+    package = (error.name or "").split(".")[0]
+    extra = EXTRAS.get(package)
+    return f"{package} is not installed, and this needs it: pip install 'penstock[{extra}]'" if extra else ""
+
 
 class PenstockError(Exception):
     """The user's input or surroundings cannot be used as they are; the message says what to change."""
@@ -87,9 +126,23 @@ class CompileError(PenstockError):
     ) -> None:
         self.path, self.line, self.column = path, line, column
         self.problem, self.advice = problem, advice
-        text = source_line.expandtabs(1)
-        caret = " " * (column - 1) + "^" * max(1, min(width, len(text) - column + 1))
-        super().__init__(f"{path}:{line}:{column}: {problem}; {advice}\n    {text}\n    {caret}")
+        text = "".join(
+            each if each.isprintable() else "?" for each in source_line.expandtabs(1)
+        )  # a terminal obeys some
+        start = max(0, column - 1 - SHOWN // 2) if len(text) > SHOWN else 0
+        text, place = text[start : start + SHOWN], column - 1 - start
+        caret = " " * place + "^" * max(1, min(width, len(text) - place))
+        said = f"{_without_middle(problem)}; {_without_middle(advice)}"  # names in a source may be of any length
+        super().__init__(f"{path}:{line}:{column}: {said}\n    {text}\n    {caret}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return what an error of another library says, in one line; its class where it says nothing.
+
+    >>> one_line(ValueError("size mismatch:\\n\\tfound 3"))
+    'size mismatch: found 3'
+    """
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def shorten(value: object, limit: int = 60) -> str:
@@ -103,3 +156,7 @@ def shorten(value: object, limit: int = 60) -> str:
     except RecursionError:
         text = f"a {type(value).__name__} that is nested too deep to show"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _without_middle(text: str, limit: int = 400) -> str:
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

@@ -2,6 +2,11 @@
 
 Buckets stand in the order in which they are sent, which is the order in which their gradients become ready. A plan
 names tensors, so it can be checked against a trace or a model; its hash covers only what ranks must agree on.
+
+Buckets are what a planner cut. A *bulk* is a run of them, by one route, that travels as one message, with the readiness
+of its last bucket. `messages` are what is sent: bulks, and buckets that are in none.
+
+    buckets   a  b  c  d  e      bulks (3, 1, 1)      messages   a b c | d | e
 """
 
 import hashlib
@@ -9,7 +14,8 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from penstock.errors import PlanError
@@ -20,7 +26,7 @@ from penstock.trace import TIMES, Trace
 FORMAT = "penstock-plan/1"
 _FIELDS = (
     "format", "model", "workers", "planner", "overlap", "times", "iteration_seconds", "non_overlapped_seconds",
-    "buckets", "timeline", "hash",
+    "buckets", "bulks", "timeline", "hash",
 )  # fmt: skip
 
 
@@ -52,7 +58,7 @@ def parse_route(text: str) -> Route:
     >>> parse_route("ring+terngrad(bitwidth=2)/4")
     Route(strategy='ring', codec='terngrad(bitwidth=2)', partitions=4)
     """
-    match = re.fullmatch(r"\s*([^+/\s()]+(?:\([^()]*\))?)(?:\+(.+?))?(?:/([1-9][0-9]*))?\s*", text)
+    match = re.fullmatch(r"\s*([^+/\s()]+(?:\([^()]*\))?)(?:\+(.+?))?(?:/([1-9][0-9]{0,8}))?\s*", text)
     if not match:
         raise PlanError(f"route {text!r}; wanted STRATEGY, STRATEGY+CODEC or STRATEGY+CODEC/PARTITIONS: ring+onebit/4")
     return Route(match[1].replace("-", "_"), match[2], int(match[3] or 1))
@@ -60,7 +66,7 @@ def parse_route(text: str) -> Route:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors that are sent as one message."""
+    """Tensors that are sent as one message, alone or in a bulk with other buckets."""
 
     tensors: tuple[str, ...]  # in the order their gradients become ready
     nbytes: int  # dense gradient bytes, before any codec
@@ -93,6 +99,7 @@ class Plan:
     iteration_seconds: float = 0.0  # predicted
     non_overlapped_seconds: float = 0.0  # predicted communication that no computation hides
     timeline: Timeline = field(default_factory=lambda: Timeline(()))  # as predicted; may be empty
+    bulks: tuple[int, ...] = ()  # how many buckets in a row travel as one message, in order; empty: each by itself
 
     def __post_init__(self) -> None:
         holder: dict[str, int] = {}
@@ -104,11 +111,45 @@ class Plan:
                     both = f"buckets {holder[name]} and {index}" if holder[name] != index else f"bucket {index} twice"
                     raise PlanError(f"tensor {name!r} is in {both}; a plan holds each tensor once")
                 holder[name] = index
+        self._check_bulks()
+
+    def _check_bulks(self) -> None:
+        if self.bulks and (min(self.bulks) < 1 or sum(self.bulks) != len(self.buckets)):
+            raise PlanError(
+                f"bulks {list(self.bulks)} of {len(self.buckets)} buckets; wanted numbers that add up to it"
+            )
+        for start, stop in pairwise(accumulate(self.bulks, initial=0)):
+            if len(found := dict.fromkeys(str(bucket.route) for bucket in self.buckets[start:stop])) > 1:
+                raise PlanError(
+                    f"buckets {start} to {stop - 1} are a bulk and travel by {' and '.join(found)}; wanted one route"
+                )
+
+    @property
+    def merged(self) -> "Plan":
+        """The same with each bulk as one bucket: for adaptors that can let its gradients lie side by side."""
+        if not self.bulks:
+            return self
+        runs = (self.buckets[start:stop] for start, stop in pairwise(accumulate(self.bulks, initial=0)))
+        buckets = (
+            replace(
+                run[0],
+                tensors=tuple(name for bucket in run for name in bucket.tensors),
+                nbytes=sum(bucket.nbytes for bucket in run),
+            )
+            for run in runs
+        )
+        return replace(self, buckets=tuple(buckets), bulks=())
+
+    @property
+    def messages(self) -> tuple[Bucket, ...]:
+        """What is sent, in order: each bulk as one bucket."""
+        return self.merged.buckets
 
     @property
     def hash(self) -> str:
-        """A digest of what all ranks must agree on: buckets, their ways, and when sending starts."""
-        agreed = [self.overlap, [_bucket_document(bucket) for bucket in self.buckets]]
+        """A digest of what all ranks must agree on: buckets, their ways, bulks, and when sending starts."""
+        agreed: list[Any] = [self.overlap, [_bucket_document(bucket) for bucket in self.buckets]]
+        agreed += [self.bulks] if self.bulks else []
         return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]
 
     def check_against(self, trace: Trace) -> None:
@@ -161,6 +202,9 @@ def plan_from_fields(fields: Fields) -> Plan:
     seen: set[str] = set()
     for item in fields.objects("buckets"):
         buckets.append(_bucket(item, seen))
+    bulks = fields.integer_list("bulks", 1, ())
+    if bulks and sum(bulks) != len(buckets):
+        raise fields.error("bulks", f"whole numbers that add up to {len(buckets)}, the number of buckets")
     plan = Plan(
         model=fields.text("model", "model"),
         workers=fields.integer("workers", 1, 1),
@@ -171,6 +215,7 @@ def plan_from_fields(fields: Fields) -> Plan:
         iteration_seconds=fields.amount("iteration_seconds", 0.0),
         non_overlapped_seconds=fields.amount("non_overlapped_seconds", 0.0),
         timeline=timeline_from_fields(list(fields.objects("timeline", []))),
+        bulks=bulks,
     )
     if fields.text("hash", plan.hash) != plan.hash:
         raise fields.error(
@@ -217,6 +262,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "non_overlapped_seconds": plan.non_overlapped_seconds,
         "hash": plan.hash,
         "buckets": [_bucket_document(bucket) for bucket in plan.buckets],
+        **({"bulks": list(plan.bulks)} if plan.bulks else {}),
         "timeline": timeline_document(plan.timeline),
     }
 

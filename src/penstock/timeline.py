@@ -1,7 +1,7 @@
 """A `Timeline`: who did what from when to when, predicted or measured.
 
 The same value comes out of the simulator and of a real run, so both can be laid over one another. Lanes are named
-`compute`, `network`, `push`, `pull`, ... and belong to a rank.
+`compute`, `network`, `push`, `pull`, `computation`, `communication`, ... and belong to a rank.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,13 @@ from typing import Any
 from penstock.errors import PlanError
 from penstock.fields import Fields
 
-COMPUTE = "compute"  # the lane whose spans are not communication
+COMPUTE = "compute"  # the lane of the model's own computation: all others are about messages
+COMPUTATION, COMMUNICATION = "computation", "communication"  # what messages take of a rank: encoding, sending, ...
+
+
+def bucket_of(span_name: str) -> str:
+    """Return the bucket that a span is about: `name: send to 2` is about `name`."""
+    return span_name.split(": ", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)

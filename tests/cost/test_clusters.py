@@ -34,3 +34,14 @@ def test_an_unknown_name_lists_the_known_ones():
         find_network("lan")
     with pytest.raises(FormatError, match="No such file"):
         find_network("nowhere.json")
+
+
+def test_selecting_in_gtop_ks_curve_is_within_four_per_cent_of_its_figure_11():
+    encode = CLUSTERS["gtop-k-1gbe"].codecs["sparse"].encode
+    for parameters, seconds in (
+        (14_728_266, 0.091353),
+        (269_722, 0.001618),
+        (61_100_840, 0.383776),
+        (25_557_032, 0.15405),
+    ):
+        assert encode.seconds(4 * parameters) == pytest.approx(seconds, rel=0.04)

@@ -1,6 +1,7 @@
 import pytest
 
-from penstock.cost.ways import way_for
+from penstock.cost.clusters import CLUSTERS
+from penstock.cost.ways import way_for, ways_for
 from penstock.errors import NetworkError
 from penstock.network import LinearCost, Network
 
@@ -29,3 +30,22 @@ def test_unknown_names_say_what_is_known():
         way_for(NETWORK, "nccl", 8)
     with pytest.raises(NetworkError, match="0 workers; wanted at least 1"):
         way_for(NETWORK, "ring", 0)
+
+
+def test_a_strategy_that_carries_nothing_dense_takes_a_codec_of_the_networks():
+    network = CLUSTERS["gtop-k-1gbe"]
+    assert str(way_for(network, "gtopk").route) == "gtopk+sparse"
+    assert [str(way.route) for way in ways_for(network, ["topk_allgather"])] == ["topk_allgather+sparse"]
+    with pytest.raises(NetworkError, match="gtopk carries only blocks of a sparse codec, and network"):
+        way_for(CLUSTERS["hipress-100gbps"], "gtopk")
+    with pytest.raises(NetworkError, match="gtopk cannot carry onebit; wanted sparse"):
+        ways_for(CLUSTERS["hipress-100gbps"], ["gtopk"], ["onebit"])
+
+
+def test_gtop_ks_closed_form_on_its_own_cluster_is_its_equation_7():
+    network, nbytes = CLUSTERS["gtop-k-1gbe"], 100e6
+    selecting = 1.55e-9 * nbytes
+    log, alpha, beta, entries = 5, 0.436e-3, 9e-9, 0.002 * nbytes
+    assert way_for(network, "gtopk", 32).seconds(nbytes) == pytest.approx(
+        selecting + 2 * log * (alpha + beta * entries)
+    )

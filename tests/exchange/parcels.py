@@ -23,5 +23,7 @@ def average(
     made = _MADE.setdefault(averaging, {})
     if key not in made:
         made[key] = averaging.parcel(*key[:3], 0, kind)
-    averaging.average(made[key], values, is_first)
+    if is_first:
+        averaging.begin()
+    averaging.average(made[key], values)
     return values

@@ -244,6 +244,9 @@ class Doubling:
     def all_reduce(self, values) -> None:
         values *= 2
 
+    def behind(self, work) -> None:
+        work()
+
 
 class Momentums:
     """What an optimizer that exchanges its momentum says: half of it is sent, twice what arrives is taken."""
@@ -298,7 +301,8 @@ def test_small_tensors_of_a_queued_bucket_travel_in_one_dense_message_of_the_dev
     values = np.array([1.001, 2.0, 4.0, 1.0, 1.0, 1.0, 1.0, 3.003], np.float32)
     expected = values * np.array([2, 2, 2, 1, 1, 1, 1, 2], np.float32)  # to the bit where dense
     parcel = averaging.parcel(["a", "b", "c"], [3, 4, 1], Route("ring", "bf16"), 0, "float32")
-    averaging.average(parcel, values, is_first=True, queued=True)
+    averaging.begin()
+    averaging.average(parcel, values, queued=True)
     np.testing.assert_array_equal(values, expected)
 
 

@@ -1,9 +1,11 @@
 """Buckets go in and averages come out, on one thread and in one order, without any framework."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ from penstock.exchange.compression import Compression, make_scheme
 from penstock.exchange.exchange import Exchange
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.parameter_state import Memory
+from penstock.network import Network
 from penstock.plan import Bucket, Plan, Route
+from penstock.runtime import handshake, request
 from penstock.runtime.communicator import Communicator
 from runtime.threads import run_ranks
 
@@ -72,6 +76,29 @@ def test_every_tensor_of_a_bucket_travels_by_its_own_route() -> None:
     np.testing.assert_array_equal(ranks[0][0][0][0][37:], mean[37:])
 
 
+def test_a_linear_pipeline_takes_the_block_that_is_best_on_the_measured_network(monkeypatch) -> None:
+    """Messages of a rank in the middle of three: 2 out for every block of 37 + 600 elements."""
+    monkeypatch.setattr(request, "SMALLEST_BLOCK", 1)
+    monkeypatch.setattr(handshake, "shared_cores", lambda claims: 0)  # as on several hosts
+    plan = Plan("model", 3, "exact", (Bucket(("a", "b"), 4 * 637, "linear_pipeline"),))
+
+    def rank(transport, network):
+        exchange = Exchange(Communicator(transport, timeout_seconds=120))
+        exchange.follow(plan, network)
+        values = gradients(transport.rank, 0, "ab")
+        exchange.begin()
+        exchange.wait(exchange.start(exchange.bucket(["a", "b"], [37, 600]), values))
+        (prepared,) = exchange.communicator._prepared.values()
+        exchange.close()
+        return values, sum(one.op.value == "send" for one in prepared.part.instructions)
+
+    mean = sum(gradients(rank, 0, "ab") for rank in range(3)) / 3
+    for network, blocks in ((None, 1), (Network(3, 1e-6, 2e-8, 0.0), 11)):  # b = sqrt(n alpha / 2 beta) = 252 B
+        ranks = run_ranks(3, lambda transport, network=network: rank(transport, network))
+        np.testing.assert_allclose(ranks[1][0], mean, rtol=0, atol=1e-6)
+        assert ranks[1][1] == 2 * blocks
+
+
 def test_a_bucket_of_before_the_plan_is_refused() -> None:
     def rank(transport):
         exchange = Exchange(Communicator(transport))
@@ -82,6 +109,26 @@ def test_a_bucket_of_before_the_plan_is_refused() -> None:
 
     with pytest.raises(PlanError, match="made before the plan changed"):
         run_ranks(1, rank)
+
+
+@pytest.mark.parametrize("codec", ["onebit", EXACT])
+def test_a_new_plan_lets_the_residuals_of_old_buckets_go(codec: str) -> None:
+    def rank(transport):
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), Compression(codec))
+        kept = []
+        for names in ("abc", "ab", "abc"):  # in one bucket, then without the last, then again
+            sizes = [SIZES[name] for name in names]
+            exchange.follow(Plan("model", 2, "exact", (Bucket(tuple(names), 4 * sum(sizes), "ring", codec),)))
+            bucket = exchange.bucket(list(names), sizes)
+            exchange.begin()
+            exchange.wait(exchange.start(bucket, gradients(transport.rank, 0, names)))
+            kept.append(weakref.ref(exchange.memory.residuals.deferred(names, sizes).memory))
+            del bucket
+        gc.collect()
+        exchange.close()
+        return [each() is None for each in kept]
+
+    assert run_ranks(2, rank) == [[True, True, False]] * 2
 
 
 def test_what_an_engine_cannot_sum_by_itself_goes_by_ring() -> None:
@@ -125,6 +172,48 @@ def test_a_gradient_that_is_not_finite_is_raised_on_every_rank_until_a_state_is_
         return told
 
     assert run_ranks(2, rank) == [["the gradient of 'a' ", "the gradient of 'a' ", ""]] * 2
+
+
+def test_a_sparse_gradient_that_is_not_finite_undoes_its_own_iteration_and_not_the_one_before() -> None:
+    """It travels beside the exchange, and may be there before the first bucket of its iteration."""
+
+    def rank(transport):
+        memory = Memory(make_scheme("onebit"), on_nonfinite="skip")
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory, route=Route("ring", "onebit"))
+        bucket, owed = exchange.bucket(["b"], [600]), []
+        for step in range(2):
+            exchange.begin()
+            if step == 1:
+                exchange.note_nonfinite()
+            exchange.wait(exchange.start(bucket, gradients(transport.rank, step, "b")))
+            owed.append(exchange.state_dict()["memories"]["residual"]["b"])
+        exchange.close()
+        return owed
+
+    for first, second in run_ranks(2, rank):
+        assert first.any()
+        np.testing.assert_array_equal(second, first)
+
+
+def test_a_first_bucket_that_fails_before_its_iteration_begins_fails_the_others_too() -> None:
+    def rank(transport):
+        exchange = Exchange(Communicator(transport, timeout_seconds=120))
+        buckets = [exchange.bucket([name], [SIZES[name]]) for name in "ab"]
+        exchange.begin()
+
+        def around(_: int):
+            raise RuntimeError("the device is lost")
+
+        first = exchange.start(buckets[0], gradients(0, 0, "a"), around=around)
+        second = exchange.start(buckets[1], gradients(0, 0, "b"))
+        assert second.future is not None
+        second.future.result(timeout=60)  # it does not wait for a beginning that never comes
+        for handle in (first, second):
+            with pytest.raises(RuntimeError, match="the device is lost"):
+                exchange.wait(handle)
+        exchange.close()
+
+    run_ranks(1, rank)
 
 
 def test_a_run_goes_on_from_its_states_as_if_it_had_not_ended() -> None:

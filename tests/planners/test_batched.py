@@ -1,13 +1,16 @@
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
 from penstock.network import LinearCost
+from penstock.plan import Plan, cut_into_buckets
 from penstock.planners import PLANNERS
-from penstock.planners.batched import plan_batched
+from penstock.planners.batched import best_bulks, plan_batched
 from penstock.simulator.iteration import simulate_iteration
 from planners.instances import codec_ways, make_trace, staged_ways, traces
 
@@ -61,6 +64,33 @@ def test_with_one_way_it_is_the_optimum_of_that_way_with_as_few_messages(trace, 
     found, best = plan_batched(trace, options), PLANNERS["exact"].buckets(trace, options)
     assert seconds(trace, found, options) == seconds(trace, best, options)
     assert len(found) == len(best)
+
+
+@given(
+    traces(7), codec_ways(2), st.lists(st.tuples(st.booleans(), st.booleans()), min_size=7, max_size=7), st.booleans()
+)
+@settings(max_examples=100)
+def test_bulks_equal_brute_force_over_all_runs_of_a_plans_buckets(trace, options, drawn, overlap):
+    count = len(trace.tensors)
+    ends = [i for i in range(count) if drawn[i][0] or i == count - 1]
+    buckets = cut_into_buckets(trace, ends, [options[drawn[i][1] % len(options)].route for i in ends])
+    plan = Plan("m", 2, "any", buckets, overlap)
+
+    def taken(bulks):
+        try:
+            return simulate_iteration(trace, replace(plan, bulks=bulks).messages, options, overlap=overlap)
+        except PlanError:  # of two routes
+            return None
+
+    best = min(found.iteration_seconds for bulks in _compositions(len(buckets)) if (found := taken(bulks)) is not None)
+    assert taken(best_bulks(plan, trace, options)).iteration_seconds == pytest.approx(best, rel=1e-9)
+
+
+def _compositions(total):
+    """Every way of writing a number as a sum of others, in order."""
+    for cuts in product([False, True], repeat=total - 1):
+        ends = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), total]
+        yield tuple(stop - start for start, stop in pairwise(ends))
 
 
 @given(traces(8), staged_ways(1))

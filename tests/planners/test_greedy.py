@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from penstock.cost.ways import Way
 from penstock.network import LinearCost
-from penstock.planners.greedy import plan_greedy
+from penstock.planners.rules import plan_greedy
 from planners.instances import make_trace, traces, ways
 from planning_time import greedy_ends_as_published
 

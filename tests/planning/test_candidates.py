@@ -42,6 +42,15 @@ def test_dense_routes_beside_nccl_are_its_own():
     assert candidates("auto", make_scheme(None), "exact", "nccl") == (Route("native"),)
 
 
+def test_where_messages_are_queued_on_a_device_those_in_few_rounds_are_tried():
+    """A ring's 2 (N - 1) rounds each wait for kernels of the model."""
+    onebit = candidates("auto", make_scheme("onebit"), "exact", "nccl", shares_hosts=True)
+    names = ("parameter_server", "all_gather", "hierarchical(outer=parameter_server)")
+    assert list(onebit) == [Route(name, "onebit") for name in names]
+    gtopk = candidates("auto", make_scheme("gtopk"), "exact", "nccl")
+    assert [route.strategy for route in gtopk] == ["gtopk_doubling", "gtopk"]
+
+
 def test_a_user_may_name_the_candidates_sparse_ones_too():
     compression = make_scheme("auto", candidates=["bf16", "gtopk(density=0.01)"])
     packed = [route for route in candidates("auto", compression, "exact") if route.codec]

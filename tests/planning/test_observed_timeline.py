@@ -58,4 +58,4 @@ def test_every_iteration_is_timed_on_every_rank(ranks):
             assert {span.rank for span in timeline.spans} == {number}
             assert timeline.iteration_seconds < 60
         assert [span.name for span in native.lane("network")] == ["all buckets"]
-        assert [span.name for span in ring.lane("network")] == planned
+        assert sorted(span.name for span in ring.lane("network")) == sorted(planned)  # lanes start in any order

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,18 @@ def bereavement() -> None:
     assert str(caught.value).startswith(f"{strategy}: rank {WORLD.rank}, step ")
 
 
+def departure() -> None:
+    """Rank 1 is silent, rank 2 gives up and leaves; rank 0, which is more patient, does not take it for the cause."""
+    communicator = Communicator(MpiTransport(), timeout_seconds=2 if WORLD.rank == 2 else 60)
+    communicator.all_reduce(np.ones(10), strategy="native")
+    if WORLD.rank == 1:
+        time.sleep(20)
+        return
+    with pytest.raises(TransportError, match=r"rank 1 left no word|cannot be told") as caught:
+        communicator.all_reduce(np.ones(10), strategy="native")
+    assert "rank 2 died" not in str(caught.value)
+
+
 def reduce_often(communicator: Communicator, strategy: str) -> None:
     for _ in range(1000):
         communicator.all_reduce(np.ones(1000), strategy=strategy, block_numel=100)
@@ -124,6 +137,17 @@ def death() -> None:
     if WORLD.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     communicator.all_reduce(np.ones(10))
+
+
+def notes() -> None:
+    """What a rank leaves word of in one lane is read by the others in theirs."""
+    transport = MpiTransport()
+    first, second = transport.lane(1), transport.lane(2)
+    assert first is not None
+    assert second is not None
+    first.leave_note(f"from {WORLD.rank}")
+    for peer in {*range(WORLD.size)} - {WORLD.rank}:
+        assert second.read_note(peer, 60) == f"from {peer}"
 
 
 def closing() -> None:
@@ -141,12 +165,12 @@ def closing() -> None:
 
 def everything() -> None:
     """All that leaves MPI in order, in one start of Python."""
-    for case in (strategies, far_hosts, torch_tensor, mismatch, native_lacks, closing):
+    for case in (strategies, far_hosts, torch_tensor, mismatch, native_lacks, notes, closing):
         case()
 
 
 CASES: dict[str, Callable[[], None]] = {
-    function.__name__: function for function in (everything, absence, disagreement, bereavement, death)
+    function.__name__: function for function in (everything, absence, disagreement, bereavement, departure, death)
 }
 
 if __name__ == "__main__":
@@ -154,5 +178,5 @@ if __name__ == "__main__":
     print(f"ok {WORLD.rank}", flush=True)
     if sys.argv[1] in ("absence", "disagreement"):
         WORLD.Barrier()  # mpirun ends all others when one leaves as below, unless it was told to go on
-    if sys.argv[1] in ("absence", "disagreement", "bereavement"):
+    if sys.argv[1] in ("absence", "disagreement", "bereavement", "departure"):
         os._exit(0)  # MPI's own shutdown would wait for messages that never come

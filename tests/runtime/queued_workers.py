@@ -26,6 +26,37 @@ def both_routes(rank, cases, steps=2):
     return [[_run(rank, spec, strategy, steps, queued) for queued in (False, True)] for spec, strategy in cases]
 
 
+class CountedMessages(GroupedMessages):
+    """Messages that count how often some were started together."""
+
+    groups = 0
+
+    def _start(self, calls):
+        self.groups += 1
+        return super()._start(calls)
+
+
+def several_buckets(rank, spec, strategy, together, count=4):
+    """Average buckets, each on its own or with its later rounds among those of the next; return their bytes, when each
+    one was through, and how many groups of messages were started."""
+    codec, messages = make_codec(spec, rank, defers_nonfinite_check=True), CountedMessages(dist.group.WORLD)
+    form = codec.on_device(DEVICE)
+    options = Options(block_numel=NUMEL, ranks_per_node=2)
+    program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
+    ready = prepare_queued(program, rank, codec, form, batches, messages)
+    buckets, residuals = ([torch.zeros(NUMEL) for _ in range(count)] for _ in range(2))
+    through = []
+    for step in range(2):
+        for number, (data, residual) in enumerate(zip(buckets, residuals, strict=True)):
+            data.copy_(gradients(rank, 10 * step + number))
+            ready.run(data, step, 60.0, residual=residual, scale=0.25)
+            messages.behind(lambda number=number: through.append(number))
+            if not together:
+                messages.land()
+        messages.land()
+    return [each.numpy().tobytes() for each in (*buckets, *residuals)], through, messages.groups, messages.sent_nbytes
+
+
 def gradients(rank, step, numel=NUMEL):
     return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + rank))
 
@@ -38,14 +69,15 @@ def _run(rank, spec, strategy, steps, queued):
     options = Options(block_numel=block, ranks_per_node=2)
     program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
     if queued:
-        messages = GroupedMessages(*(dist.new_group() for _ in range(2)))  # taken in turn
-        ready = prepare_queued(program, rank, codec, form, batches, messages)
+        ready = prepare_queued(program, rank, codec, form, batches, GroupedMessages(dist.group.WORLD))
     else:
         ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
     data, residual, results = torch.zeros(NUMEL), torch.zeros(NUMEL), []
     for step in range(steps):
         data.copy_(gradients(rank, step))
         ready.run(data, step, 60.0, residual=residual, scale=0.25)
+        if queued:
+            ready.messages.land()
         assert not ready.was_sent_nan(data)  # the communicator asks after every call
         results.append(data.numpy().tobytes())
     return [*results, residual.numpy().tobytes()]
@@ -65,5 +97,6 @@ def spoil_one_rank(rank, spec, strategy):
         if call == 1 and rank == dist.get_world_size() - 1:
             data[1000] = float("inf")
         ready.run(data, call)
+        ready.messages.land()
         spoilt.append([bool(data[1000].isnan()), bool(data[:300].isfinite().all()), bool(data[4800:].isfinite().all())])
     return heard, spoilt

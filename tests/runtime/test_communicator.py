@@ -15,6 +15,7 @@ from penstock.network import Network
 from penstock.program import Collective, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.runtime import Communicator
+from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from penstock.runtime.views import DTYPES
 from penstock.strategies.linear_pipeline import best_block_nbytes
@@ -292,3 +293,15 @@ def test_sixty_four_ranks_of_one_process_get_ready_and_run_ten_buckets() -> None
         return max(len(prepared.part.instructions) for prepared in communicator._prepared.values())
 
     assert run_ranks(64, rank) == [63 * 5] * 64
+
+
+def test_lanes_share_the_network_the_recorder_and_failures_but_not_their_calls() -> None:
+    def rank(transport: MemoryTransport) -> tuple[bool, bool, int, int]:
+        one = Communicator(transport, timeout_seconds=60)
+        other = one.lanes(2)[1]
+        one.network, one.recorder = Network(2, 1e-5, 1e-9, 1e-10), Recorder()
+        values = np.ones(100, np.float32)
+        other.all_reduce(values)
+        return other.network is one.network, other.recorder is one.recorder, int(values[0]), one._calls
+
+    assert run_ranks(2, rank) == [(True, True, 2, 0)] * 2

@@ -49,17 +49,20 @@ def test_a_coded_exchange_shows_encode_send_recv_decode_and_merge() -> None:
 
     for number, recorder in enumerate(run_ranks(2, rank)):
         timeline = recorder.timeline()
-        assert {span.lane for span in timeline.spans} == {"encode", "decode", "send", "recv", "merge"}
+        ops = {"encode", "decode", "send", "recv", "merge"}
+        assert {span.name.split()[0] for span in timeline.spans} == ops
+        assert {span.name.split()[0] for span in timeline.lane("communication")} == {"send", "recv"}
+        assert {span.name.split()[0] for span in timeline.lane("computation")} == ops - {"send", "recv"}
         assert {span.rank for span in timeline.spans} == {number}
         assert min(span.start_seconds for span in timeline.spans) == 0.0
-        assert timeline.lane("encode")[0].end_seconds <= timeline.lane("send")[0].end_seconds
+        assert timeline.lane("computation")[0].end_seconds <= timeline.lane("communication")[0].end_seconds
 
 
 def test_spans_of_a_lane_do_not_overlap() -> None:
     recorder = Recorder()
     send = Instruction(Op.SEND, peer=1)
-    recorder.notes = [Note(0, 0, send, 1.0, 3.0), Note(0, 0, send, 2.0, 5.0), Note(1, 0, send, 2.5, 4.0)]
-    spans = recorder.timeline(origin_seconds=0.5, names=["first"]).spans
+    recorder.notes = [Note("first", 0, send, 1.0, 3.0), Note("first", 0, send, 2.0, 5.0), Note("", 0, send, 2.5, 4.0)]
+    spans = recorder.timeline(origin_seconds=0.5).spans
     assert [(span.start_seconds, span.end_seconds) for span in spans] == [(0.5, 2.5), (2.5, 4.5), (4.5, 4.5)]
     assert [span.name for span in spans] == ["first: send to 1", "first: send to 1", "send to 1"]
 
@@ -79,5 +82,5 @@ def test_a_communicator_records_only_while_it_has_a_recorder() -> None:
         return notes, len(recorder.notes)
 
     for notes, left in run_ranks(2, rank):
-        assert {note.call for note in notes} == {0, 1}
+        assert len(notes) == 2 * len({note.instruction for note in notes}) > 0
         assert left == 0

@@ -1,6 +1,7 @@
 """Block sizes where nobody chose one: by the cost model between hosts, large where the processor is the link."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,10 @@ def test_between_hosts_the_strategy_or_the_measured_network_decides() -> None:
     assert chosen("ring", NETWORK, 0) is None
     assert chosen("linear_pipeline", None, 0) is None
     assert chosen("linear_pipeline", NETWORK, 0) == pytest.approx((16e6 * 1e-4 / (3 * 1e-9)) ** 0.5 / 4, abs=1)
+
+
+def test_a_startup_too_short_to_be_measured_leaves_the_block_to_the_strategy() -> None:
+    assert chosen("linear_pipeline", replace(NETWORK, alpha_seconds=0.0), 0) is None
 
 
 @pytest.mark.parametrize("strategy", ["ring", "linear_pipeline"])

@@ -11,7 +11,7 @@ def run_ranks(world_size: int, function: Callable[[MemoryTransport], Any], fabri
     """Return what each rank returned; raise what the first failing one raised."""
     results = outcomes(world_size, function, fabric)
     for result in results:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
     return results
 
@@ -24,7 +24,7 @@ def outcomes(world_size: int, function: Callable[[MemoryTransport], Any], fabric
     def body(rank: int) -> None:
         try:
             results[rank] = function(shared.transport(rank))
-        except Exception as error:
+        except BaseException as error:  # pytest's own failures are no exceptions
             results[rank] = error
 
     threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(world_size)]

@@ -66,7 +66,8 @@ def way_for(network: Network, route: str | Route, workers: int | None = None, es
     """Return the way that `route` says on `network` with `workers` workers (default: the network's own number).
 
     A measured line of the network holds for the number of workers it was measured with; for any other number, and for
-    routes that were not measured, the closed form is used, and `estimate` where the strategy has none.
+    routes that were not measured, the closed form is used, and `estimate` where the strategy has none. A strategy that
+    carries nothing dense, named without a codec, takes the network's first codec that it can carry.
     """
     chosen = _as_route(network, route)
     p = network.workers if workers is None else workers
@@ -78,6 +79,8 @@ def way_for(network: Network, route: str | Route, workers: int | None = None, es
     if found is None:
         raise NetworkError(_unknown(network, str(chosen), p))
     strategy, options = found
+    if chosen.codec is None and _carries_coded_only(strategy, options):
+        chosen = replace(chosen, codec=_codec_for(network, chosen, meeting_codec(strategy, options)))
     if chosen.codec is not None:
         return _compressed_way(network, chosen, strategy, options, p, estimate)
     return _dense_way(network, chosen, strategy, options, p, estimate)
@@ -93,16 +96,21 @@ def ways_for(
 ) -> list[Way]:
     """Return every strategy dense and with every codec, each with every number of partitions that can be costed.
 
-    Some strategies, such as `all_gather`, carry only what is compressed. Where a strategy was measured with a codec,
+    Some strategies, such as `all_gather`, carry only what is compressed; without `codecs` they take one of the
+    network's. Where a strategy was measured with a codec,
     only what was measured is considered: beside a measurement a closed form looks better than it is, since it knows
     nothing of busy processors.
     """
     dense = [
         way_for(network, name, workers, estimate)
         for name in _plain_names(network, strategies)
-        if (found := _strategy(Route(name))) is None or _carries_dense(*found)
+        if (found := _strategy(Route(name))) is None or not (codecs and _carries_coded_only(*found))
     ]
-    return [*dense, *compressed_ways(network, strategies, codecs, partitions, workers, estimate)]
+    ways = [*dense, *compressed_ways(network, strategies, codecs, partitions, workers, estimate)]
+    if strategies and not ways:
+        named, given = ", ".join(strategies), ", ".join(codecs)
+        raise NetworkError(f"{named} cannot carry {given}; wanted sparse for gtopk and topk_allgather")
+    return ways
 
 
 def compressed_ways(
@@ -133,6 +141,23 @@ def _strategy(route: Route) -> tuple[Strategy, Options] | None:
 
 def _carries_dense(strategy: Strategy, options: Options) -> bool:
     return strategy.dense and meeting_codec(strategy, options).dense
+
+
+def _carries_coded_only(strategy: Strategy, options: Options) -> bool:
+    meeting = meeting_codec(strategy, options)
+    return not _carries_dense(strategy, options) and (meeting.sparse or meeting.coded is not None)
+
+
+def _codec_for(network: Network, route: Route, strategy: Strategy) -> str:
+    """Return the first codec of the network that `strategy`, which carries nothing dense, can carry."""
+    for name, curves in network.codecs.items():
+        if curves.block_merge is not None or not strategy.sparse:
+            return name
+    kind, codec = ("blocks of a sparse codec", "sparse") if strategy.sparse else ("what a codec encoded", "onebit")
+    raise NetworkError(
+        f"{route} carries only {kind}, and network {network.name!r} has no curves of one; "
+        f"measure them with `penstock measure --codecs {codec}`"
+    )
 
 
 def _dense_way(

@@ -5,7 +5,7 @@ they are, together with an `Arrays` that the framework's adaptor writes (`torch/
 `any()`, `nbytes` and assignment to slices are expected of every kind of buffer and not repeated here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import hypot
 from typing import Any, Protocol
 
@@ -25,6 +25,9 @@ class Arrays(Protocol):
 
     def zeros(self, numel: int, device: Device) -> Buffer:
         """Return float32 zeros on a device; in host memory, a numpy array."""
+
+    def empty_like(self, values: Buffer, numel: int) -> Buffer:
+        """Return memory for so many elements, of the kind, type and device of `values`."""
 
     def indices(self, values: NDArray[np.int64], device: Device) -> Buffer:
         """Return indices into a buffer on a device, to read and write elements of it."""
@@ -46,6 +49,9 @@ class Arrays(Protocol):
 
     def is_finite(self, values: Buffer) -> bool:
         """Return whether no value is NaN or infinite."""
+
+    def finite_later(self, values: Buffer) -> Callable[[], bool]:
+        """Return what says whether no value was NaN or infinite; on a device, the host asks it an iteration later."""
 
     def saved(self, values: Floats) -> Any:
         """Return an array as checkpoints of this framework hold it."""
@@ -70,6 +76,10 @@ class NumpyArrays:
         """Return float32 zeros."""
         return np.zeros(numel, np.float32)
 
+    def empty_like(self, values: Buffer, numel: int) -> Buffer:
+        """Return an array of the type of `values`."""
+        return np.empty(numel, values.dtype)
+
     def indices(self, values: NDArray[np.int64], device: Device) -> Buffer:
         """Return the indices as they are."""
         return values
@@ -93,6 +103,11 @@ class NumpyArrays:
     def is_finite(self, values: Buffer) -> bool:
         """Return whether no value is NaN or infinite."""
         return bool(np.isfinite(values).all())
+
+    def finite_later(self, values: Buffer) -> Callable[[], bool]:
+        """Return what says whether no value was NaN or infinite."""
+        found = self.is_finite(values)
+        return lambda: found
 
     def saved(self, values: Floats) -> Any:
         """Return the array itself."""

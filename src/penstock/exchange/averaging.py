@@ -2,24 +2,35 @@
 
 A `Parcel` is made when a plan is adopted or buckets change. What it needs on every iteration (codec, residual, bounds
 of its tensors) is found the first time that it is averaged and used again from then on.
+
+Parcels may be averaged at the same time, each in a lane, which has a thread and a communicator of its own. Whatever
+computes or touches what they share holds one lock, `computing`; a lane gives it up while it waits for messages.
+
+In halves, each parcel is averaged by two calls: after the first its sums are finished, each on one rank, and the second
+brings them to all ranks. Other parcels of the lane may come in between.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
-from threading import Lock
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from penstock.codecs.codec import NOTE, Codec
 from penstock.codecs.feedback import PutOff
+from penstock.codecs.low_rank import Factoring, LowRank, Matrix
 from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError
 from penstock.exchange.arrays import Buffer, Device
 from penstock.exchange.compression import NATIVE
+from penstock.exchange.factors import matrix_of
 from penstock.exchange.momentum import sent_from
 from penstock.exchange.parameter_state import Memory
+from penstock.exchange.residuals import Layout
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
@@ -28,10 +39,11 @@ from penstock.runtime.pages import move_to_huge_pages
 DENSE = "ring"  # strategy of what travels dense beside a codec
 Bounds = tuple[int, int]  # where a tensor lies in its parcel
 VELOCITIES = ("float32", "float16", "bfloat16")  # gradients that momentum is kept for, as float32
+HALVES_BLOCK_NUMEL = 512 * 1024  # dense, in halves: 61 MB took 4 ranks 0.47 s of processor time, in quarters 0.66
 KEPT_CODECS = 16  # of different settings: a warm-up may have a density of its own for every iteration
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Parcel:
     """Gradients side by side in a bucket that travel by one route, and what averaging them needs, found once."""
 
@@ -51,14 +63,21 @@ class Parcel:
     codec: Codec | None = None
     device: Device = None  # where the codec works; None: in host memory
     is_queued: bool = False  # on a device, without a wait of the host
-    call: Callable[..., None] | None = None  # the all-reduce of encoded values, prepared
-    dense_call: Callable[..., None] | None = None  # that of values as they are
+    call: Callable[..., Any] | None = None  # the all-reduce of encoded values, prepared, by its steps; or of factors
+    dense_call: Callable[..., Iterator[None]] | None = None  # that of values as they are
+    small_call: Callable[..., None] | None = None  # that of its small tensors
+    lane: int = -1  # in which it was averaged last
+    number: int = 0  # in its iteration: the codec draws other random numbers for each
+    base: Codec | None = None  # what `codec` was made from; on a device, itself
     places: Buffer | None = None  # of the elements of small tensors
     in_place: bool = False  # the codec reads and writes the bucket itself, not a float32 copy
     keeps_residual: bool = False
     residual: PutOff | None = None
     version: int = -1  # of the residuals that it was found among
     pays: bool = False  # something is owed that no residual of this codec keeps
+    factored: "Factored | None" = None  # of a low-rank codec
+    steps: Iterator[None] | None = None  # what is left to do, halfway
+    sent_nbytes: int = 0  # by its first half
 
     def __post_init__(self) -> None:
         ends = tuple(accumulate(self.sizes, initial=0))
@@ -69,18 +88,37 @@ class Parcel:
         self.stop = self.start + ends[-1]
 
 
-class Averaging:
-    """The ranks of one communicator, averaging parcels one after the other."""
+@dataclass(slots=True, eq=False)
+class Factored:
+    """The matrices of a parcel that a low-rank codec sends as factors."""
 
-    def __init__(self, communicator: Communicator, memory: Memory, leaves_out: bool) -> None:
-        """`leaves_out`: parameters may lack a gradient in some iterations; what comes for them is thrown away."""
+    factoring: Factoring
+    names: tuple[str, ...]  # of their parameters
+    layouts: tuple[Layout, ...]
+    were_finite: list[Callable[[], bool]] = field(default_factory=list)  # the last sums, where they are queued
+
+
+class Averaging:
+    """The ranks of one communicator, averaging parcels, several at a time where it has lanes."""
+
+    def __init__(
+        self, communicator: Communicator, memory: Memory, leaves_out: bool, lanes: int = 1, halves: bool = False
+    ) -> None:
+        """`leaves_out`: parameters may lack a gradient in some iterations; what comes for them is thrown away.
+
+        `lanes`: of parcels that are averaged at the same time, as far as the engine has them.
+        """
         self.memory, self._leaves_out, self._arrays = memory, leaves_out, memory.arrays
+        self._halves = halves
         self._communicator = communicator
+        self._lanes = communicator.lanes(lanes)
+        self.transports = [each.transport for each in self._lanes]  # of each lane
         self._rank, self._world_size = communicator.transport.rank, communicator.transport.world_size
         self._sent_before = communicator.transport.sent_nbytes
         self._codecs: dict[str, Codec] = {}
+        self._resolved: WeakSet[Parcel] = WeakSet()  # those with a codec of their own, or with factors
         self._wide: dict[tuple[str, ...], Buffer] = {}  # 16-bit parcels in float32, where they are queued
-        self._lock = Lock()  # queued buckets come from the backward pass's thread, others from the communication thread
+        self._lock = communicator.computing  # queued buckets come from the backward pass's thread, others from lanes
         self._moved: set[tuple[int, int]] = set()  # to huge pages: address and bytes of buckets
         self._dense_nbytes = 0
 
@@ -103,17 +141,42 @@ class Averaging:
             return True
         with self._lock:
             codec = self._codec(spec)
+        if isinstance(codec, LowRank):
+            return parcel.route.strategy == NATIVE
         return self._communicator.queues(codec, device)
 
-    def average(self, parcel: Parcel, values: Buffer, is_first: bool = False, queued: bool = False) -> None:
-        """Replace `values`, a parcel's gradients, by their average over all ranks.
+    def forget_programs(self) -> None:
+        """Let the programs of parcels go that are no more: they keep residuals' memory of old buckets."""
+        for lane in self._lanes:
+            lane.forget_programs()
 
-        `is_first`: the iteration begins with it. `queued`: by what the current stream of its device is given.
+    def forget_nonfinite(self) -> None:
+        """Drop what devices and codecs have yet to tell of values that were not finite; no parcel is under way."""
+        with self._lock:
+            if self._communicator.messages is not None:
+                self._communicator.messages.bindings.settle()
+            for codec in self._every_codec():
+                codec.saw_nonfinite()
+            for parcel in self._resolved:
+                if parcel.factored is not None:
+                    parcel.factored.were_finite = []
+
+    def begin(self) -> None:
+        """Begin an iteration: no parcel is under way."""
+        with self._lock:
+            self.memory.begin()
+
+    def average(self, parcel: Parcel, values: Buffer, queued: bool = False, lane: int = 0, number: int = 0) -> None:
+        """Replace `values`, a parcel's gradients, by their average over all ranks; in halves, the first half of it.
+
+        `queued`: by what the current stream of its device is given. `lane`, and its `number` among the parcels of the
+        iteration: the same on all ranks.
         """
         with self._lock:
             memory, momentum = self.memory, self.memory.compression.momentum
-            if is_first:
-                memory.begin()
+            if parcel.lane != lane or parcel.number != number:
+                parcel.lane, parcel.number = lane, number
+                parcel.call = parcel.dense_call = parcel.small_call = None
             if momentum.clip is not None and momentum.clips_tensors:
                 for start, stop in parcel.bounds:
                     self.clip([values[start:stop]])
@@ -124,22 +187,31 @@ class Averaging:
                     "leave momentum to the optimizer"
                 )
             if parcel.route.codec is None or parcel.stop == parcel.start:
-                self._average_dense(parcel, values, queued)
-                return
-            if not memory.counted:
-                self._count()
-            spec: str | None = parcel.route.codec
-            if memory.moments is not None or memory.compression.schedule is not None:
-                spec = self._spec(parcel.route.codec, memory.iterations - 1)
-            if spec is None:
-                self._average_dense(parcel, values, queued)
-                return
-            if parcel.call is None or parcel.codec is not self._codecs.get(spec) or parcel.is_queued != queued:
-                self._resolve(parcel, spec, values, queued)
-            if memory.moments is None:
-                self._average_compressed(parcel, values, queued)
+                spec = None
             else:
-                self._average_moments(parcel, values, queued)
+                if not memory.counted:
+                    self._count()
+                spec = parcel.route.codec
+                if memory.moments is not None or memory.compression.schedule is not None:
+                    spec = self._spec(parcel.route.codec, memory.iterations - 1)
+            if spec is None:
+                parcel.steps = self._average_dense(parcel, values, queued)
+            else:
+                if parcel.call is None or parcel.base is not self._codecs.get(spec) or parcel.is_queued != queued:
+                    self._resolve(parcel, spec, values, queued)
+                if parcel.factored is not None:  # sums of factors are asked for in between: it has no halves
+                    parcel.steps = None
+                    self._average_factors(parcel, parcel.factored, values, queued)
+                    return
+                average = self._average_compressed if memory.moments is None else self._average_moments
+                parcel.steps = average(parcel, values, queued)
+            next(parcel.steps, None)
+
+    def go_on(self, parcel: Parcel) -> None:
+        """Carry out the second half of a parcel, on the thread of its lane."""
+        with self._lock:
+            if parcel.steps is not None:
+                next(parcel.steps, None)
 
     def _spec(self, planned: str, iteration: int) -> str | None:
         """Return the codec of an iteration for a parcel whose plan says `planned`; None: it travels dense."""
@@ -161,24 +233,42 @@ class Averaging:
         """Return what this rank has sent so far."""
         messages = self._communicator.messages
         queued = 0 if messages is None else messages.sent_nbytes
-        sent = self._communicator.transport.sent_nbytes - self._sent_before
+        sent = sum(each.sent_nbytes for each in self.transports) - self._sent_before
         return Traffic(sent + queued, self._dense_nbytes)
 
     def _count(self) -> None:
         """Count this iteration as one that compresses, and tell codecs, which draw random numbers by it."""
         self.memory.count()
-        for codec in self._codecs.values():
+        for codec in self._every_codec():
             codec.begin(self.memory.iterations)
+
+    def _every_codec(self) -> list[Codec]:
+        """Return the codecs that are kept, and those of parcels that have one of their own."""
+        return [*self._codecs.values(), *(each.codec for each in self._resolved if each.codec is not None)]
+
+    def _outside(self, call: Callable[..., object], *operands: Any, **options: Any) -> None:
+        """Make a call that waits for messages, without the lock, which this thread holds."""
+        self._lock.release()
+        try:
+            call(*operands, **options)
+        finally:
+            self._lock.acquire()
 
     def _resolve(self, parcel: Parcel, spec: str, values: Buffer, queued: bool) -> None:
         """Find what a parcel needs with the codec of this iteration."""
-        parcel.codec, parcel.is_queued = self._codec(spec), queued
-        parcel.call = self._prepared(parcel.route, parcel.codec, parcel.parts, by_host=not queued)
         there = self._arrays.device(values)
+        parcel.base, parcel.is_queued = self._codec(spec), queued
+        parcel.codec, parcel.factored = parcel.base, None
+        if isinstance(parcel.codec, LowRank):
+            self._resolve_factors(parcel, parcel.codec, there)
+            return
+        if there is None:
+            parcel.codec = parcel.base.for_bucket(parcel.number)
+            parcel.codec.begin(self.memory.iterations)
+            self._resolved.add(parcel)
+        self._outside(self._prepare, parcel)
         parcel.device = there if there is not None and parcel.codec.on_device(there) is not None else None
         parcel.in_place = parcel.dtype == "float32" and there == parcel.device
-        encodes = self._communicator.encodes(parcel.route.strategy)  # else what is owed goes to the rank that does
-        parcel.keeps_residual = parcel.codec.takes_feedback and encodes
         parcel.version, parcel.places = -1, None
         if parcel.small:
             places = np.concatenate([np.arange(start, stop) for start, stop in parcel.small])
@@ -186,11 +276,54 @@ class Averaging:
         if parcel.in_place and there is None:
             self._move_once(self._arrays.float32(values, None))
 
-    def _prepared(
-        self, route: Route, codec: Codec | None = None, parts: Sequence[int] | None = None, by_host: bool = False
-    ) -> Callable[..., None]:
-        """Return what sums values over all ranks by a route, for every iteration to come."""
-        return self._communicator.prepare_all_reduce(route.strategy, codec, parts, by_host, **route.options).run
+    def _resolve_factors(self, parcel: Parcel, codec: LowRank, there: Device) -> None:
+        """Find what a parcel needs with a low-rank codec, which works wherever the gradients are."""
+        matrices, kept, dense = list[Matrix](), list[tuple[str, Layout]](), list[Bounds]()
+        for name, bounds in zip(parcel.names, parcel.bounds, strict=True):
+            layout = self.memory.layout(name)
+            if layout is None:
+                raise CodecError(
+                    f"codec {parcel.route.codec!r} factors matrices, and the shape of {name!r} is not known; call "
+                    "memory.know({name: Layout.contiguous(shape), ...}) of the exchange's memory first, on all ranks"
+                )
+            matrix = None if bounds in parcel.small else matrix_of(layout, bounds[0], codec)
+            if matrix is None:
+                dense.append(bounds)
+            else:
+                matrices.append(matrix)
+                kept.append((name, layout))
+        names, layouts = tuple(name for name, _ in kept), tuple(layout for _, layout in kept)
+        parcel.factored = Factored(Factoring(codec, matrices, dense), names, layouts)
+        self._resolved.add(parcel)
+        parcel.device, parcel.in_place, parcel.keeps_residual = there, parcel.dtype == "float32", True
+        parcel.version, parcel.places = -1, None
+        if parcel.is_queued:
+            parcel.call = self._communicator.messages.all_reduce
+        else:
+            self._outside(self._prepare_factors, parcel)
+
+    def _prepare_factors(self, parcel: Parcel) -> None:
+        """Find what sums a parcel's factors over all ranks."""
+        parcel.call = self._lanes[parcel.lane].prepare_all_reduce(parcel.route.strategy).run
+
+    def _prepare(self, parcel: Parcel) -> None:
+        """Find what sums a parcel's values over all ranks by its route; it may ask all ranks where they are."""
+        route, communicator, codec = parcel.route, self._lanes[parcel.lane], parcel.codec
+        assert codec is not None
+        call = communicator.prepare_all_reduce(
+            route.strategy, codec, parcel.parts, not parcel.is_queued, self._halves, **route.options
+        )
+        parcel.call = partial(call.steps, lands=False) if parcel.is_queued else call.steps
+        encodes = communicator.encodes(route.strategy)  # else what is owed goes to the rank that does
+        parcel.keeps_residual = codec.takes_feedback and encodes
+
+    def _prepare_dense(self, parcel: Parcel) -> None:
+        """Find what sums a parcel's values over all ranks as they are."""
+        route = Route(DENSE) if parcel.route.codec else parcel.route
+        communicator, options = self._lanes[parcel.lane], route.options
+        if self._halves:  # few blocks: what the interpreter does for each is taken from computation all the time
+            options |= {"block_numel": HALVES_BLOCK_NUMEL}
+        parcel.dense_call = communicator.prepare_all_reduce(route.strategy, halves=self._halves, **options).steps
 
     def _find_residual(self, parcel: Parcel) -> None:
         """Find a parcel's residual, or whether it owes something that must be paid since none is kept."""
@@ -201,17 +334,17 @@ class Averaging:
             parcel.residual, parcel.pays = None, residuals.owes(parcel.names)
         parcel.version = residuals.version
 
-    def _average_moments(self, parcel: Parcel, values: Buffer, queued: bool) -> None:
+    def _average_moments(self, parcel: Parcel, values: Buffer, queued: bool) -> Iterator[None]:
         """Average the momentum of an optimizer that has it sent instead of gradients."""
         moments = self.memory.moments
         assert moments is not None
         named = zip(parcel.names, parcel.bounds, strict=True)
         parts = [(name, values[slice(*each)]) for name, each in named if each not in parcel.small]
         moments.before(parts, self.memory.loss_scale)
-        self._average_compressed(parcel, values, queued)
-        moments.after(parts)
+        yield from self._average_compressed(parcel, values, queued)
+        self._then(queued, partial(moments.after, parts))
 
-    def _average_dense(self, parcel: Parcel, values: Buffer, queued: bool) -> None:
+    def _average_dense(self, parcel: Parcel, values: Buffer, queued: bool) -> Iterator[None]:
         given, with_momentum = values, bool(self.memory.compression.momentum.factor)
         if with_momentum:
             values = self._arrays.float32(values, None)
@@ -223,13 +356,18 @@ class Averaging:
             self._communicator.messages.all_reduce(values)
         else:
             if parcel.dense_call is None:
-                parcel.dense_call = self._prepared(Route(DENSE) if parcel.route.codec else parcel.route)
-            parcel.dense_call(values)
+                self._outside(self._prepare_dense, parcel)
+            assert parcel.dense_call is not None
+            steps = parcel.dense_call(values)
+            self._outside(next, steps, None)
+            if self._halves:
+                yield
+                self._outside(next, steps, None)
         if with_momentum:
             self._arrays.copy(given, values)
         self._look(given)
 
-    def _average_compressed(self, parcel: Parcel, values: Buffer, queued: bool) -> None:
+    def _average_compressed(self, parcel: Parcel, values: Buffer, queued: bool) -> Iterator[None]:
         """Send what a codec makes of the gradients, as float32: errors of 16-bit ones are kept in full.
 
         Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
@@ -263,26 +401,87 @@ class Averaging:
             self._pay(values, parcel, absent)
         residual = parcel.residual
         aside = self._set_aside(residual, absent) if residual is not None and absent else []
-        if residual is not None and parcel.device is not None:  # nothing is put off there
-            parcel.call(values, residual=residual.memory, scale=scale)
-        else:
-            parcel.call(values, residual=residual, scale=scale)
+        kept = residual if residual is None or parcel.device is None else residual.memory  # nothing is put off there
+        steps = parcel.call(values, residual=kept, scale=scale)
+        self._lock.release()  # as `_outside` does
+        try:
+            next(steps, None)
+        finally:
+            self._lock.acquire()
+        if self._halves:
+            yield
+            self._outside(next, steps, None)
         if velocity is not None and residual is not None:
             memory.compression.momentum.after(velocity, self._sent(residual.values(), parcel, absent))
         for start, kept in aside:
             assert residual is not None
             residual.values()[start : start + len(kept)] += kept
-        if small is not None:
-            self._average_dense_message(small, queued)
-            values[parcel.places] += small  # to what a codec sent of an older debt
         if codec.saw_nonfinite():
             self._on_nonfinite(values, parcel)
+        if small is not None or not parcel.in_place or memory.skips:
+            self._then(queued, partial(self._arrive, parcel, values, given, small, queued))
+
+    def _average_factors(self, parcel: Parcel, factored: Factored, given: Buffer, queued: bool) -> None:
+        """Send low-rank factors of the gradients, which are summed as float32; residuals keep the rest."""
+        memory, call = self.memory, parcel.call
+        assert isinstance(parcel.codec, LowRank)
+        assert call is not None
+        self._hear(parcel, factored)
+        values = self._float32(parcel, given) if queued and not parcel.in_place else given
+        values = values if queued else self._arrays.float32(values, parcel.device)
+        values *= 1 / self._world_size
+        absent = self._absent(values, parcel)
+        self._gain_momentum(values, parcel, absent, parcel.device)
+        if parcel.version != memory.residuals.version:
+            self._find_residual(parcel)
+        assert parcel.residual is not None
+        aside = self._set_aside(parcel.residual, absent)
+        total = parcel.residual.values()
+        total += values
+        factoring, rank = factored.factoring, parcel.codec.rank
+        matrices = zip(factored.names, factored.layouts, factoring.matrices, strict=True)
+        before = [memory.factors.of(name, layout, each, factoring, rank, values) for name, layout, each in matrices]
+        add_up = call if queued else partial(self._outside, call)
+        is_finite = partial(self._ask_later, factored) if queued else self._arrays.is_finite
+        after = factoring.average(total, values, before, add_up, is_finite)
+        for start, kept in aside:
+            total[start : start + len(kept)] += kept
+        if after is None:
+            self._on_nonfinite(values, parcel)
+        else:
+            memory.factors.keep(factored.names, factored.layouts, after)
+        if not parcel.in_place or memory.skips:
+            self._arrive(parcel, values, given, None, queued)
+
+    def _hear(self, parcel: Parcel, factored: Factored) -> None:
+        """Raise where the last sums of a parcel, which were queued on its device, were not finite."""
+        asked, factored.were_finite = factored.were_finite, []
+        if not all(each() for each in asked):
+            self._on_nonfinite(np.zeros(0), parcel)
+
+    def _ask_later(self, factored: Factored, total: Buffer) -> bool:
+        """Have a sum on a device looked at, for when its parcel comes again."""
+        factored.were_finite.append(self._arrays.finite_later(total))
+        return True
+
+    def _arrive(self, parcel: Parcel, values: Buffer, given: Buffer, small: Buffer | None, queued: bool) -> None:
+        """Put what a codec sent of a parcel and what travels dense back to where the gradients were given."""
+        if small is not None:
+            self._average_small(parcel, small, queued)
+            values[parcel.places] += small  # to what a codec sent of an older debt
         if not parcel.in_place:
             self._arrays.copy(given, values)
-        if memory.skips:
+        if self.memory.skips:
             self._look(given)
-        if residual is not None and parcel.dtype != "float32" and self._rank == 0:
-            self._keep_rounding(residual, values, given)
+        if parcel.residual is not None and parcel.dtype != "float32" and self._rank == 0:
+            self._keep_rounding(parcel.residual, values, given)
+
+    def _then(self, queued: bool, work: Callable[[], None]) -> None:
+        """Do what comes behind the exchange of a parcel: once all of that is queued, or now."""
+        if queued:
+            self._communicator.messages.behind(work)
+        else:
+            work()
 
     def _pay(self, values: Buffer, parcel: Parcel, absent: Sequence[Bounds]) -> None:
         """Add what another codec left of these gradients: where no residual is kept, all of it is sent now.
@@ -337,12 +536,14 @@ class Averaging:
             sent[start:stop] = False
         return sent
 
-    def _average_dense_message(self, values: Buffer, queued: bool) -> None:
-        """Sum float32 values over all ranks as they are."""
+    def _average_small(self, parcel: Parcel, values: Buffer, queued: bool) -> None:
+        """Sum a parcel's small tensors, float32, over all ranks as they are."""
         if queued:
             self._communicator.messages.all_reduce(values)
         else:
-            self._communicator.all_reduce(values, strategy=DENSE)
+            if parcel.small_call is None:
+                parcel.small_call = self._lanes[parcel.lane].prepare_all_reduce(DENSE).run
+            self._outside(parcel.small_call, values)
 
     def _absent(self, values: Buffer, parcel: Parcel) -> list[Bounds]:
         """Return which tensors have no gradient; one that is all zeros counts as none: it only waits."""

@@ -5,7 +5,8 @@
     DDP(model, codec="gtopk(density=0.001, value_bits=16)")
 
 `gtopk`, `topk` and `gtopk_published` are sparse exchanges: a codec that sends the largest entries together with the
-strategies that merge them. Every other codec goes through any strategy.
+strategies that merge them. `lowrank` sends factors, which dense strategies sum. Every other codec goes through any
+strategy of ours.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +14,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 from penstock.codecs.codec import Codec
+from penstock.codecs.low_rank import NAME as LOW_RANK
 from penstock.codecs.registry import (
     SPARSE_CODECS,
     codec_name,
     codec_names,
     fingerprint,
+    is_low_rank,
     is_object,
     make_codec,
     parameter_names,
@@ -26,6 +29,7 @@ from penstock.codecs.spec import parse_spec, write_spec
 from penstock.errors import CodecError
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
+from penstock.plan import Plan
 from penstock.strategies import coded_only_names, parse_strategy, sparse_names
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 
@@ -37,12 +41,16 @@ ANY = (
     "parameter_server",
     "all_gather",
 )  # what "auto" measures and lets the planner choose from; the first is preferred
+# The same where messages are queued on a device: as many bytes as a ring's in two rounds, and each waits for kernels.
+ANY_ON_DEVICE = ("parameter_server", "all_gather")
+DENSE = (NATIVE, "ring", "recursive_doubling")  # that carry what is not encoded
+NCCL = "nccl"  # the engine that queues them
 MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
 AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
-# What codec="auto" considers, the safest first. The coarsest of them ended within 1% of dense in all recorded runs,
-# with AdamW and with SGD (docs/choosing-a-codec.md). Not here: terngrad and onebit, which with SGD ended far behind on
-# some tasks; codecs with a threshold that must be tuned (tbq, adacomp, graddrop); those that send few entries, so that
-# training needs a warm-up and many steps (dgc, topk, gtopk).
+# What codec="auto" considers, the safest first. The coarsest of them ended within 1% of dense in all recorded runs of
+# 600 steps and more, with AdamW and with SGD; after 500 it was 1.1% behind (docs/choosing-a-codec.md). Not here:
+# terngrad and onebit, which with SGD ended far behind on some tasks; codecs with a threshold that must be tuned (tbq,
+# adacomp, graddrop); those that send few entries, so that training needs a warm-up and many steps (dgc, topk, gtopk).
 AUTO_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
 _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
@@ -161,6 +169,13 @@ class Scheme:
             candidate.check_strategy(strategy)
         if self.codec == AUTO:
             return
+        if is_low_rank(self.codec):
+            if strategy in (*SPARSE_STRATEGIES, *COMPRESSED_ONLY):
+                raise CodecError(
+                    f"strategy {strategy!r} carries encoded blocks; codec {self.codec!r} has factors summed as they "
+                    f"are: wanted one such as {', '.join(map(repr, DENSE))}"
+                )
+            return
         if strategy in SPARSE_STRATEGIES and strategy not in self.strategies:
             if self.strategies == ANY:
                 raise CodecError(f"strategy {strategy!r} merges sparse blocks; codec {self.codec!r} makes none")
@@ -178,16 +193,21 @@ class Scheme:
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
 
-    @property
-    def local_strategy(self) -> str | None:
-        """Local aggregation with this codec between hosts; None where "auto" must not choose it.
+    def strategies_by(self, engine: str) -> tuple[str, ...]:
+        """Return the strategies that an engine, by name, may carry this codec with; the first is preferred."""
+        if is_low_rank(self.codec) and engine == NCCL:
+            return (NATIVE,)
+        return ANY_ON_DEVICE if engine == NCCL and self.strategies == ANY else self.strategies
+
+    def local_strategy(self, engine: str = "") -> str | None:
+        """Return local aggregation with this codec between hosts; None where "auto" must not choose it.
 
         With momentum each rank keeps a velocity, and only those that encode know what was sent and to be forgotten; the
-        published exchange is there to be compared with.
+        published exchange is there to be compared with; factors are small, and encoded nowhere.
         """
-        if self.codec is None or self.momentum.factor or parse_spec(self.codec)[0] == "published":
+        if self.codec is None or self.momentum.factor or parse_spec(self.codec)[0] in ("published", LOW_RANK):
             return None
-        return f"{HIERARCHICAL}(outer={self.strategies[0]})"
+        return f"{HIERARCHICAL}(outer={self.strategies_by(engine)[0]})"
 
     def check_planner(self, planner: str) -> None:
         """Refuse a planner whose buckets do not hold what entries are to be selected from."""
@@ -249,6 +269,9 @@ def make_scheme(
             )
         if codec is not None:
             make_codec(codec)
+        if is_low_rank(codec):
+            _check_low_rank(str(codec), kept)
+            return Scheme(codec, DENSE, dense_below=dense_below, momentum=kept)
         return Scheme(codec, dense_below=dense_below, momentum=kept)
     settings = _settings(codec, density)
     spec = write_spec(exchange.codec, settings)
@@ -297,13 +320,14 @@ def is_safe_for_adam(codec: str) -> bool:
 def check_known(codec: str) -> None:
     """Refuse an unknown codec; the error names those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
-    known = (AUTO, *codec_names(), *SPARSE, *SPARSE_CODECS)
+    known = (AUTO, LOW_RANK, *codec_names(), *SPARSE, *SPARSE_CODECS)
     if name.endswith(".cll") or is_object(codec) or name.replace("-", "_") in known:
         return
     shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
     sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
+    others = [*sparse, f"{LOW_RANK}(rank, rounds)", AUTO]
     raise CodecError(
-        f"codec {codec!r}; wanted one of {', '.join([*shipped, *sparse, AUTO])}, or a path to a .cll file; "
+        f"codec {codec!r}; wanted one of {', '.join([*shipped, *others])}, or a path to a .cll file; "
         "parameters are written as in terngrad(bitwidth=2)"
     )
 
@@ -331,6 +355,26 @@ def _check_masking(codec: str, settings: Mapping[str, float], momentum: Momentum
         raise CodecError(
             f"codec {codec!r} with momentum: masking finds what was sent by residuals of 0, and 16-bit values leave "
             "their rounding there; wanted value_bits=32, or momentum_masking=False"
+        )
+
+
+def refuse_factors(scheme: Scheme, plan: Plan | None, where: str) -> None:
+    """Refuse low-rank codecs where checkpoints have no room for the factors that they start from."""
+    planned = () if plan is None else (bucket.codec for bucket in plan.buckets if bucket.codec)
+    for codec in (*scheme.named, *planned):
+        if is_low_rank(codec):
+            raise CodecError(
+                f"codec {codec!r} with {where}: the factors that it starts from would not be in checkpoints; wanted "
+                "another codec, such as 'blocks(bits=4)'"
+            )
+
+
+def _check_low_rank(codec: str, momentum: Momentum) -> None:
+    """Refuse to look for zeros in what low-rank factors leave: no element of it was sent as it is."""
+    if momentum.factor and momentum.masking:
+        raise CodecError(
+            f"codec {codec!r} with momentum: masking forgets the velocity of elements that were sent, and factors send "
+            "none by itself; leave momentum to the optimizer, or pass momentum_masking=False"
         )
 
 

@@ -1,4 +1,4 @@
-"""From "gradients are ready" to "the average is there", for any framework: one communication thread, one fixed order.
+"""From "gradients are ready" to "the average is there", for any framework: buckets in lanes, one fixed order in each.
 
     exchange = Exchange(Communicator(MpiTransport()), Compression("onebit"))
     bucket = exchange.bucket(["weight", "bias"], [4096, 64])      # once; all ranks alike
@@ -8,17 +8,29 @@
         ...                                                       # more gradients, more buckets
         exchange.wait(handle)                                     # `gradients` is the average over all ranks now
 
-All ranks start the same buckets in the same order. Gradients are numpy arrays, or whatever the `arrays` of the memory
+All ranks start the same buckets in the same order, which deals them out to lanes: bucket i goes to lane i modulo their
+number. A lane is a thread that averages its buckets one after the other, with tags of its own for their messages. So
+one bucket is encoded while another's messages are under way, and no rank needs to know how far another lane is: a
+bucket waits for those before it in its lane and for nothing else (docs/decisions/0022-an-iteration-is-one-program.md).
+
+Where a plan has bulks, a bucket of one waits until all of them have been started. Then they are copied side by side,
+travel as one message, and their averages are copied back: the bits are those of one bucket with all of it. (Adaptors
+that place gradients themselves let those of a bulk lie side by side from the start, `Plan.merged`.) A bulk that
+is not whole goes with what it has when a bucket that is not of it comes, or at `finish`.
+
+Gradients are numpy arrays, or whatever the `arrays` of the memory
 know (`arrays.py`); their memory must stay as it is from `start` to `wait`. On an `Exchange` of torch's, buckets that a
 GPU can average without a wait of the host are queued there, on the thread that starts them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
-from itertools import accumulate, groupby
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, groupby, pairwise
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -29,12 +41,16 @@ from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Sent, Traffic, Used, by_route
+from penstock.network import Network
 from penstock.plan import Plan, Route
+from penstock.program.composition import LANES
 from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import Notes, ring_nbytes
 
-LANES = 4  # queues for buckets on a device: one is encoded while another's messages are under way
+THREAD, DEVICE = 0, 1  # who does the work of a bucket: the thread of its lane, or a queue of its device
+WHOLE, FIRST, SECOND = 0, 1, 2  # what of it is to be done
 Done = Callable[[], None]
 Failed = Callable[[Exception], None]
 
@@ -45,6 +61,14 @@ class ResolvedBucket:
 
     parcels: tuple[Parcel, ...]
     version: int  # of the routes that it was made for
+    has_native: bool  # the engine's own all-reduce carries some of it: that is called in one order, in lane 0
+    bulk: int | None = None  # of the plan's messages, the one that it is a part of; None: it travels by itself
+    dtype: str = "float32"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its parameters, in order."""
+        return tuple(name for parcel in self.parcels for name in parcel.names)
 
     @property
     def is_native(self) -> bool:
@@ -53,16 +77,32 @@ class ResolvedBucket:
 
 
 @dataclass(slots=True, eq=False)
+class Iteration:
+    """The buckets of one iteration."""
+
+    before: "list[Future[None]]"  # what is done before it begins: buckets of the one before, and clipping
+    begun: "Future[None]" = field(default_factory=Future)  # the first bucket begins it
+    futures: "list[Future[None]]" = field(default_factory=list)  # of its buckets
+    is_fresh: bool = True  # nothing of it was started yet
+    parcels: int = 0  # that were started
+    dealt: int = 0  # buckets that were dealt out to lanes
+
+
+@dataclass(slots=True, eq=False)
 class Handle:
     """A bucket that was started."""
 
     bucket: ResolvedBucket
     values: Buffer  # flat
-    is_first: bool  # of its iteration
     done: Done | None  # called once its average is there
     failed: Failed | None  # called with what went wrong instead
-    around: Callable[[int], AbstractContextManager[None]] | None  # entered around its work, with the number of a lane
+    around: Callable[[int], AbstractContextManager[None]] | None  # of values on a device: entered around its work
+    iteration: Iteration
+    number: int  # of its first parcel in the iteration
+    is_first: bool  # of its iteration
+    lane: int = 0  # whose thread averages it, where it is not queued on a device
     future: Future[None] | None = None  # None: held back
+    bulk: "Handle | None" = None  # in which it travels, once that is started
 
 
 class Exchange:
@@ -82,11 +122,15 @@ class Exchange:
         memory: Memory | None = None,  # of an earlier exchange, or with another policy; its compression counts
         leaves_out: bool = False,  # parameters may have no gradient in some iterations
         without_native: Sequence[str] = (),  # types that the engine's own all-reduce cannot sum: they go by ring
+        lanes: int = LANES,  # buckets in host memory that are under way at a time
+        halves: bool = False,  # finished sums travel after all partial ones, those of the last bucket first
     ) -> None:
         self.memory = memory or Memory((compression or Compression()).scheme())
         self.communicator = communicator
         self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
-        self._averaging = Averaging(communicator, self.memory, leaves_out)
+        self._averaging = Averaging(communicator, self.memory, leaves_out, lanes, halves)
+        self._halves = halves
+        self._halfway: list[Handle] = []  # whose second half has yet to be started
         self._clips_model = self.memory.compression.momentum.clips_model
         self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
         self._without_native = tuple(without_native)
@@ -95,22 +139,38 @@ class Exchange:
         self._routes: dict[str, Route] = {}  # of each tensor in the plan
         self._overlap = True
         self.version = 0  # of the routes: buckets that were made before it changed are of no more use
+        self._bulk_of: dict[str, int] = {}  # of each tensor in a bulk, the number of that among the plan's messages
+        self._bulk_sizes: Counter[int | None] = Counter()  # tensors of each bulk
+        self._bulks: dict[Any, tuple[ResolvedBucket, Buffer]] = {}  # by the names of their buckets: bulk, and memory
+        self._waiting: list[Handle] = []  # buckets of one bulk, the rest of which has not been started
         self._held: list[Handle] = []  # where nothing is sent before the end
-        self._is_fresh = True  # nothing of this iteration was started yet
+        self._iteration = Iteration([])
+        self._recorder: Recorder | None = None
         self._nonfinite_elsewhere = False
-        self._queued = 0  # buckets of this iteration
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-exchange")
+        self._on_their_way: list[Handle] = []  # queued buckets whose last round is not queued yet
+        self._threads = [
+            ThreadPoolExecutor(1, f"penstock-exchange-{lane}") for lane, _ in enumerate(self._averaging.transports)
+        ]
         self.sent: list[Sent] = []  # this iteration's parcels
         self.used: list[Used] = []  # their routes and bytes
         self.failure: Exception | None = None  # what ended this exchange, on every rank
+        self._failed_at, self._failing = 0, Lock()  # the number of the parcel that it began with
 
     # What is sent how
 
-    def follow(self, plan: Plan) -> None:
-        """Use the plan's routes from now on; make buckets anew."""
+    def follow(self, plan: Plan, network: Network | None = None) -> None:
+        """Use the plan's routes from now on; make buckets anew.
+
+        `network`, where it was measured, is the same on all ranks: linear pipelines take the block size best on it.
+        """
+        self.communicator.network = network or self.communicator.network
         self._overlap = plan.overlap
+        self._averaging.forget_programs()
         self.memory.compresses |= any(bucket.codec for bucket in plan.buckets)
         self._routes = {name: bucket.route for bucket in plan.buckets for name in bucket.tensors}
+        several = (number for number, count in enumerate(plan.bulks) if count > 1)
+        self._bulk_of = {name: number for number in several for name in plan.messages[number].tensors}
+        self._bulk_sizes = Counter(self._bulk_of.values())
         nbytes: Counter[Route] = Counter()
         for bucket in plan.buckets:
             nbytes[bucket.route] += bucket.nbytes
@@ -119,6 +179,7 @@ class Exchange:
     def send_others_by(self, route: Route) -> None:
         """Send what no plan names by one route from now on; make buckets anew."""
         self._otherwise = route
+        self._bulks = {}
         self.version += 1
 
     def bucket(self, names: Sequence[str], sizes: Sequence[int], dtype: str = "float32") -> ResolvedBucket:
@@ -126,6 +187,11 @@ class Exchange:
 
         Make it once and start it in every iteration; make it anew when `version` changes.
         """
+        bulks = {self._bulk_of.get(name) for name in names}
+        bulk = bulks.pop() if len(bulks) == 1 else None
+        return self._made(names, sizes, dtype, None if self._bulk_sizes[bulk] == len(names) else bulk)
+
+    def _made(self, names: Sequence[str], sizes: Sequence[int], dtype: str, bulk: int | None = None) -> ResolvedBucket:
         routes = [self._routes.get(name, self._otherwise) for name in names]
         if dtype in self._without_native:
             routes = [Route("ring") if route == Route(NATIVE) else route for route in routes]
@@ -134,7 +200,8 @@ class Exchange:
             here = list(group)
             first, stop = here[0], here[-1] + 1
             parcels.append(self._averaging.parcel(names[first:stop], sizes[first:stop], route, starts[first], dtype))
-        return ResolvedBucket(tuple(parcels), self.version)
+        has_native = any(route.strategy == NATIVE for route in routes)
+        return ResolvedBucket(tuple(parcels), self.version, has_native, bulk, dtype)
 
     @property
     def only_averages(self) -> bool:
@@ -142,14 +209,19 @@ class Exchange:
         memory = self.memory
         return self._overlap and not (memory.compression.momentum.is_used or memory.skips or memory.compresses)
 
+    def record(self, on: bool) -> None:
+        """Note when each instruction starts and ends from the next iteration on, or stop doing so."""
+        self._recorder = self.communicator.recorder = Recorder() if on else None
+
     # An iteration
 
     def begin(self) -> None:
         """Begin an iteration; what an earlier one has left unsent is dropped."""
-        self._held, self._is_fresh, self._nonfinite_elsewhere = [], True, False
-        self.sent, self.used, self._queued = [], [], 0
-        if self.communicator.recorder is not None:
-            self.communicator.recorder.clear()
+        self._land()
+        self._held, self._halfway, self._waiting, self._nonfinite_elsewhere = [], [], [], False
+        self.sent, self.used, self._iteration = [], [], Iteration(self._iteration.futures)
+        if self._recorder is not None:
+            self._recorder.clear()
 
     def start(
         self,
@@ -162,73 +234,219 @@ class Exchange:
         """Start to replace a bucket's gradients by their average over all ranks; `wait` for the handle.
 
         Where the norm of all gradients is clipped, or the plan has no overlap, nothing is sent before `finish`. `done`
-        or, with what went wrong, `failed` is called on the thread that did the work. The work is done inside of
-        `around(lane)`: lane 0 is the communication thread, others are queues of a device.
+        or, with what went wrong, `failed` is called on the thread that did the work. Of values on a device, the work is
+        done inside of `around(THREAD)` or, where all of it is queued there, `around(DEVICE)`. What is queued may come
+        to its end only with the next bucket, or with `finish` or `wait`.
         """
         if bucket.version != self.version:
             raise PlanError(
                 "a bucket that was made before the plan changed; call exchange.bucket(...) again, on all ranks"
             )
-        handle = Handle(bucket, values, self._is_fresh, done, failed, around)
-        self._is_fresh = False
+        if bucket.bulk is not None and around is None:
+            return self._wait_for_bulk(bucket, values, done, failed)
+        if self._waiting:
+            self._send_waiting()
+        iteration = self._iteration
+        handle = Handle(bucket, values, done, failed, around, iteration, iteration.parcels, iteration.is_fresh)
+        iteration.parcels += len(bucket.parcels)
+        iteration.is_fresh = False
+        if not bucket.has_native and around is None:
+            handle.lane = iteration.dealt % len(self._threads)
+            iteration.dealt += 1
         if not self._overlap or self._clips_model:
             self._held.append(handle)
-        elif self.communicator.messages is None:
-            handle.future = self._thread.submit(self._run, handle)
+        elif self.communicator.messages is None and not self._halves:
+            handle.future = self._threads[handle.lane].submit(self._run, handle)
+            iteration.futures.append(handle.future)
         else:
             self._send_or_queue(handle)
         return handle
 
+    def _wait_for_bulk(
+        self, bucket: ResolvedBucket, values: Buffer, done: Done | None, failed: Failed | None
+    ) -> Handle:
+        """Keep a bucket until the rest of its bulk has been started."""
+        if self._waiting and _together(self._waiting[0].bucket) != _together(bucket):
+            self._send_waiting()
+        handle = Handle(bucket, values, done, failed, None, self._iteration, 0, False)
+        self._waiting.append(handle)
+        if sum(len(each.bucket.names) for each in self._waiting) == self._bulk_sizes[bucket.bulk]:
+            self._send_waiting()
+        return handle
+
+    def _send_waiting(self) -> None:
+        """Start the bulk that waits for more, with what it has, its gradients side by side."""
+        parts, self._waiting = self._waiting, []
+        key = parts[0].bucket.dtype, *(each.bucket.names for each in parts)
+        if key not in self._bulks:
+            parcels = [parcel for each in parts for parcel in each.bucket.parcels]
+            names, sizes = [n for each in parcels for n in each.names], [n for each in parcels for n in each.sizes]
+            memory = self.memory.arrays.empty_like(parts[0].values, sum(sizes))
+            self._bulks[key] = self._made(names, sizes, parts[0].bucket.dtype), memory
+        bucket, memory = self._bulks[key]
+        for part, inside in _places(parts, memory):
+            self.memory.arrays.copy(inside, part.values)
+        bulk = self.start(bucket, memory, partial(self._hand_out, parts, memory), partial(_fail_each, parts))
+        for each in parts:
+            each.bulk = bulk
+
+    def _hand_out(self, parts: Sequence[Handle], memory: Buffer) -> None:
+        """Copy the averages of a bulk to its buckets, on the thread that averaged it."""
+        with self.communicator.computing:
+            for part, inside in _places(parts, memory):
+                self.memory.arrays.copy(part.values, inside)
+        for part in parts:
+            if part.done is not None:
+                part.done()
+
     def finish(self) -> None:
-        """Send what was held back: all gradients of this iteration have been started, and their norm is known."""
+        """Send what was held back: all gradients of this iteration have been started, and their norm is known.
+
+        In halves, this is when finished sums begin to travel: as a forward pass needs them, those of the bucket that
+        was started last first.
+        """
+        if self._waiting:
+            self._send_waiting()
         held, self._held = self._held, []
         if held and self._clips_model:
-            self._thread.submit(self._clip, held)
+            self._iteration.before.append(self._threads[0].submit(self._clip, held))
         for handle in held:
             self._send_or_queue(handle)
+        self._land()
+        halfway, self._halfway = self._halfway, []
+        for handle in reversed(halfway):
+            handle.future = self._threads[handle.lane].submit(self._run, handle, THREAD, SECOND)
+            handle.iteration.futures.append(handle.future)
 
     def wait(self, handle: Handle) -> None:
-        """Return once a bucket holds its average; raise what went wrong, which is the same on every rank."""
-        if handle.future is None:
+        """Return once a bucket holds its average; raise what went wrong with it, which is the same on every rank.
+
+        What went wrong with another bucket is raised as soon as this rank knows of it: wait for all of an iteration.
+        """
+        if handle in self._waiting:  # which of the others have come is not the same on all ranks
+            raise PlanError(
+                f"bucket {handle.bucket.parcels[0].name!r} is waited for, and its bulk is not whole; start the rest of "
+                "it first, or call finish() once all buckets of the iteration have been started, on all ranks"
+            )
+        sent = handle.bulk or handle
+        if sent.future is None or sent in self._on_their_way:
             self.finish()
-        assert handle.future is not None, "a bucket of an earlier iteration, which was begun anew"
-        handle.future.result()
+        assert sent.future is not None, "a bucket of an earlier iteration, which was begun anew"
+        sent.future.result()
         if self.failure is not None:
+            if isinstance(self.failure, NonFiniteError):  # the others still write to their buckets
+                for each in handle.iteration.futures:
+                    each.result()
             raise self.failure
 
     def _send_or_queue(self, handle: Handle) -> None:
-        """Give a bucket to the communication thread, or queue it on its device where all of it can be."""
+        """Give a bucket to the thread of its lane, or queue it on its device where all of it can be."""
         values, parcels = handle.values, handle.bucket.parcels
         if all(self._averaging.queues(each, values[each.start : each.stop]) for each in parcels):
-            self._run(handle, 1 + self._queued % LANES)
-            self._queued += 1
             handle.future = Future()
-            handle.future.set_result(None)
+            self._on_their_way.append(handle)
+            self._run(handle, DEVICE)
+        elif self._halves:
+            self._threads[handle.lane].submit(self._run, handle, THREAD, FIRST)
+            self._halfway.append(handle)
         else:
-            handle.future = self._thread.submit(self._run, handle)
+            handle.future = self._threads[handle.lane].submit(self._run, handle)
+            handle.iteration.futures.append(handle.future)
 
-    def _run(self, handle: Handle, lane: int = 0) -> None:
-        """Average one bucket, on lane 0 on the communication thread; after a failure, only pass that on."""
-        transport, messages, is_first = self.communicator.transport, self.communicator.messages, handle.is_first
+    def _run(self, handle: Handle, by: int = THREAD, half: int = WHOLE) -> None:
+        """Average one bucket, or do one half of that, on the thread of its lane, or queued on a device.
+
+        What goes wrong in an iteration, as a gradient that is not finite, stops no other bucket of it: which of them
+        have been started by then is not the same on all ranks. The next iteration does not begin.
+        """
+        transport, messages = self._averaging.transports[handle.lane], self.communicator.messages
         try:
-            if self.failure is not None:
+            if by == DEVICE and self.failure is not None:  # these are queued in one order on all ranks
                 raise self.failure
-            with nullcontext() if handle.around is None else handle.around(lane):
-                for parcel in handle.bucket.parcels:
+            with nullcontext() if handle.around is None else handle.around(by):
+                if handle.is_first and half != SECOND:
+                    self._begin_iteration(handle.iteration)
+                else:
+                    handle.iteration.begun.result()
+                for number, parcel in enumerate(handle.bucket.parcels, handle.number):
                     values, start = handle.values[parcel.start : parcel.stop], perf_counter()
                     before = transport.sent_nbytes + (messages.sent_nbytes if messages else 0)
-                    self._averaging.average(parcel, values, is_first, lane > 0)
-                    is_first = False
-                    self.memory.has_nonfinite |= self._nonfinite_elsewhere
+                    if self._recorder is not None:
+                        self._recorder.name(parcel.name)
+                    if half == SECOND:
+                        self._averaging.go_on(parcel)
+                    else:
+                        self._averaging.average(parcel, values, by == DEVICE, handle.lane, number)
+                    if self._nonfinite_elsewhere:
+                        self.memory.has_nonfinite = True
                     sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before
-                    self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent))
                     self.sent.append(Sent(parcel.name, start, perf_counter()))
-                if handle.done is not None:
+                    if half == FIRST:
+                        parcel.sent_nbytes = sent
+                    else:
+                        self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent + parcel.sent_nbytes))
+                if half == FIRST:
+                    return
+                if by == DEVICE:
+                    messages.behind(partial(self._arrive, handle))
+                elif handle.done is not None:
                     handle.done()
         except Exception as error:
-            self.failure = self.failure or error
+            if handle.is_first and not handle.iteration.begun.done():
+                handle.iteration.begun.set_exception(error)  # for which all other buckets wait
+            if by == DEVICE:
+                self._lose(error)
+                return
+            self._keep_failure(error, handle.number)
             if handle.failed is not None:
                 handle.failed(error)
+            handle.done = handle.failed = None  # of its second half
+
+    def _keep_failure(self, error: Exception, number: int) -> None:
+        """Keep what ended this exchange: of gradients that are not finite the first, as lanes fail in any order."""
+        with self._failing:
+            both = isinstance(error, NonFiniteError) and isinstance(self.failure, NonFiniteError)
+            if self.failure is None or (both and number < self._failed_at):
+                self.failure, self._failed_at = error, number
+
+    def _arrive(self, handle: Handle) -> None:
+        """Tell that all of a bucket is queued on its device."""
+        self._on_their_way.remove(handle)
+        if handle.done is not None:
+            handle.done()
+        assert handle.future is not None
+        handle.future.set_result(None)
+
+    def _land(self) -> None:
+        """Queue what is left of buckets on their way."""
+        if not self._on_their_way:
+            return
+        around = self._on_their_way[-1].around
+        try:
+            with nullcontext() if around is None else around(DEVICE):
+                self.communicator.messages.land()
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        """Give up all buckets on their way."""
+        self.failure = self.failure or error
+        self.communicator.messages.drop()
+        lost, self._on_their_way = self._on_their_way, []
+        for handle in lost:
+            if handle.failed is not None:
+                handle.failed(error)
+            assert handle.future is not None
+            handle.future.set_result(None)
+
+    def _begin_iteration(self, iteration: Iteration) -> None:
+        """Begin an iteration once the one before is done, and let its other buckets go; raise what ended either."""
+        for each in iteration.before:
+            each.result()
+        if self.failure is not None:
+            raise self.failure
+        self._averaging.begin()
+        iteration.begun.set_result(None)
 
     def _clip(self, handles: Sequence[Handle]) -> None:
         """Scale this rank's gradients, all of them together; runs on the communication thread."""
@@ -236,7 +454,7 @@ class Exchange:
             with ExitStack() as stack:
                 for handle in handles:
                     if handle.around is not None:
-                        stack.enter_context(handle.around(0))
+                        stack.enter_context(handle.around(THREAD))
                 parts = [(each, parcel) for each in handles for parcel in each.bucket.parcels]
                 self._averaging.clip([handle.values[parcel.start : parcel.stop] for handle, parcel in parts])
         except Exception as error:
@@ -257,7 +475,9 @@ class Exchange:
 
     def note_nonfinite(self) -> None:
         """Note that a gradient of this iteration which travels beside this exchange is not finite on some rank."""
-        self._nonfinite_elsewhere = self.memory.has_nonfinite = True
+        self._nonfinite_elsewhere = True
+        if self._iteration.begun.done():  # before, the memory is the last iteration's: then its first bucket tells it
+            self.memory.has_nonfinite = True
 
     def traffic(self) -> Traffic:
         """Return the bytes that this rank has sent so far, and what the same gradients take dense."""
@@ -277,18 +497,40 @@ class Exchange:
         self.recover()
 
     def recover(self) -> None:
-        """Forget a gradient that was not finite, which all ranks raised alike; connections that are lost stay so."""
+        """Forget a gradient that was not finite, which all ranks raised alike; connections that are lost stay so.
+
+        Also one of which a device has yet to tell: the state that it spoilt is no longer there.
+        """
+        self._averaging.forget_nonfinite()
         if isinstance(self.failure, NonFiniteError):
             self.failure = None
 
     def hang_up(self) -> None:
         """Let ranks fail that wait for our buckets, since a rank is gone."""
         if isinstance(transport := self.communicator.transport, Notes):
-            self._thread.submit(transport.hang_up).result()
+            self._threads[0].submit(transport.hang_up).result()
 
     def close(self) -> None:
-        """End the communication thread once it has sent what was started."""
-        self._thread.shutdown()
+        """End the communication threads once they have sent what was started."""
+        for thread in self._threads:
+            thread.shutdown()
+
+
+def _together(bucket: ResolvedBucket) -> tuple[int | None, str]:
+    """Return what buckets have in common that may travel in one bulk."""
+    return bucket.bulk, bucket.dtype
+
+
+def _places(parts: Sequence[Handle], memory: Buffer) -> Iterator[tuple[Handle, Buffer]]:
+    """Yield the buckets of a bulk, each with where it lies in the bulk's memory."""
+    ends = accumulate((len(each.values) for each in parts), initial=0)
+    return ((part, memory[start:stop]) for part, (start, stop) in zip(parts, pairwise(ends), strict=True))
+
+
+def _fail_each(parts: Sequence[Handle], error: Exception) -> None:
+    for part in parts:
+        if part.failed is not None:
+            part.failed(error)
 
 
 def _route(compression: Scheme) -> Route:

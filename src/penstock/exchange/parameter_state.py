@@ -1,4 +1,4 @@
-"""What an exchange of gradients remembers from one iteration to the next: what is owed, velocities, counters.
+"""What an exchange of gradients remembers from one iteration to the next: what is owed, velocities, factors, counters.
 
 The model keeps it, not the communication thread, and saves it with its checkpoints.
 """
@@ -10,8 +10,9 @@ from penstock.codecs.header import ON_NONFINITE
 from penstock.errors import CodecError, FormatError, NonFiniteError, PenstockError, PlanError
 from penstock.exchange.arrays import NUMPY, Arrays, Buffer, Floats
 from penstock.exchange.compression import Scheme
+from penstock.exchange.factors import Factors
 from penstock.exchange.residuals import Layout, Residuals
-from penstock.exchange.state import FORMAT, State, check_states, state_for
+from penstock.exchange.state import FACTOR, FORMAT, State, check_states, state_for
 
 
 class Scaler(Protocol):
@@ -47,7 +48,7 @@ class Loads(Protocol):
 
 
 class Memory:
-    """Residuals and velocities of all parameters, with what it takes to undo an iteration or to resume."""
+    """Residuals, velocities and factors of all parameters, with what it takes to undo an iteration or to resume."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Memory:
         self.compression = compression or Scheme()
         self.arrays = arrays
         self.residuals, self.velocities = Residuals(arrays), Residuals(arrays)
+        self.factors = Factors(arrays)
         self.skips = on_nonfinite == "skip" or scaler is not None
         self.moments: Moments | None = None  # of the optimizer, where that exchanges its momentum
         self.has_nonfinite = False  # this iteration's gradients are not finite on some rank: its step will be skipped
@@ -89,8 +91,13 @@ class Memory:
             if before is not None and before != now:
                 for store in self._stores.values():
                     store.rearrange(name, before, now)
+                self.factors.rearrange(name)
             self._layouts[name] = now
             self._known[name] = None
+
+    def layout(self, name: str) -> Layout | None:
+        """Return how a parameter lies in memory; None where it is not known."""
+        return self._layouts[name] if name in self._known else None
 
     def check_parameters(self) -> None:
         """Raise where parameters lie in memory otherwise than when buckets were made; an adaptor may know that."""
@@ -101,7 +108,7 @@ class Memory:
         self.check_parameters()
         if self.loads is not None and self.loads.by_exchange:
             self.goes_on()
-        self._undo()
+        self.undo()
         if (scale := self.loss_scale) != self._scale:  # also without a scaler, after one whose state was loaded
             for store in self._stores.values():
                 store.multiply(scale / self._scale)
@@ -109,6 +116,7 @@ class Memory:
         if self.skips:
             for store in self._stores.values():
                 store.save()
+            self.factors.save()
         self.has_nonfinite = self.counted = False
 
     def goes_on(self) -> None:
@@ -126,6 +134,10 @@ class Memory:
         """Note that this iteration's gradients were not finite, and are not to be skipped."""
         self._failed = True
 
+    def recover(self) -> None:
+        """Note that what is owed was replaced, and no longer that of an iteration which failed or was skipped."""
+        self.has_nonfinite = self._failed = False
+
     @property
     def options(self) -> dict[str, str]:
         """What all ranks must have asked for, as text."""
@@ -139,11 +151,13 @@ class Memory:
     def state_dict(self, rank: int, world_size: int) -> State:
         """Return this rank's state: what a skipped step sent is not part of it."""
         self._check()
-        self._undo()
+        self.undo()
         kept = {
             kind: {name: self._logical(name, values) for name, values in store.values().items()}
             for kind, store in self._stores.items()
         }
+        if factors := self.factors.values():
+            kept[FACTOR] = {name: self.arrays.saved(values) for name, values in factors.items()}
         counters = {"iterations": self.iterations, "scale": self._scale}
         return {"format": FORMAT, "rank": rank, "world_size": world_size, "memories": kept, **counters}
 
@@ -166,7 +180,7 @@ class Memory:
         elif complaint is not None:
             raise complaint
         self._take(state_for(checked, rank, world_size))
-        self.has_nonfinite = self._failed = False
+        self.recover()
         self.compresses |= any(each["memories"].get("residual") for each in checked)
 
     def _take(self, state: State) -> None:
@@ -177,6 +191,7 @@ class Memory:
             for name, value in values.items():
                 self._layouts.setdefault(name, Layout.contiguous(value.shape))
             store.load({name: self._layouts[name].in_memory(value) for name, value in values.items()})
+        self.factors.load(state["memories"][FACTOR])
         self.iterations, self._scale = int(state["iterations"]), float(state["scale"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,8 +210,9 @@ class Memory:
                 'last checkpoint, or train with on_nonfinite="skip" to leave out such steps'
             )
 
-    def _undo(self) -> None:
-        """Forget what an iteration did whose step was skipped."""
+    def undo(self) -> None:
+        """Forget what an iteration did whose step was skipped; between iterations, as often as wanted."""
         if self.skips and self.has_nonfinite:
             for store in self._stores.values():
                 store.restore()
+            self.factors.restore()

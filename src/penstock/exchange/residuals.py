@@ -11,7 +11,7 @@ Values are float32 and in the units of what is applied: gradients are divided by
 sum of all ranks' residuals is what weights are still to be changed by, whatever the number of workers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
@@ -84,7 +84,7 @@ class Residuals:
         """Return the same for a codec that puts off what it leaves there."""
         key = tuple(names)
         if key not in self._buckets or self._arrays.device(self._buckets[key].memory) != device:
-            self._settle()
+            self._settle(key)
             memory = self._arrays.zeros(sum(sizes), device)
             for name, (start, stop) in zip(key, pairwise(accumulate(sizes, initial=0)), strict=True):
                 self._move(name, memory[start:stop])
@@ -119,7 +119,7 @@ class Residuals:
         """
         if self._of(name, numel) is None:
             return None
-        self._settle()
+        self._settle([name])
         self._buckets = {each: old for each, old in self._buckets.items() if name not in each}
         self.version += 1
         return self._views.pop(name)
@@ -128,6 +128,20 @@ class Residuals:
         """Return a copy of each parameter's residual, flat, in host memory."""
         self._settle()
         return {name: self._on_host(view).copy() for name, view in self._views.items()}
+
+    def copy_to(self, rooms: Mapping[str, Floats]) -> None:
+        """Write each parameter's residual into its room, flat; zeros where it has none.
+
+        Nothing is settled, so that the bits of iterations to come do not depend on who reads residuals.
+        """
+        for room in [room for name, room in rooms.items() if name not in self._views]:
+            room[...] = 0.0
+        loose = self._views.keys() & rooms.keys()
+        for names, bucket in self._buckets.items():
+            bucket.copy_to([rooms[name] for name in names])
+            loose -= set(names)
+        for name in loose:
+            rooms[name][...] = self._views[name]
 
     def rearrange(self, name: str, before: Layout, after: Layout) -> None:
         """Put the parameter's residual into another order of its elements."""
@@ -157,7 +171,10 @@ class Residuals:
         """Go back to the values of the last `save`; parameters that had none then owe nothing."""
         saved = self._saved or {}
         for name, view in self._views.items():
-            view[:] = saved.get(name, 0.0)
+            if name in saved:
+                self._arrays.copy(view, saved[name])  # from where it was saved: a bucket may have moved it since
+            else:
+                view[:] = 0.0
         for name in saved.keys() - self._views.keys():  # taken since then
             self._views[name] = self.copied(saved[name])
         for bucket in self._buckets.values():
@@ -174,9 +191,15 @@ class Residuals:
         here: Floats = self._arrays.float32(room, None)
         return here
 
-    def _settle(self) -> None:
-        for bucket in self._buckets.values():
-            bucket.values()
+    def _settle(self, names: Collection[str] | None = None) -> None:
+        """Take off what was put off, of buckets with these parameters; None: of all.
+
+        Sums of a bucket's next encode would be in another order: which buckets are new when another is encoded must not
+        change its bits, as that depends on how far each lane is.
+        """
+        for each, bucket in self._buckets.items():
+            if names is None or not set(each).isdisjoint(names):
+                bucket.values()
 
     # In a copy, views would no longer look into their buckets.
 

@@ -14,10 +14,13 @@ import numpy as np
 
 from penstock.errors import FormatError
 from penstock.exchange.arrays import Arrays, Floats
+from penstock.exchange.factors import could_be_of
 
 FORMAT = "penstock-exchange/2"
 MEMORY_ORDER = "penstock-exchange/1"  # flat values in memory order, which nothing says
-KINDS = ("residual", "velocity")
+OWED = ("residual", "velocity")  # each rank's own
+FACTOR = "factor"  # of a low-rank exchange, the same on all ranks; in logical order as `factors.py` says
+KINDS = (*OWED, FACTOR)
 State = dict[str, Any]  # plain values and arrays; with torch, CPU tensors: what torch.save takes
 Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
 _WHERE = "exchange state"
@@ -28,10 +31,12 @@ def state_for(states: Sequence[State], rank: int, world_size: int) -> State:
 
     With as many ranks as before, each gets its own back. Otherwise old rank r's belongs to new rank r mod world_size:
     new ranks start with nothing owed, and where ranks are gone the others owe what those did. Residuals are in the
-    units of what is applied, so the sum over ranks is the same before and after, up to float32 rounding.
+    units of what is applied, so the sum over ranks is the same before and after, up to float32 rounding. Factors are
+    the same on all ranks, and stay so.
     """
     mine, inherited = states[rank % len(states)], states[rank::world_size]
-    memories = {kind: _sum([state["memories"].get(kind, {}) for state in inherited]) for kind in KINDS}
+    memories = {kind: _sum([state["memories"].get(kind, {}) for state in inherited]) for kind in OWED}
+    memories[FACTOR] = mine["memories"].get(FACTOR, {})
     return {**mine, "rank": rank, "world_size": world_size, "memories": memories}
 
 
@@ -75,11 +80,15 @@ def _checked(state: Mapping[str, Any]) -> State:
     if not isinstance(scale, int | float) or not 0 < scale < math.inf:
         raise FormatError(_WHERE, "scale", scale, "a finite number > 0")
     memories = state.get("memories")
-    if not isinstance(memories, Mapping) or not all(isinstance(each, Mapping) for each in memories.values()):
+    if not isinstance(memories, Mapping) or not all(map(_has_names, memories.values())):
         raise FormatError(_WHERE, "memories", memories, "tensors by kind and name of the parameter")
-    if unknown := sorted(set(memories) - set(KINDS)):
+    if unknown := sorted(map(str, set(memories) - set(KINDS))):
         raise FormatError(_WHERE, "memories", unknown[0], f"one of {', '.join(KINDS)}")
     return dict(state)
+
+
+def _has_names(values: Any) -> bool:
+    return isinstance(values, Mapping) and all(isinstance(name, str) for name in values)
 
 
 def _of_model(
@@ -93,16 +102,19 @@ def _of_model(
                 wanted = f"a parameter of the model, such as {next(iter(known.values()))!r}"
                 raise FormatError(_WHERE, "memories", name, wanted)
             own = known.get(_plain(name), name)
-            placed[kind][own] = _checked_value(f"{kind} of {name!r}", value, shapes.get(own), arrays)
+            placed[kind][own] = _checked_value(kind, name, value, shapes.get(own), arrays)
     return placed
 
 
-def _checked_value(what: str, value: Any, shape: tuple[int, ...] | None, arrays: Arrays) -> Floats:
+def _checked_value(kind: str, name: str, value: Any, shape: tuple[int, ...] | None, arrays: Arrays) -> Floats:
     """Return a value as a numpy array; refuse another kind or shape, and what is not finite."""
+    what = f"{kind} of {name!r}"
     if (found := arrays.loaded(value)) is None:
         described = f"{tuple(value.shape)} of {value.dtype}" if hasattr(value, "dtype") else value
         raise FormatError(_WHERE, what, described, arrays.saved_kind)
-    if shape is not None and found.shape != shape:
+    if kind == FACTOR and shape is not None and not could_be_of(found, shape):
+        raise FormatError(_WHERE, what, found.shape, f"{shape}, 1 for some of these, and the rank: of this model")
+    if kind != FACTOR and shape is not None and found.shape != shape:
         raise FormatError(_WHERE, what, found.shape, f"{shape}, as the parameter is: the state of this model")
     if not np.isfinite(found).all():
         raise FormatError(_WHERE, what, "NaN or infinity", "finite values")

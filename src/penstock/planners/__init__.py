@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock.cost.ways import Way
-from penstock.errors import PlanError
+from penstock.errors import PlanError, did_you_mean, shorten
 from penstock.plan import Bucket
 from penstock.planners.exact import plan_exact, plan_joint
-from penstock.planners.fixed import plan_single, plan_threshold, plan_wfbp
-from penstock.planners.greedy import plan_greedy
+from penstock.planners.rules import plan_greedy, plan_single, plan_threshold, plan_wfbp
 from penstock.planners.selective import plan_selective
 from penstock.trace import Trace
 
@@ -50,5 +49,7 @@ PLANNERS: dict[str, Planner] = {
 def find_planner(name: str) -> Planner:
     """Return the planner called `name`."""
     if name not in PLANNERS:
-        raise PlanError(f"no planner called {name!r}; wanted one of {', '.join(PLANNERS)}")
+        raise PlanError(
+            f"no planner called {shorten(name)}; wanted one of {', '.join(PLANNERS)}{did_you_mean(name, PLANNERS)}"
+        )
     return PLANNERS[name]

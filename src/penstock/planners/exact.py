@@ -29,6 +29,7 @@ from itertools import accumulate
 from penstock.cost.ways import Way, comparable
 from penstock.errors import PlanError
 from penstock.plan import Bucket, cut_into_buckets
+from penstock.planners.staged import optimal_staged_cuts
 from penstock.trace import Trace
 
 ROUNDING = 1e-12  # a message counts as in time within this relative error of float arithmetic
@@ -47,7 +48,7 @@ def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
     if all(len(way.stages) == 1 for way in ways):
         cuts = optimal_cuts(trace.ready_seconds, [_price(way, prefix) for way in ways])
     else:
-        cuts = _optimal_staged_cuts(trace.ready_seconds, prefix, ways)
+        cuts = optimal_staged_cuts(trace.ready_seconds, prefix, ways)
     return cut_into_buckets(trace, [end for end, _ in cuts], [ways[chosen].route for _, chosen in cuts])
 
 
@@ -107,7 +108,7 @@ def _fewest_messages(
         late = deadline * (1 + ROUNDING)
         for other, price in enumerate(prices):
             spent = price.spent
-            earlier = _earliest_start(spent, j, deadline - ready[j - 1] - price.startup)
+            earlier = earliest_start(spent, j, deadline - ready[j - 1] - price.startup)
             if earlier < start:
                 ends = max(finish[earlier], ready[j - 1]) + price.startup + (spent[j] - spent[earlier])
                 start, way = (earlier, other) if ends <= late else (start, way)
@@ -117,55 +118,9 @@ def _fewest_messages(
     return messages[::-1]
 
 
-def _earliest_start(spent: Sequence[float], j: int, seconds: float) -> int:
+def earliest_start(spent: Sequence[float], j: int, seconds: float) -> int:
     """Return the first i such that i+1..j can be sent in `seconds`; j where nothing can."""
     return j if seconds < 0 else bisect_left(spent, spent[j] - seconds, 0, j)
-
-
-State = tuple[tuple[float, ...], "State | None", int, int]  # stage finish times, predecessor, last tensor + 1, way
-
-
-def _optimal_staged_cuts(ready: Sequence[float], prefix: Sequence[int], ways: Sequence[Way]) -> list[tuple[int, int]]:
-    """Return the optimal messages where each passes several stages, such as push and pull.
-
-    The time one prefix ends is now a vector, one entry per stage, and only states that another one beats in no entry
-    can lead to the optimum. Keeping all others is exact; it is quadratic in tensors, times the few states kept.
-    """
-    if len({len(way.stages) for way in ways}) > 1:
-        raise PlanError("ways with different numbers of stages cannot be mixed; plan for one kind at a time")
-    stages = len(ways[0].stages)
-    frontier: list[list[State]] = [[((0.0,) * stages, None, 0, 0)]]
-    for j, ready_j in enumerate(ready, start=1):
-        reached: list[State] = []
-        for i in range(j):
-            for state in frontier[i]:
-                for chosen, way in enumerate(ways):
-                    times = _pass_stages(state[0], ready_j, way.stage_seconds(prefix[j] - prefix[i], j - i))
-                    reached.append((times, state, j, chosen))
-        frontier.append(_undominated(reached))
-    messages: list[tuple[int, int]] = []
-    last = min(frontier[-1], key=lambda found: found[0][-1])
-    while last[1] is not None:
-        messages.append((last[2] - 1, last[3]))
-        last = last[1]
-    return messages[::-1]
-
-
-def _pass_stages(free: tuple[float, ...], ready: float, stages: tuple[float, ...]) -> tuple[float, ...]:
-    times = []
-    for available, seconds in zip(free, stages, strict=True):
-        ready = max(available, ready) + seconds
-        times.append(ready)
-    return tuple(times)
-
-
-def _undominated(states: list[State]) -> list[State]:
-    """Keep the states that no other reaches at least as early in every stage."""
-    kept: list[State] = []
-    for state in sorted(states, key=lambda found: found[0]):
-        if not any(all(a <= b for a, b in zip(other[0], state[0], strict=True)) for other in kept):
-            kept.append(state)
-    return kept
 
 
 def plan_joint(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from penstock.exchange.compression import (
     AUTO,
     COMPRESSED_ONLY,
+    DENSE,
     MIXING_PLANNERS,
     NATIVE,
     SPARSE_STRATEGIES,
@@ -12,8 +13,6 @@ from penstock.exchange.compression import (
 )
 from penstock.plan import Route
 from penstock.strategies import parse_strategy
-
-DENSE = (NATIVE, "ring", "recursive_doubling")  # what "auto" lets the planner choose from
 
 
 def candidates(
@@ -28,20 +27,20 @@ def candidates(
     if compression.codec is None:
         return dense
     if compression.codec == AUTO:
-        packed = (_packed(strategy, each, shares_hosts) for each in compression.candidates)
+        packed = (_packed(strategy, each, engine, shares_hosts) for each in compression.candidates)
         return (*dense, *(route for routes in packed for route in routes))
-    return (*(dense if planner in MIXING_PLANNERS else ()), *_packed(strategy, compression, shares_hosts))
+    return (*(dense if planner in MIXING_PLANNERS else ()), *_packed(strategy, compression, engine, shares_hosts))
 
 
-def _packed(strategy: str, compression: Scheme, shares_hosts: bool) -> tuple[Route, ...]:
+def _packed(strategy: str, compression: Scheme, engine: str, shares_hosts: bool) -> tuple[Route, ...]:
     """Return the routes of a codec."""
-    local = (compression.local_strategy,) if shares_hosts and compression.local_strategy else ()
-    names = (*compression.strategies, *local) if strategy == AUTO else (strategy,)
+    local = compression.local_strategy(engine) if shares_hosts else None
+    names = (*compression.strategies_by(engine), *([local] if local else [])) if strategy == AUTO else (strategy,)
     return tuple(Route(name, compression.codec) for name in names)
 
 
 def _dense(strategy: str, engine: str) -> tuple[str, ...]:
-    """Return what may carry dense buckets: the strategy that was named, where it can.
+    """Return what may carry dense buckets: the strategy that was named, where it can; else the planner chooses.
 
     Those of ours use host memory, so NCCL's own beats them.
     """

@@ -11,6 +11,7 @@ as much slower or faster as the first was than its own estimate.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from penstock.codecs.low_rank import NAME as LOW_RANK
 from penstock.codecs.registry import SPARSE_CODECS, make_codec
 from penstock.codecs.spec import parse_spec
 from penstock.cost.ways import Way, way_for
@@ -20,7 +21,7 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Plan, Route, parse_route
 from penstock.planners.selective import counts_in_pieces, partitions_to_measure
 from penstock.planning.candidates import codecs_of
-from penstock.planning.decide import MIXING, best_plan, compared, decide, decide_whether
+from penstock.planning.decide import MIXING, best_plan, compared, decide, decide_in_lanes, decide_whether
 from penstock.planning.planning import Decision
 from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.simulator.fitted import fitted_cost
@@ -42,6 +43,8 @@ class Choice:
     auto: bool = False  # whether the codec is to be chosen too
     trusted: bool = False  # whether closed forms of dense routes count as measured: the network was given
     slowdown: float = 1.0  # of messages while gradients are computed, which counts where compressing must pay
+    lanes: int = 1  # buckets that are under way at a time
+    bulk: bool = False  # several buckets may travel as one message
 
     def plan(self, network: Network, routes: Sequence[Route]) -> Plan:
         """Return the plan to run if these were all routes."""
@@ -54,6 +57,7 @@ def choose(choice: Choice, network: Network, routes: tuple[Route, ...], nodes: N
     """Return the plan that uses some measured routes; say where ranks are, if that changed what was measured."""
     values = choice.trace, network, choice.planner, routes, choice.slowdown
     decision = decide_whether(*values, at_least(choice, network)) if choice.auto else decide(*values)
+    decision = decide_in_lanes(decision, routes, choice.lanes, choice.bulk)
     if not share_hosts(nodes):
         return decision
     found = f"{describe_nodes(nodes)}: summing inside hosts first was measured too, as hierarchical"
@@ -219,8 +223,8 @@ def _free_curves(spec: str) -> CodecCurves:
 
 
 def _in_other_pieces(trace: Trace, network: Network, route: Route) -> list[Route]:
-    """Return a route that was measured in other numbers of pieces; sparse blocks have none."""
-    can_be_cut = route.codec is not None and parse_spec(route.codec)[0] not in SPARSE_CODECS
+    """Return a route that was measured in other numbers of pieces; sparse blocks and factors have none."""
+    can_be_cut = route.codec is not None and parse_spec(route.codec)[0] not in (*SPARSE_CODECS, LOW_RANK)
     if not can_be_cut or str(route) not in network.all_reduce or counts_in_pieces(route.strategy) is None:
         return []
     return [replace(route, partitions=k) for k in partitions_to_measure(trace, network, route)]

@@ -13,6 +13,7 @@ from penstock.planners import PLANNERS, Planner
 from penstock.planners.batched import plan_batched
 from penstock.planning.planning import Decision
 from penstock.simulator.auto import CodecDecision, decide_among
+from penstock.simulator.composition import plan_in_lanes
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import predict, predict_robust, timed
 from penstock.trace import Trace
@@ -117,10 +118,19 @@ def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequ
     return best if best.iteration_seconds < (1 - CLEARLY) * first.iteration_seconds else first
 
 
+def decide_in_lanes(decision: Decision, routes: Sequence[Route], lanes: int, bulk: bool = False) -> Decision:
+    """Return the decision as it is with several buckets under way at a time, perhaps with more of them, or in bulks."""
+    plan, trace, network = decision.plan, decision.trace, decision.network
+    if (lanes == 1 and not bulk) or trace is None or network is None or network.workers == 1:
+        return decision
+    ways = comparable(_ways(network, routes))
+    return replace(decision, plan=plan_in_lanes(plan, trace, ways, network, lanes, decision.slowdown, bulk=bulk))
+
+
 def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
     """Return what a bucket may cost; the engine's own way only where it was measured, since it has no closed form."""
-    known = network.workers == 1 or NATIVE in network.all_reduce  # one worker sends nothing, whatever the engine
-    wanted = [route for route in routes if route.strategy != NATIVE or known]
+    alone = network.workers == 1  # it sends nothing, whatever the engine
+    wanted = [route for route in routes if route.strategy != NATIVE or alone or str(route) in network.all_reduce]
     if not wanted:
         raise PlanError(
             f"network {network.name!r} has no measured line for {NATIVE!r}; measure it, or choose a strategy"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from penstock.plan import Plan
 from penstock.planning.observed import Drift, communication_seconds
 from penstock.planning.planning import Decision
 from penstock.run_record import RouteUse
@@ -20,15 +21,16 @@ def explain(
     drift: Drift,
     last: Timeline | None = None,
     used: Sequence[RouteUse] = (),
+    first_buckets: str = "torch's own buckets",
 ) -> str:
     """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured.
 
-    `used` is how the buckets of the last iteration really travelled.
+    `used` is how the buckets of the last iteration really travelled, `first_buckets` what there is without a plan.
     """
     if obstacle:
-        return "\n".join([f"torch's own buckets are kept: {obstacle}", *_used(used)])
+        return "\n".join([f"{first_buckets} are kept: {obstacle}", *_used(used)])
     if decision is None:
-        waiting = f"profiling: {profiled} of {wanted} iterations; until then torch's own buckets are used"
+        waiting = f"profiling: {profiled} of {wanted} iterations; until then {first_buckets} are used"
         return "\n".join([waiting, *_used(used)])
     return "\n".join(
         [
@@ -45,7 +47,7 @@ def summary(decision: Decision) -> list[str]:
     """Return what was decided and what it is expected to give, in a few words each."""
     plan = decision.plan
     routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
-    said = [f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes}"]
+    said = [f"plan {plan.hash} by {plan.planner}: {_messages(plan)} by {routes}"]
     said += [f"predicted iteration {_ms(plan.iteration_seconds)}"] if decision.trace is not None else []
     return said + ([decision.reason] if decision.reason else [])
 
@@ -53,7 +55,7 @@ def summary(decision: Decision) -> list[str]:
 def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
     plan = decision.plan
     routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
-    yield f"plan {plan.hash} by {plan.planner}: {len(plan.buckets)} messages by {routes} on {plan.workers} workers"
+    yield f"plan {plan.hash} by {plan.planner}: {_messages(plan)} by {routes} on {plan.workers} workers"
     if decision.trace is not None:
         yield (
             f"predicted iteration {_ms(plan.iteration_seconds)}: {_ms(decision.trace.compute_seconds)} of computation, "
@@ -71,6 +73,12 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
     yield from decision.notes
     if decision.alternatives:
         yield _compared(decision)
+
+
+def _messages(plan: Plan) -> str:
+    """Return how many messages there are, and of how many buckets where some travel in bulks."""
+    count = f"{len(plan.messages)} messages"
+    return f"{count}, bulks of {len(plan.buckets)} buckets," if plan.bulks else count
 
 
 def _compared(decision: Decision) -> str:
@@ -115,8 +123,10 @@ def _drift(drift: Drift) -> Iterator[str]:
 
 
 def _buckets(decision: Decision) -> Iterator[str]:
-    for index, bucket in enumerate(decision.plan.buckets):
-        yield f"  {index}: {len(bucket.tensors)} tensors, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
+    plan = decision.plan
+    for index, (bucket, count) in enumerate(zip(plan.messages, plan.bulks or (1,) * len(plan.buckets), strict=True)):
+        of = f" in a bulk of {count} buckets" if count > 1 else ""
+        yield f"  {index}: {len(bucket.tensors)} tensors{of}, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
 
 
 def _used(used: Sequence[RouteUse]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from penstock.codecs.registry import is_low_rank
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.planning.agree import Ranks
@@ -56,10 +57,13 @@ class HostGauge:
         return link_holds(self.transport, network)
 
     def with_line(self, network: Network, route: Route, seconds: float) -> Network:
-        """Return the network with the line of a route and the curves of its codec; one worker sends nothing."""
+        """Return the network with the line of a route and the curves of its codec; one worker sends nothing.
+
+        Factors have no curves: nothing is encoded.
+        """
         if self.ranks.world_size == 1:
             return network
-        if route.codec is not None and route.codec not in network.codecs:
+        if route.codec is not None and route.codec not in network.codecs and not is_low_rank(route.codec):
             curves = measure_codecs([route.codec], self.transport, _CURVES_SHARE * seconds)
             network, seconds = replace(network, codecs={**network.codecs, **curves}), (1 - _CURVES_SHARE) * seconds
         line = measure_line(self.transport, str(route), seconds, most_nbytes=self._most_nbytes).line

@@ -104,7 +104,7 @@ def measured_timeline(
     if sent:
         since = [(each.name, each.start_seconds - origin_seconds, each.end_seconds - origin_seconds) for each in sent]
         spans += [Span(name, NETWORK, max(start, 0.0), max(stop, 0.0), rank) for name, start, stop in since]
-        spans += notes.timeline(origin_seconds, [each.name for each in sent]).spans if notes is not None else ()
+        spans += notes.timeline(origin_seconds).spans if notes is not None else ()
     else:
         start = max(0.0, end - data["backward_compute_comm_overlap_time"] * _NANO)
         spans.append(Span("all buckets", NETWORK, start, start + data["backward_comm_time"] * _NANO, rank))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, did_you_mean
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, SPARSE_STRATEGIES
 from penstock.network import Network, load_network
 from penstock.plan import Plan, load_plan
@@ -36,6 +36,7 @@ class Planning:
     measure_seconds: float = 10.0  # that measuring may take, once
     profile_iterations: int = 5  # synchronised iterations to profile
     replan_drift: float = 0.0  # part that communication may differ from the prediction; 0: never plan again
+    bulk: bool = True  # buckets in a row travel as one message where that pays; False: each by itself
 
     def settings(self, engine: str | None = None) -> "Settings":
         """Return the same with files read; refuse bad values."""
@@ -50,6 +51,7 @@ class Planning:
             self.profile_iterations,
             self.replan_drift,
             engine,
+            self.bulk,
         )
         settings.check()
         return settings
@@ -74,11 +76,12 @@ class Settings:
     profile_iterations: int
     replan_drift: float  # 0: never plan again
     engine: str | None = None  # what carries gradients; None: the process group
+    bulk: bool = True  # buckets in a row may travel as one message
 
     @property
     def options(self) -> dict[str, str]:
         """What all ranks must have asked for, as text."""
-        named = ("planner", "strategy", "profile_iterations", "measure_seconds", "replan_drift", "engine")
+        named = ("planner", "strategy", "profile_iterations", "measure_seconds", "replan_drift", "engine", "bulk")
         keeps = "a folder" if self.measurements is not None else "None"  # each rank may have another one
         return {name: repr(getattr(self, name)) for name in named} | {"measurements": keeps}
 
@@ -92,6 +95,8 @@ class Settings:
             raise PlanError(f"measure_seconds is {self.measure_seconds!r}; wanted a number of seconds, more than 0")
         if not isinstance(drift, int | float) or not 0 <= drift < float("inf"):
             raise PlanError(f"replan_drift is {drift!r}; wanted 0 (off) or a part such as 0.3")
+        if not isinstance(self.bulk, bool):
+            raise PlanError(f"bulk is {self.bulk!r}; wanted True or False")
         for name, kind in (("network", Network), ("trace", Trace), ("plan", Plan)):
             if not isinstance(given := getattr(self, name), kind | None):
                 raise PlanError(f"{name} is {given!r}; wanted a {kind.__name__}, the path of a file, or None")
@@ -112,7 +117,8 @@ def check_strategy(strategy: str, *others: str) -> None:
     name, options = parse_strategy(strategy) if isinstance(strategy, str) else (strategy, {})
     for each in (name, *filter(None, (options.get("inner"), options.get("outer")))):
         if each not in known:
-            raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}")
+            near = did_you_mean(each, known)
+            raise PlanError(f"no all-reduce strategy called {each!r}; wanted one of {', '.join(known)}{near}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.planning.choose import WORTH, Choice, choose, is_necessary, known_
 from penstock.planning.measure import Gauge, HostGauge
 from penstock.planning.measurement_cache import cluster_of, keep, load_kept, measurement_path
 from penstock.planning.planning import Decision, Planning
+from penstock.program.composition import LANES
 from penstock.runtime.hosts import share_hosts
 from penstock.runtime.transport import Transport
 from penstock.trace import Trace
@@ -162,7 +163,7 @@ def plan_over(
 
     def choice(_: Network) -> Choice:
         auto, trusted = scheme.codec == AUTO, settings.network is not None
-        return Choice(settings.trace or trace, settings.planner, routes, auto, trusted)
+        return Choice(settings.trace or trace, settings.planner, routes, auto, trusted, lanes=LANES, bulk=settings.bulk)
 
     gauge = HostGauge(ranks, engine, lambda: transport)
     survey = Survey(gauge, settings.measurements, get_ready, Voice(ranks.rank == 0))

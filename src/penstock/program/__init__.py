@@ -111,8 +111,9 @@ class Part:
     instructions: tuple[Instruction, ...]
     buffers: tuple[Buffer, ...] = ()  # scratch of this rank; `data` is implied
     root: int = 0  # of a reduce or broadcast
-    finished: frozenset[int] = frozenset()  # sends of finished sums, as indices; all other sends are of partial sums
+    finished: frozenset[int] = frozenset()  # messages of finished sums, as indices; all others are of partial sums
     units: tuple[Slice, ...] = ()  # `data` in order, cut so that one rank finishes the sum of each; for `compress`
+    servers: int = 0  # of an all-reduce: so many ranks at the end give zeros, and need not hold the result
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,7 @@ class Program:
     ranks: tuple[tuple[Instruction, ...], ...]
     buffers: tuple[Buffer, ...] = ()  # scratch; `data` is implied
     root: int = 0  # of a reduce or broadcast
+    servers: int = 0  # of an all-reduce: so many ranks at the end give zeros, and need not hold the result
 
     def buffer(self, name: str) -> Buffer:
         """Return the buffer called `name`, `data` included."""
@@ -144,6 +146,7 @@ class Program:
             self.ranks[rank],
             self.buffers,
             self.root,
+            servers=self.servers,
         )
 
     def __str__(self) -> str:
@@ -170,9 +173,8 @@ def join(parts: Sequence[Part]) -> Program:
     first = parts[0]
     ranks = tuple(part.instructions for part in parts)
     assert len(parts) == first.world_size, f"{len(parts)} parts of {first.world_size}"
-    return Program(
-        first.strategy, first.collective, first.world_size, first.numel, ranks, tuple(buffers.values()), first.root
-    )
+    kind = first.strategy, first.collective, first.world_size, first.numel
+    return Program(*kind, ranks, tuple(buffers.values()), first.root, first.servers)
 
 
 def split(numel: int, parts: int) -> list[tuple[int, int]]:

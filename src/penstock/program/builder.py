@@ -81,9 +81,14 @@ class PartBuilder:
                 self._finished.add(index)
             self._add(_SEND, None, read, peer, waits)
 
-    def recv(self, peer: int, write: Slice, *, after: Iterable[int] = ()) -> None:
-        """Receive `write` from `peer`, once the instructions `after` are finished too; nothing for an empty slice."""
+    def recv(self, peer: int, write: Slice, *, finished: bool = False, after: Iterable[int] = ()) -> None:
+        """Receive `write` from `peer`, once the instructions `after` are finished too; nothing for an empty slice.
+
+        `finished` says that what comes is the sum over all ranks, as what comes into `data` always is.
+        """
         if write[1] < write[2]:
+            if finished or write[0] == DATA:
+                self._finished.add(len(self._instructions))
             self._add(_RECV, write, None, peer, set(after) if after else set())
 
     def message(self, source: int, target: int, read: Slice, write: Slice, *, in_turn: bool = False) -> None:

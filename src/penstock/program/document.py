@@ -11,8 +11,8 @@ from penstock.fields import Fields, read_json, write_json
 from penstock.program import Buffer, Collective, Instruction, Op, Program, Slice
 
 FORMAT = "penstock-program/1"
-_FIELDS = ("format", "strategy", "collective", "world_size", "numel", "root", "buffers", "ranks")
-_SLICE = re.compile(r"([^\[\]]+)\[(\d+):(\d+)\]")
+_FIELDS = ("format", "strategy", "collective", "world_size", "numel", "root", "servers", "buffers", "ranks")
+_SLICE = re.compile(r"([^\[\]]+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 
 
 def load_program(path: str | os.PathLike[str]) -> Program:
@@ -34,6 +34,7 @@ def program_document(program: Program) -> dict[str, Any]:
         "world_size": program.world_size,
         "numel": program.numel,
         "root": program.root,
+        "servers": program.servers,
         "buffers": [{"name": b.name, "numel": b.numel, "encoded": b.encoded} for b in program.buffers],
         "ranks": [{"instructions": [_instruction_document(i) for i in rank]} for rank in program.ranks],
     }
@@ -54,6 +55,7 @@ def program_from_fields(fields: Fields) -> Program:
         ranks=ranks,
         buffers=tuple(_buffer(one) for one in fields.objects("buffers", [])),
         root=fields.integer("root", 0, 0),
+        servers=fields.integer("servers", 0, 0),
     )
 
 

@@ -6,7 +6,7 @@
 
 Works in place on numpy arrays and torch tensors; those on a CUDA device go through pinned host memory, or stay there
 with a codec that has kernels for the device. A tensor that is not contiguous is copied, and the result is copied back.
-One call at a time, from any one thread.
+One call at a time, from any one thread; `lane` gives another thread a communicator of its own, on the same engine.
 
 What is called again and again, as for the buckets of a model, is resolved once:
 
@@ -16,7 +16,10 @@ What is called again and again, as for the buckets of a model, is resolved once:
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from penstock.codecs.codec import Codec
@@ -30,7 +33,7 @@ from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.request import OwnProgram, Request, with_block
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport import Lanes, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.strategies import Options, parse_strategy
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
@@ -40,6 +43,19 @@ from penstock.strategies.strategy import coded_block
 KEPT_PROGRAMS = 256
 UNUSED_CALLS = 1024  # after so many others a queued program gives its memory on the device back
 Ask = Callable[[Flat, bool], Request | OwnProgram]  # of the data, and whether the program is queued on a device
+
+
+@dataclass(slots=True)
+class _Common:
+    """What the lanes of a rank share."""
+
+    network: Network | None
+    computing: Lock = field(default_factory=Lock)  # held by the lane that computes
+    explaining: Lock = field(default_factory=Lock)
+    explained: TransportError | None = None  # the first failure; those of other lanes follow from it
+    failure: str | None = None  # why none of them is of any more use
+    targets: list[Any] = field(default_factory=list)  # memory that messages may still be under way into
+    recorder: Recorder | None = None
 
 
 class Communicator:
@@ -58,18 +74,68 @@ class Communicator:
         host: Callable[[], str] = this_host,  # what ranks of one host have in common
         messages: Any = None,  # between devices (`cuda.messages`): compressed programs are queued there, where they can
     ) -> None:
-        self.transport, self.timeout_seconds, self.window, self.network = transport, timeout_seconds, window, network
+        self.transport, self.timeout_seconds, self.window = transport, timeout_seconds, window
         self._host, self.messages = host, messages
+        self._common = _Common(network)
         self._nodes: Nodes | None = None  # the ranks of each host, once they were asked for
+        self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        """Keep nothing yet of what belongs to one lane."""
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
-        self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
         self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
         self._mirrors: dict[Any, Any] = {}  # scratch on each device where a codec works
         self._calls = 0
-        self.recorder: Recorder | None = None  # set one to see when each instruction of later calls starts and ends
-        self._failure: tuple[str, Any] | None = None  # why, and memory that messages may still be under way into
+
+    def lane(self, number: int) -> "Communicator | None":
+        """Return a communicator of the same ranks for another thread; None where the engine has no such lane.
+
+        Calls of different lanes may run at the same time, and need an order in each lane only. They compute one at a
+        time, and fail together. Values on a device, and the engine's own collectives, are lane 0's alone: this one's.
+        """
+        transport = self.transport.lane(number) if isinstance(self.transport, Lanes) else None
+        if transport is None:
+            return None
+        found = copy(self)
+        found.transport, found.messages = transport, None
+        found._start_empty()
+        return found
+
+    def lanes(self, count: int) -> list["Communicator"]:
+        """Return as many lanes as the engine has, `count` at most, this one first."""
+        others = [self.lane(number) for number in range(1, count)]
+        return [self, *(each for each in others if each is not None)]
+
+    @property
+    def network(self) -> Network | None:
+        """What was measured, the same on all ranks: pipelines have the block size that is best on it, in all lanes."""
+        return self._common.network
+
+    @network.setter
+    def network(self, network: Network | None) -> None:
+        self._common.network = network
+
+    @property
+    def computing(self) -> Lock:
+        """Held by whichever lane computes, never by one that waits for messages."""
+        return self._common.computing
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Notes when each instruction of later calls of all lanes starts and ends, where one is set."""
+        return self._common.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._common.recorder = recorder
+
+    def _fail(self, error: BaseException, target: Any = None) -> None:
+        """Note that this communicator and its other lanes are of no more use."""
+        self._common.failure = self._common.failure or str(error) or type(error).__name__
+        self._common.targets.append(target)
 
     @property
     def timeout_seconds(self) -> float:
@@ -112,18 +178,20 @@ class Communicator:
         codec: Codec | None = None,
         parts: Sequence[int] | None = None,
         by_host: bool = False,
+        halves: bool = False,
         **options: Any,
     ) -> "Call":
         """Return an all-reduce to be run many times, with everything resolved that does not depend on the data.
 
-        Arguments are those of `all_reduce`. No message is sent here, except that the first `hierarchical` call without
-        a number of ranks asks all ranks where they are: all of them make it together.
+        Arguments are those of `all_reduce`; with `halves` it is for `Call.steps`, on values in host memory. No message
+        is sent here, except that the first `hierarchical` call without a number of ranks asks all ranks where they are:
+        all of them make it together.
         """
         strategy, named = parse_strategy(strategy)
         options = self._with_nodes(strategy, named | options)
         if codec is None:
-            return self._call(Collective.ALL_REDUCE, strategy, options)
-        return self._compressed(strategy, codec, None if parts is None else tuple(parts), by_host, options)
+            return self._call(Collective.ALL_REDUCE, strategy, options, halves)
+        return self._compressed(strategy, codec, None if parts is None else tuple(parts), by_host, options, halves)
 
     def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on every rank by the root's."""
@@ -154,7 +222,7 @@ class Communicator:
             try:
                 self._nodes = find_nodes(self.transport, self._host(), self.timeout_seconds, self._calls + 1)
             except TransportError as error:
-                self._failure = str(error), None
+                self._fail(error)
                 raise
         return self._nodes
 
@@ -166,7 +234,7 @@ class Communicator:
         return self._may_queue(codec, codec.on_device(device))
 
     def _may_queue(self, codec: Codec, form: Any) -> bool:
-        if self.messages is None or self.transport.world_size == 1 or form is None:
+        if self.messages is None or form is None:
             return False
         return bool(form.queues) and codec.capabilities.defers_nonfinite_check
 
@@ -187,19 +255,25 @@ class Communicator:
         return {**options, "nodes": self.nodes()}
 
     def _refuse_after_failure(self) -> None:
-        if self._failure is not None:
-            raise PenstockError(f"this communicator failed before ({self._failure[0]}); make a new one")
+        if self._common.failure is not None:
+            raise PenstockError(f"this communicator failed before ({self._common.failure}); make a new one")
 
-    def _call(self, collective: Collective, strategy: str, options: dict[str, Any]) -> "Call":
+    def _call(self, collective: Collective, strategy: str, options: dict[str, Any], halves: bool = False) -> "Call":
         def ask(target: Flat, _queued: bool) -> Request:
             world_size, cores = self.transport.world_size, self._shared_cores or 0
             chosen = with_block(options, collective, strategy, target, world_size, self.network, cores)
             return Request(collective, strategy, world_size, target.numel, target.dtype, Options(**chosen))
 
-        return Call(self, (collective, strategy, *sorted(options.items())), ask)
+        return Call(self, (collective, strategy, *sorted(options.items())), ask, in_halves=halves)
 
     def _compressed(
-        self, strategy: str, codec: Codec, bounds: tuple[int, ...] | None, by_host: bool, options: dict[str, Any]
+        self,
+        strategy: str,
+        codec: Codec,
+        bounds: tuple[int, ...] | None,
+        by_host: bool,
+        options: dict[str, Any],
+        halves: bool,
     ) -> "Call":
         def ask(target: Flat, queued: bool) -> Request:
             ends = (0, target.numel) if bounds is None else bounds
@@ -212,7 +286,15 @@ class Communicator:
             return Request(Collective.ALL_REDUCE, strategy, world_size, target.numel, target.dtype, chosen, ends)
 
         key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
-        return Call(self, key, ask, codec, by_host, self._encodes(strategy, options))
+        return Call(self, key, ask, codec, by_host, self._encodes(strategy, options), halves)
+
+    def forget_programs(self) -> None:
+        """Let all programs go, and the memory that they are bound to; a `Call` keeps its own until it is deleted.
+
+        All ranks do this alike, after the same calls: the next one of each kind compares programs again.
+        """
+        self._prepared.clear()
+        self._queued_at.clear()
 
     def _forget_unused(self) -> None:
         """Let queued programs go that were not used for long, as those of torch's first buckets: on all ranks alike."""
@@ -221,9 +303,16 @@ class Communicator:
             self._prepared.pop(key, None)
 
     def _explained(self, error: TransportError, prepared: Prepared) -> TransportError:
-        """Return the error of a run with what the other ranks say: with which of them it began."""
-        mine = describe(self._calls, prepared.part, prepared.dtype, prepared.digest)
-        return explained(error, self.transport, mine, self.timeout_seconds)
+        """Return the error of a run with what the other ranks say: with which of them it began.
+
+        Where a connection is lost all lanes fail: the first of them asks, and the others fail because of it.
+        """
+        common = self._common
+        with common.explaining:
+            if common.explained is None:
+                mine = describe(self._calls, prepared.part, prepared.dtype, prepared.digest)
+                common.explained = explained(error, self.transport, mine, self.timeout_seconds)
+            return common.explained
 
     def _agree(self, prepared: Prepared, codec: Codec | None) -> int:
         """Compare programs; where a rank stays away, find out with whom it began."""
@@ -255,21 +344,23 @@ class Communicator:
             self._mirrors[device] = Mirror(device)
         return self._mirrors[device]
 
-    def _prepare(self, key: Any, ask: Ask, target: Flat, codec: Codec | None, form: Any = None) -> Prepared:
-        """Return the program for this kind of call; the first time, after all ranks have agreed on it.
+    def _prepare(
+        self, key: Any, ask: Ask, target: Flat, codec: Codec | None, form: Any = None, halves: bool = False
+    ) -> Prepared:
+        """Return the program for this kind of call, cut in `halves` or not; the first time, after ranks have agreed.
 
         `form` is the codec's on the device that the data are on, with memory on both sides for what the host sends,
         None where nothing is: the program is queued there.
         """
         queued = form is not None and form[1] is None
-        key = (key, target.numel, target.dtype, "here" if form is None else "queued" if queued else "there")
+        key = (key, target.numel, target.dtype, "here" if form is None else "queued" if queued else "there", halves)
         if queued:
             self._queued_at[key] = self._calls
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
         try:
-            prepared = self._prepared_now(ask(target, queued), codec, form)
+            prepared = self._prepared_now(ask(target, queued), codec, form, halves)
         except PenstockError as error:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
@@ -278,13 +369,13 @@ class Communicator:
         if self._shared_cores is None:  # the first agreement says where all ranks are
             self._shared_cores = cores
             if cores:
-                return self._prepare(key[0], ask, target, codec, form)  # perhaps with other blocks
+                return self._prepare(key[0], ask, target, codec, form, halves)  # perhaps with other blocks
         self._prepared[key] = prepared
         if len(self._prepared) > KEPT_PROGRAMS:
             self._prepared.popitem(last=False)
         return prepared
 
-    def _prepared_now(self, request: Request | OwnProgram, codec: Codec | None, form: Any) -> Prepared:
+    def _prepared_now(self, request: Request | OwnProgram, codec: Codec | None, form: Any, halves: bool) -> Prepared:
         """Build this rank's part and resolve all of it that does not depend on the tensor."""
         transport, dtype = self.transport, request.dtype
         if form is not None and form[1] is None:
@@ -298,14 +389,16 @@ class Communicator:
             )
             return queued
         part, batches = request.part(transport.rank)
-        digest = request.digest(codec)
+        digest = request.digest(codec) + (" in halves" if halves else "")
         if form is not None:
             from penstock.runtime.device.coded import prepare_coded
 
             assert codec is not None
             assert batches is not None
             return prepare_coded(part, transport, codec, form[0], self.window, form[1], batches, digest)
-        return prepare(part, transport, dtype, codec, self.window, self._scratch, batches, digest)
+        scratch = Scratch() if halves and codec is not None else self._scratch  # encoded sums stay in between
+        window, computing = self.window, self.computing
+        return prepare(part, transport, dtype, codec, window, scratch, batches, digest, computing, halves)
 
 
 class Call:
@@ -324,8 +417,9 @@ class Call:
         codec: Codec | None = None,
         by_host: bool = False,
         encodes: bool = True,
+        in_halves: bool = False,
     ) -> None:
-        self.codec = codec
+        self.codec, self._in_halves = codec, in_halves
         self.encodes = encodes  # whether this rank encodes anything: only then a residual is of use
         self._communicator, self._key, self._ask, self._by_host = communicator, key, ask, by_host
         self._place: Any = ()  # device and element type of the data, and where the residual is; None: in host memory
@@ -333,10 +427,22 @@ class Call:
         self._queued = self._only_receives = False  # the latter: dense, what another rank decoded
         self._prepared: Prepared | None = None
 
-    def run(self, data: Any, residual: Any = None, scale: float = 1.0) -> None:
-        """Run the collective on `data`, in place; `residual` and `scale` are those of `all_reduce`."""
+    def run(self, data: Any, residual: Any = None, scale: float = 1.0, lands: bool = True) -> None:
+        """Run the collective on `data`, in place; `residual` and `scale` are those of `all_reduce`.
+
+        Without `lands`, the later rounds of what is queued on a device come with the next bucket (`Messages.land`).
+        """
+        for _ in self.steps(data, residual, scale, lands):
+            pass
+
+    def steps(self, data: Any, residual: Any = None, scale: float = 1.0, lands: bool = True) -> Iterator[None]:
+        """Run the collective as `run` does; where it was prepared in halves, yield halfway.
+
+        Other calls may be made in between; all ranks go on with second halves in the same order.
+        """
         owner, codec = self._communicator, self.codec
-        if owner._failure is not None:
+        common = owner._common
+        if common.failure is not None:
             owner._refuse_after_failure()
         target = data if is_contiguous(data) else contiguous_copy(data)
         try:
@@ -346,23 +452,31 @@ class Call:
             host = target if staged is None else staged.host
             place, prepared = flat(host, self._form is not None), self._prepared
             if prepared is None or prepared.numel != place.numel or prepared.dtype != place.dtype or self._queued:
-                prepared = self._prepared = owner._prepare(self._key, self._ask, place, codec, self._form)
+                prepared = owner._prepare(self._key, self._ask, place, codec, self._form, self._in_halves)
+                self._prepared = prepared
                 self._only_receives = not self._queued and prepared.binder.only_receives
             owner._calls += 1
             if owner._calls % UNUSED_CALLS == 0:
                 owner._forget_unused()
             try:
-                given = host if self._queued else place
-                prepared.run(given, owner._calls, owner._patience_seconds, owner.recorder, staged, residual, scale)
+                given, call, patience = host if self._queued else place, owner._calls, owner._patience_seconds
+                going = prepared.run(given, call, patience, common.recorder, staged, residual, scale)
+                if self._in_halves:
+                    yield
+                    prepared.run_second(going, patience, common.recorder)
+                if lands and self._queued:
+                    owner.messages.land()
             except TransportError as error:
                 raise owner._explained(error, prepared) from error.__cause__
             if codec is not None:
                 if self._only_receives and prepared.was_sent_nan(host):
                     codec.note_nonfinite()
                 codec.check_finite()  # what it could not raise while others waited for us
+        except GeneratorExit:  # it is given up halfway, where no message is under way
+            raise
         except BaseException as error:  # also an interrupt: messages may be under way
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
-                owner._failure = str(error) or type(error).__name__, target
+                owner._fail(error, target)
             raise
         if target is not data:
             copy_back(data, target)

@@ -4,6 +4,9 @@
 `Prepared.run` then walks the list on the calling thread. It starts no thread, allocates nothing after the first
 call on a tensor, and makes no decision: what happens next never depends on which message came first, so all ranks
 sum in the same order and get the same bits.
+
+Programs of several buckets may run at the same time, each on a thread of its own. They share one lock, `computing`: a
+program holds it while it computes and gives it up while it waits for messages, so that computations form one queue.
 """
 
 import hashlib
@@ -11,6 +14,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,11 +24,12 @@ from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Part, Program
 from penstock.program.builder import without_collecting
+from penstock.program.composition import in_halves
 from penstock.runtime.binding import Binder, Binding, Memories
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
-from penstock.runtime.schedule import Action, Do, choose_window, schedule
+from penstock.runtime.schedule import Action, Do, choose_window, schedule_in_halves
 from penstock.runtime.transport import LAST_TAG, Transport
 from penstock.runtime.views import ENCODED_DTYPES, Flat, Scratch, bytes_at, flat, storage_dtype
 from penstock.strategies.batches import Batches
@@ -45,12 +50,16 @@ def prepare(
     scratch: Scratch | None = None,
     batches: Batches | None = None,
     digest: str = "",
+    computing: "Lock | None" = None,
+    halves: bool = False,
 ) -> "Prepared":
     """Resolve, for this transport's rank, all that does not depend on the tensor.
 
     A strategy's part is made for `DEPTH` messages in flight, whatever the other ranks do; of a whole program it is
     found out how many it needs. `batches` says what a position stands for where that is not an element, and `digest` is
-    a fingerprint of what all ranks have in common; a whole program has its own.
+    a fingerprint of what all ranks have in common; a whole program has its own. `computing` is the lock of programs
+    that may run at the same time. With `halves` the part is cut; what is encoded in the first half is sent in the
+    second, so `scratch` must then be no other program's.
     """
     if program.world_size != transport.world_size:
         raise StrategyError(
@@ -64,14 +73,15 @@ def prepare(
         digest = digest or program_digest(program, dtype, codec, batches)
     else:
         part, window = program, max(window, DEPTH)
+    part, halfway = in_halves(part) if halves else (part, len(part.instructions))
     with without_collecting():
         layout = lay_out(part, storage_dtype(dtype).itemsize, codec.max_nbytes if codec else None, batches)
-        actions = schedule(part.instructions, window)
+        first, second = schedule_in_halves(part.instructions, halfway, window)
     scratch = scratch or Scratch()
     scratch.reserve(layout.nbytes)
     binder = Binder(part, dtype, layout, codec)
     numel = batches.numel if batches else part.numel
-    return Prepared(part, transport, dtype, numel, actions, scratch, digest, binder)
+    return Prepared(part, transport, dtype, numel, first, scratch, digest, binder, computing or Lock(), second)
 
 
 def program_digest(program: Program, dtype: str, codec: Codec | None, batches: Batches | None = None) -> str:
@@ -100,6 +110,8 @@ class Prepared:
     scratch: Scratch
     digest: str
     binder: Binder
+    computing: Lock = field(default_factory=Lock, repr=False)
+    second: tuple[Action, ...] = ()  # of a part that is cut, what comes after `actions`
     _bindings: OrderedDict[tuple[float, ...], Binding] = field(default_factory=OrderedDict, repr=False)  # latest last
     _pieces: Pieces | None = field(default=None, repr=False)  # of the first tensor that came from a device
     _first_tag: int = field(init=False, repr=False)  # of its messages; the number of the call is added
@@ -116,8 +128,11 @@ class Prepared:
         staged: "Stage | None" = None,
         residual: Any = None,
         scale: float = 1.0,
-    ) -> None:
+    ) -> tuple[Binding, int]:
         """Carry the program out on `data`, in place: an array or tensor, or its place in memory.
+
+        Of one that is cut this is the first half: `run_second` takes what is returned. In between none of its messages
+        is under way, and other programs may run.
 
         `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent. One
         that is a `PutOff` lets the codec put the subtraction off, where it can. `data`, of float32, is multiplied by
@@ -138,9 +153,17 @@ class Prepared:
         kept, deferred = None, None
         if residual is not None:
             kept, deferred = self._kept(residual)
-        binding = self._bind(target, kept, deferred, scale)
+        with self.computing:
+            binding = self._bind(target, kept, deferred, scale)
         tag = 1 + (self._first_tag + call % _CALLS) % LAST_TAG
         self._perform(binding, tag, timeout_seconds, self._walk(recorder, staged))
+        return binding, tag
+
+    def run_second(
+        self, going: tuple[Binding, int], timeout_seconds: float = TIMEOUT_SECONDS, recorder: Recorder | None = None
+    ) -> None:
+        """Carry out the second half of a program that is cut, of the `run` that returned `going`."""
+        self._perform(*going, timeout_seconds, self._watched(self.second, recorder))
 
     def was_sent_nan(self, data: Any) -> bool:
         """Say whether a rank that decodes nothing itself, since another leads its node, was sent NaN in the last run.
@@ -164,7 +187,6 @@ class Prepared:
 
     def _walk(self, recorder: Recorder | None, staged: "Stage | None") -> Iterable[Action]:
         """Return the actions as they are, or through whatever wants to be asked between them."""
-        rank = self.transport.rank
         instructions = self.part.instructions
         actions: Iterable[Action] = self.actions
         if staged is not None:
@@ -173,14 +195,20 @@ class Prepared:
                 whole(self.numel, self.actions) if batched else cut(instructions, self.actions)
             )
             actions = staged.walk(self._pieces, self.actions)
-        return actions if recorder is None else recorder.watch(rank, instructions, actions)
+        return actions if recorder is None else self._watched(actions, recorder)
+
+    def _watched(self, actions: Iterable[Action], recorder: Recorder | None) -> Iterable[Action]:
+        """Return actions, noted where there is a recorder."""
+        if recorder is None:
+            return actions
+        return recorder.watch(self.transport.rank, self.part.instructions, actions)
 
     def _perform(self, binding: Binding, tag: int, timeout_seconds: float, actions: Iterable[Action]) -> None:
         """Walk the actions: the one loop that moves data."""
         transport, instructions = self.transport, self.part.instructions
         messages, computations, works = binding.messages, binding.computations, binding.works
         sizes = binding.sizes if getattr(transport, "takes_shorter", False) else None
-        index = 0
+        computing, index = self.computing, 0
         try:
             for do, index in actions:
                 if do is Do.WAIT:
@@ -195,7 +223,8 @@ class Prepared:
                     works[index] = transport.irecv(messages[index], instructions[index].peer, tag)  # type: ignore[arg-type]
                 elif do is Do.COMPUTE:
                     function, operands = computations[index]  # type: ignore[misc]
-                    function(*operands)
+                    with computing:
+                        function(*operands)
                 else:
                     self._native(binding, index, timeout_seconds)
         except (TimeoutError, ConnectionError) as cause:

@@ -24,6 +24,7 @@ from penstock.runtime.transport import DeathError, Notes, Transport
 LONGEST_SECONDS = 2.0  # for reading notes
 SHARE = 0.1  # of the timeout, for reading notes
 SILENT = "left no word: it died, hangs, or has ended"
+SEVERAL = "left no word: which of them died, hangs, or has ended cannot be told from here"
 STILL_CONNECTED = (  # what a timeout says, and what it does not
     "no connection was closed, so it may also live and make fewer calls (fewer batches, or no_sync on some ranks only)"
 )
@@ -92,7 +93,7 @@ def diagnosis(rank: int, mine: Note, notes: Mapping[int, Note | None], cause: st
     if not silent:
         return cause
     known = f"{cause}; {STILL_CONNECTED}" if _TIMED_OUT.search(cause) else cause
-    return f"{known}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT}"
+    return f"{known}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT if len(silent) == 1 else SEVERAL}"
 
 
 def began_with(rank: int, peer: int | None, notes: Mapping[int, Note | None]) -> list[int]:
@@ -115,6 +116,7 @@ def _read_notes(transport: Notes, first: int | None, seconds: float) -> dict[int
     for peer in sorted(others, key=lambda one: (one != first, one)):
         text = transport.read_note(peer, max(0.0, deadline - monotonic()))
         found[peer] = None if text is None else Note(**json.loads(text))
+    transport.finish_reading([peer for peer, note in found.items() if note is not None], seconds)
     return found
 
 

@@ -14,11 +14,13 @@ sent again and again from the same memory.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 
+from penstock.codecs.low_rank import Factor, Factoring, LowRank, Matrix, near_square
 from penstock.cost.fit import Fit, fit_measured
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
@@ -106,6 +108,9 @@ def compressed_round(communicator: Communicator, text: str, parts: Sequence[int]
     route = parse_route(text)
     assert route.codec is not None
     codec, scale = make_codec(route.codec), 1 / communicator.transport.world_size
+    if isinstance(codec, LowRank):
+        factored = factored_round(codec, communicator.prepare_all_reduce(route.strategy).run, scale, parts)
+        return lambda _, values, residual: factored(values.view(np.float32), residual.view(np.float32))
     kept: dict[tuple[int, int], PutOff] = {}  # by place and size
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
@@ -117,6 +122,37 @@ def compressed_round(communicator: Communicator, text: str, parts: Sequence[int]
         )
 
     return compressed
+
+
+def factored_round(
+    codec: LowRank, add_up: Callable[[Any], None], scale: float, parts: Sequence[int] | None = None
+) -> Callable[[Any, Any], None]:
+    """Return what averages flat float32 values by low-rank factors, given their residual, as training does.
+
+    Each tensor is a matrix as near to a square as can be; what they take depends on shapes less than on elements.
+    """
+    kept: dict[int, tuple[Factoring, list[Factor]]] = {}  # by elements
+
+    def factored(values: Any, residual: Any) -> None:
+        if len(values) not in kept:
+            factoring = _factoring(codec, parts or (0, len(values)))
+            first = [factoring.first(each, "measured", values) for each in factoring.matrices]
+            kept[len(values)] = factoring, first
+        factoring, factors = kept[len(values)]
+        values *= scale
+        residual += values
+        after = factoring.average(residual, values, factors, add_up, lambda _: True)
+        kept[len(values)] = factoring, after or factors
+
+    return factored
+
+
+def _factoring(codec: LowRank, ends: Sequence[int]) -> Factoring:
+    """Return tensors that end at `ends` as near-square matrices, those that are too small dense."""
+    shapes = [(start, *near_square(stop - start)) for start, stop in pairwise(ends)]
+    matrices = [Matrix(*each) for each in shapes if codec.gains(*each[1:])]
+    dense = [(start, start + rows * columns) for start, rows, columns in shapes if not codec.gains(rows, columns)]
+    return Factoring(codec, matrices, dense)
 
 
 def _further_tensor(communicator: Communicator, text: str, seconds: float) -> float:

@@ -2,26 +2,27 @@
 
     communicator.recorder = Recorder()
     communicator.all_reduce(gradient)
-    communicator.recorder.timeline()  # spans of this rank, one lane per kind of instruction: send, recv, merge, ...
+    communicator.recorder.timeline()  # spans of this rank in two lanes, computation and communication
 
 The executor walks its actions through `Recorder.watch`, which looks at the clock between them; without a recorder it
 walks them directly, so that recording costs nothing without one.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 from penstock.program import Instruction, Op
 from penstock.runtime.schedule import Action, Do
-from penstock.timeline import Span, Timeline
+from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """One instruction that was carried out; seconds on `time.perf_counter`'s clock."""
 
-    call: int  # the recorder's first call is 0
+    bucket: str  # whose program it belongs to; empty where the caller did not say
     rank: int
     instruction: Instruction
     start_seconds: float  # when it was started; of a message: when it was handed to the engine
@@ -29,20 +30,23 @@ class Note:
 
 
 class Recorder:
-    """The notes of one rank's calls, until `clear`."""
+    """The notes of one rank's calls, until `clear`; calls of several threads may run at the same time."""
 
     def __init__(self) -> None:
         self.notes: list[Note] = []
-        self._calls = 0
+        self._at = threading.local()
 
     def clear(self) -> None:
         """Forget everything, as at the start of an iteration."""
         self.notes.clear()
-        self._calls = 0
+
+    def name(self, bucket: str) -> None:
+        """Say which bucket the next calls of this thread are about."""
+        self._at.bucket = bucket
 
     def watch(self, rank: int, instructions: Sequence[Instruction], actions: Iterable[Action]) -> Iterator[Action]:
         """Yield the actions of one call and note what happens between them."""
-        call, self._calls = self._calls, self._calls + 1
+        bucket: str = getattr(self._at, "bucket", "")
         started: dict[int, float] = {}  # of the messages in flight
         for action in actions:
             before = perf_counter()
@@ -51,35 +55,35 @@ class Recorder:
                 started[action.step] = before
             else:
                 start = started.pop(action.step, before)
-                self.notes.append(Note(call, rank, instructions[action.step], start, perf_counter()))
+                self.notes.append(Note(bucket, rank, instructions[action.step], start, perf_counter()))
 
-    def timeline(self, origin_seconds: float | None = None, names: Sequence[str] = ()) -> Timeline:
+    def timeline(self, origin_seconds: float | None = None) -> Timeline:
         """Return all notes as spans, counted from `origin_seconds` on `perf_counter`'s clock, or from the first note.
 
-        `names` says what each call was for, such as its bucket. Messages overlap in flight, but a lane shows one span
-        at a time: a message's begins when the one before it in its lane has ended.
+        Messages overlap in flight, but a lane shows one span at a time: a message's begins when the one before it in
+        its lane has ended.
         """
         origin = (
             min((note.start_seconds for note in self.notes), default=0.0) if origin_seconds is None else origin_seconds
         )
-        free: dict[Op, float] = {}  # when each lane's last span ended
+        free: dict[str, float] = {}  # when each lane's last span ended
         spans = []
         for note in self.notes:  # in the order in which they ended
-            op = note.instruction.op
-            start = max(note.start_seconds, free.get(op, 0.0), origin)
-            free[op] = max(note.end_seconds, start)
-            spans.append(Span(_name(note, names), op.value, start - origin, free[op] - origin, note.rank))
+            lane = COMMUNICATION if note.instruction.op in (Op.SEND, Op.RECV, Op.NATIVE) else COMPUTATION
+            start = max(note.start_seconds, free.get(lane, 0.0), origin)
+            free[lane] = max(note.end_seconds, start)
+            spans.append(Span(_name(note), lane, start - origin, free[lane] - origin, note.rank))
         return Timeline(tuple(spans))
 
 
-def _name(note: Note, names: Sequence[str]) -> str:
-    """Return what a span says: the instruction, after the name of its call where it has one.
+def _name(note: Note) -> str:
+    """Return what a span says: the instruction, after its bucket where that is known.
 
-    >>> _name(Note(0, 1, Instruction(Op.SEND, peer=2), 0.0, 1.0), ["bucket 3"])
+    >>> _name(Note("bucket 3", 1, Instruction(Op.SEND, peer=2), 0.0, 1.0))
     'bucket 3: send to 2'
     """
     way = {Op.SEND: " to ", Op.RECV: " from "}.get(note.instruction.op)
     text = note.instruction.op.value + (f"{way}{note.instruction.peer}" if way else "")
     elements = note.instruction.write or note.instruction.read
     text += f" {elements}" if elements else ""
-    return f"{names[note.call]}: {text}" if note.call < len(names) else text
+    return f"{note.bucket}: {text}" if note.bucket else text

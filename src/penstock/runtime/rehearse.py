@@ -31,7 +31,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from weakref import finalize
 
-from penstock.codecs.registry import codec_digest, kernel_folder
+from penstock.codecs.registry import codec_digest, is_low_rank, kernel_folder
 from penstock.machine import processor, versions
 from penstock.plan import Route, parse_route
 from penstock.runtime.communicator import Communicator
@@ -61,13 +61,13 @@ class Compiling:
         finalize(self, _end, self._children)
 
     def is_ready(self, route: Route) -> bool:
-        """Say whether the kernels of a route are on disk."""
-        return _marker(self._folder, route).exists()
+        """Say whether the kernels of a route are on disk; low-rank factors need none."""
+        return is_low_rank(route.codec) or _marker(self._folder, route).exists()
 
     def ready(self, route: Route) -> bool:
         """Return once the kernels of a route are on disk; say whether they were compiled here."""
         marker, began = _marker(self._folder, route), monotonic()
-        while not marker.exists():
+        while not self.is_ready(route):
             waited = monotonic() - began
             with _lock(marker.with_suffix(".lock")) as mine:
                 if (mine or waited > TAKE_OVER_SECONDS) and not marker.exists():

@@ -97,7 +97,7 @@ def with_block(
     itemsize = storage_dtype(target.dtype).itemsize
     if 0 < shared_cores < 2 * world_size:
         return {**options, "block_numel": CROWDED_NBYTES // itemsize}
-    if network is None or strategy.replace("-", "_") != LINEAR_PIPELINE:
-        return options
+    if network is None or not network.alpha_seconds or strategy.replace("-", "_") != LINEAR_PIPELINE:
+        return options  # a startup too short to be measured says nothing about blocks
     nbytes = best_block_nbytes(network, world_size, target.nbytes, collective)
     return {**options, "block_numel": max(SMALLEST_BLOCK, round(nbytes / itemsize))}

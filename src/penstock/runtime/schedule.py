@@ -51,6 +51,18 @@ def schedule(instructions: Sequence[Instruction], window: int) -> tuple[Action, 
     return _Scheduler(instructions, window).run()
 
 
+def schedule_in_halves(
+    instructions: Sequence[Instruction], halfway: int, window: int
+) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+    """Return the actions of each half of a part that is cut (`in_halves`): nothing is in flight between."""
+    second = [
+        one._replace(after=tuple(earlier - halfway for earlier in one.after if earlier >= halfway))
+        for one in instructions[halfway:]
+    ]
+    later = tuple(Action(do, halfway + step) for do, step in schedule(second, window))
+    return schedule(instructions[:halfway], window), later
+
+
 class _Scheduler:
     """A schedule under construction."""
 

@@ -94,7 +94,7 @@ _Seconds = Callable[[Network, Route, int, int, int], float]  # (network, route, 
 
 
 def _dense_seconds(network: Network, route: Route, workers: int, numel: int, tensors: int) -> float:
-    name, options = _chosen(route)
+    name, options = chosen_strategy(route)
     return program_seconds(build("all_reduce", name.name, workers, numel, options), network, ITEMSIZE)
 
 
@@ -102,12 +102,12 @@ def _coded_seconds(curves: CodecCurves) -> _Seconds:
     def seconds(network: Network, route: Route, workers: int, numel: int, tensors: int) -> float:
         program = _coded_program(route, curves, workers, numel)
         piece_nbytes = ITEMSIZE * numel / program.numel  # of a position, be it one piece or several
-        return program_seconds(program, network, piece_nbytes, _codec_cost(curves, piece_nbytes, tensors))
+        return program_seconds(program, network, piece_nbytes, codec_cost(curves, piece_nbytes, tensors))
 
     return seconds
 
 
-def _codec_cost(curves: CodecCurves, piece_nbytes: float, tensors: int) -> CodecCost:
+def codec_cost(curves: CodecCurves, piece_nbytes: float, tensors: int) -> CodecCost:
     """Return what a codec does to a position of `piece_nbytes`, which is a piece of each of `tensors` tensors."""
     each = piece_nbytes / tensors
     by_op: dict[Op, Curve] = {Op.ENCODE: curves.encode, Op.MERGE: curves.block_merge or curves.decode}
@@ -119,11 +119,11 @@ def _codec_cost(curves: CodecCurves, piece_nbytes: float, tensors: int) -> Codec
 
 
 def _coded_program(route: Route, curves: CodecCurves, workers: int, numel: int) -> Program:
-    strategy, options = _chosen(route, curves)
+    strategy, options = chosen_strategy(route, curves)
     return build_compressed(strategy.name, workers, (0, numel), options)[0]
 
 
-def _chosen(route: Route, curves: CodecCurves | None = None) -> tuple[Strategy, Options]:
+def chosen_strategy(route: Route, curves: CodecCurves | None = None) -> tuple[Strategy, Options]:
     """Return the strategy and options of a route, with the blocks that a communicator would choose."""
     name, written = parse_strategy(route.strategy)
     strategy, options = find_strategy(name), Options(**written, **route.options)
@@ -134,7 +134,7 @@ def _chosen(route: Route, curves: CodecCurves | None = None) -> tuple[Strategy, 
 
 def _instructions(route: Route, curves: CodecCurves | None, workers: int) -> int:
     """Return about how many instructions the largest of the timed programs has: those of two ranks tell."""
-    strategy, options = _chosen(route, curves)
+    strategy, options = chosen_strategy(route, curves)
     ranks = (0, workers // 2)
     if curves is None:
         parts = [build_part("all_reduce", strategy.name, rank, workers, SIZES[-1], options) for rank in ranks]

@@ -42,11 +42,11 @@ def simulate_iteration(
     """
     by_route = {way.route: way for way in ways}
     ready = trace.ready_seconds if ready_seconds is None else tuple(ready_seconds)
-    tasks, spans = _computation(trace, ready)
-    last_of = _last_tensors(trace, buckets)
+    tasks, spans = computation(trace, ready)
+    last_of = last_tensors(trace, buckets)
     free: dict[str, int] = {}  # the latest task of each lane
     for bucket, last in zip(buckets, last_of, strict=True):
-        way = _way(by_route, bucket)
+        way = way_of(by_route, bucket)
         after = len(ready) if not overlap else last + 1  # task 0 is the forward pass
         for seconds, lane in zip(way.stage_seconds(bucket.nbytes, len(bucket.tensors)), way.lanes, strict=True):
             before = (free[lane],) if lane in free else ()
@@ -59,7 +59,7 @@ def simulate_iteration(
     )
 
 
-def _computation(trace: Trace, ready: Sequence[float]) -> tuple[list[Task], list[tuple[str, str]]]:
+def computation(trace: Trace, ready: Sequence[float]) -> tuple[list[Task], list[tuple[str, str]]]:
     """Return the forward pass and each backward step as tasks that end exactly at their ready times."""
     starts = [
         ready[0] - trace.tensors[0].backward_seconds,
@@ -74,7 +74,8 @@ def _computation(trace: Trace, ready: Sequence[float]) -> tuple[list[Task], list
     return tasks, spans
 
 
-def _last_tensors(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
+def last_tensors(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
+    """Return the index in the trace of the tensor of each bucket that is ready last."""
     index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
     try:
         return [max(index_of[name] for name in bucket.tensors) for bucket in buckets]
@@ -82,7 +83,8 @@ def _last_tensors(trace: Trace, buckets: Sequence[Bucket]) -> list[int]:
         raise PlanError(f"plan holds tensor {error.args[0]!r}, which trace {trace.model!r} does not have") from error
 
 
-def _way(ways: Mapping[Route, Way], bucket: Bucket) -> Way:
+def way_of(ways: Mapping[Route, Way], bucket: Bucket) -> Way:
+    """Return how a bucket travels; raise where its route is not among the ways."""
     if bucket.route not in ways:
         known = ", ".join(str(route) for route in ways)
         raise PlanError(f"bucket {bucket.name!r} wants strategy {str(bucket.route)!r}; known here: {known}")
@@ -102,7 +104,7 @@ def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int, s
 
 def timed(plan: Plan, trace: Trace, ways: Sequence[Way], slowdown: float = 1.0) -> Plan:
     """Return the plan with the timeline that `trace` and `ways` predict, where messages are slowed as in `predict`."""
-    timeline = simulate_iteration(squeezed(trace, slowdown), plan.buckets, ways, overlap=plan.overlap)
+    timeline = simulate_iteration(squeezed(trace, slowdown), plan.messages, ways, overlap=plan.overlap)
     timeline = stretched(timeline, slowdown)
     return replace(
         plan,
@@ -127,7 +129,7 @@ def predict_robust(trace: Trace, planner: Planner, ways: Sequence[Way], workers:
     plans = [predict(trace, planner, ways, workers, slowdown), *others]
     best = min(plan.iteration_seconds for plan in plans)
     close = [plan for plan in plans if plan.iteration_seconds <= (1 + TIE) * best]
-    return min(close, key=lambda plan: (len(plan.buckets), plan.iteration_seconds))
+    return min(close, key=lambda plan: (len(plan.messages), plan.iteration_seconds))
 
 
 def squeezed(trace: Trace, slowdown: float) -> Trace:

@@ -46,7 +46,7 @@ def simulate_program(
     `native_seconds` gives the time of the engine's own collective for a number of bytes; without it a program with a
     NATIVE instruction cannot be timed.
     """
-    translation = _Translation(program, network, itemsize, codec or CodecCost(), native_seconds)
+    translation = Translation(program, network, itemsize, codec or CodecCost(), native_seconds)
     tasks, heads = translation.tasks()
     spans = []
     for task, ran, head in zip(tasks, run_tasks(tasks), heads, strict=True):
@@ -59,7 +59,7 @@ def simulate_program(
 
 def program_seconds(program: Program, network: Network, itemsize: float = 4, codec: CodecCost | None = None) -> float:
     """Return only how long `program` takes: a picture of a large one takes longer than its timing."""
-    translation = _Translation(program, network, itemsize, codec or CodecCost(), None)
+    translation = Translation(program, network, itemsize, codec or CodecCost(), None)
     return max((ran.end_seconds for ran in run_tasks(translation.tasks()[0])), default=0.0)
 
 
@@ -73,7 +73,7 @@ Key = tuple[int, int]  # (rank, instruction index)
 
 
 @dataclass(slots=True)
-class _Translation:
+class Translation:
     """Turns instructions into tasks: a send and its recv become one message."""
 
     program: Program
@@ -89,6 +89,11 @@ class _Translation:
 
     def tasks(self) -> tuple[list[Task], list[Key]]:
         """Return tasks in the order a rank-by-rank, step-by-step reading meets them, and the first of each."""
+        tasks, members = self.tasks_and_keys()
+        return tasks, [keys[0] for keys in members]
+
+    def tasks_and_keys(self) -> tuple[list[Task], list[list[Key]]]:
+        """Return the same tasks, and all instructions of each."""
         owner = self._group()
         order = sorted(owner, key=lambda key: (key[1], key[0]))
         index_of: dict[Key, int] = {}
@@ -99,7 +104,7 @@ class _Translation:
                 index_of[head] = len(members)
                 members.append([])
             members[index_of[head]].append(key)
-        return [self._task(keys, owner, index_of) for keys in members], [keys[0] for keys in members]
+        return [self._task(keys, owner, index_of) for keys in members], members
 
     def _group(self) -> dict[Key, Key]:
         """Map each instruction to the head of its group: a recv to its send, all natives to rank 0's."""
@@ -167,6 +172,7 @@ class _Translation:
         return self.program.ranks[rank][index]
 
     def name(self, key: Key) -> tuple[str, str, int]:
+        """Return what a span says, its lane and its rank."""
         instruction = self._at(*key)
         lane = "network" if instruction.op in (Op.SEND, Op.RECV) else "codec" if instruction.op in _CODEC else "merge"
         return str(instruction).split(" (")[0], lane, key[0]

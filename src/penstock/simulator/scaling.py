@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cost.ways import Way, way_for
+from penstock.cost.ways import Way, comparable, way_for, ways_for
 from penstock.errors import PlanError
 from penstock.network import Network
 from penstock.planners import Planner
@@ -82,21 +82,26 @@ def scaling_study(
     planners: Sequence[Planner],
     strategy: str,
     variation: Variation | None = None,
+    codecs: Sequence[str] = (),
 ) -> list[ScalingRow]:
-    """Simulate every planner on every number of workers."""
-    return [
-        _row(trace, planner, way_for(network, strategy, p, fitted_cost), p, variation)
-        for p in workers
-        for planner in planners
-    ]  # fmt: skip
+    """Simulate every planner on every number of workers; with `codecs`, those that choose may compress."""
+    found = {p: _ways(network, strategy, codecs, p) for p in workers}
+    return [_row(trace, planner, ways, p, variation) for p, ways in found.items() for planner in planners]
 
 
-def _row(trace: Trace, planner: Planner, way: Way, p: int, variation: Variation | None) -> ScalingRow:
-    buckets = planner.buckets(trace, [way])
+def _ways(network: Network, strategy: str, codecs: Sequence[str], p: int) -> list[Way]:
+    """Return the dense way first: planners that take one way for all take the first."""
+    if not codecs:
+        return [way_for(network, strategy, p, fitted_cost)]
+    return comparable(ways_for(network, [strategy], codecs, workers=p, estimate=fitted_cost))
+
+
+def _row(trace: Trace, planner: Planner, ways: Sequence[Way], p: int, variation: Variation | None) -> ScalingRow:
+    buckets = planner.buckets(trace, ways)
     factors = variation.slowest_factors(p) if variation else [1.0]
     runs = [
         simulate_iteration(
-            trace, buckets, [way], overlap=planner.overlap, ready_seconds=[f * r for r in trace.ready_seconds]
+            trace, buckets, ways, overlap=planner.overlap, ready_seconds=[f * r for r in trace.ready_seconds]
         )
         for f in factors
     ]
@@ -110,5 +115,5 @@ def _row(trace: Trace, planner: Planner, way: Way, p: int, variation: Variation 
         non_overlapped_seconds=fmean(run.non_overlapped_seconds for run in runs),
         speedup=speedup,
         efficiency=speedup / p,
-        cost="model" if way.source == "closed form" else way.source,
+        cost=" or ".join(dict.fromkeys("model" if way.source == "closed form" else way.source for way in ways)),
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from penstock.errors import StrategyError
+from penstock.errors import StrategyError, did_you_mean
 from penstock.program import Collective, Part, Program
 from penstock.program.builder import whole, without_collecting
 from penstock.strategies.batches import Batches, make_batches, one_batch
@@ -52,7 +52,7 @@ def find_strategy(name: str) -> Strategy:
     """Return the record of the strategy called `name`; `-` may stand for `_`."""
     found = STRATEGIES.get(name.replace("-", "_"))
     if found is None:
-        raise StrategyError(f"no strategy {name!r}; known: {', '.join(STRATEGIES)}")
+        raise StrategyError(f"no strategy {name!r}; known: {', '.join(STRATEGIES)}{did_you_mean(name, STRATEGIES)}")
     return found
 
 
@@ -161,11 +161,19 @@ def parse_strategy(text: str) -> tuple[str, dict[str, Any]]:
         option, _, value = (piece.strip() for piece in part.partition("="))
         if option not in allowed:
             raise StrategyError(f"strategy {text!r}: no option {option!r}; wanted {', '.join(allowed) or 'none'}")
-        if types[option] is not str and not value.isdecimal():
-            raise StrategyError(f"strategy {text!r}: {option} is {value!r}; wanted a number such as 2")
-        options[option] = value.replace("-", "_") if types[option] is str else int(value)
+        options[option] = _option(text, option, value, types[option])
     Options(**options)
     return match[1], options
+
+
+def _option(text: str, option: str, value: str, kind: object) -> Any:
+    if kind is bool:
+        if value.lower() not in ("true", "false"):
+            raise StrategyError(f"strategy {text!r}: {option} is {value!r}; wanted true or false")
+        return value.lower() == "true"
+    if kind is not str and not re.fullmatch("[0-9]{1,18}", value):
+        raise StrategyError(f"strategy {text!r}: {option} is {value!r}; wanted a number such as 2")
+    return value.replace("-", "_") if kind is str else int(value)
 
 
 def _collective(operation: str | Collective) -> Collective:
@@ -182,8 +190,9 @@ def _builder(operation: str | Collective, name: str) -> Builder:
     collective = _collective(operation)
     strategy = STRATEGIES.get(name.replace("-", "_"))
     if strategy is None or collective not in strategy.builders:
-        known = (one.name for one in STRATEGIES.values() if collective in one.builders)
-        raise StrategyError(f"no strategy {name!r} for {collective.value}; known: {', '.join(known)}")
+        known = [one.name for one in STRATEGIES.values() if collective in one.builders]
+        near = did_you_mean(name, known)
+        raise StrategyError(f"no strategy {name!r} for {collective.value}; known: {', '.join(known)}{near}")
     return strategy.builders[collective]
 
 

@@ -111,7 +111,7 @@ class _Rewriting:
             for unit in self.units:
                 self._encode_final(unit)
                 self.builder.decode(_in(DATA, unit), unit)
-        return self.builder.build()
+        return replace(self.builder.build(), servers=self.part.servers)
 
     def _drop(self, index: int, one: Instruction) -> None:
         """Leave an instruction out; what waited for it waits for what it would have waited for."""
@@ -144,7 +144,8 @@ class _Rewriting:
         """Send partial sums encoded, or finished ones; return the units that were finished here."""
         builder = self.builder
         own: Sequence[Slice] = ()
-        if index in self.part.finished:
+        finished = index in self.part.finished
+        if finished:
             coded = _in(self._buffer(FINAL), read)
             own = tuple(unit for unit in self._units(coded) if unit not in self.encoded)
             for unit in own:
@@ -154,7 +155,7 @@ class _Rewriting:
             builder.encode(coded, read)
         self.new.append((builder.issued,))
         sends = [earlier for earlier in after if earlier in self.sends]
-        builder.send(peer, coded, after=self._renumbered(sends) if sends else ())
+        builder.send(peer, coded, finished=finished, after=self._renumbered(sends) if sends else ())
         return own
 
     def _recv(self, index: int, write: Slice, peer: int, after: Sequence[int]) -> None:
@@ -168,7 +169,8 @@ class _Rewriting:
             self.inbox[write] = coded
         self.new.append((builder.issued,))
         after = [earlier for earlier in after if earlier not in self.sends]  # those read `data`
-        builder.recv(peer, coded, after=self._renumbered(after) if after else ())
+        finished = write[0] == DATA
+        builder.recv(peer, coded, finished=finished, after=self._renumbered(after) if after else ())
 
     def _renumbered(self, indices: Iterable[int]) -> list[int]:
         return [new for index in indices for new in self.new[index]]

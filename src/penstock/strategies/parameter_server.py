@@ -2,7 +2,15 @@
 
 The data is cut into K partitions; partition k belongs to aggregator k modulo their number. Aggregators are all ranks
 (co-located, 2(N-1) transfers each) or only the last S (`servers`). Aggregators are ranks of the collective and
-contribute too; one that is only a server contributes zeros.
+contribute too. With `dedicated` they do not: what they hold counts as zeros, so that W = N - S workers push to them and
+pull from them, and no server sends to another; a server ends with the sums of its own partitions.
+
+    servers=2, dedicated: partitions a b on 2 workers, ranks 2 and 3 aggregate
+
+    step 1   0 -> 2: a0   1 -> 3: b1      push
+    step 2   0 -> 3: b0   1 -> 2: a1
+    step 3   2 -> 0: A    3 -> 1: B       pull
+    step 4   2 -> 1: A    3 -> 0: B
 
     all-reduce of partitions a b c on 3 ranks, co-located: rank 0 owns a, 1 owns b, 2 owns c
 
@@ -19,6 +27,7 @@ come in waves. Each partition is summed by one rank in one order, so all ranks e
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.errors import StrategyError
@@ -46,44 +55,51 @@ class _Message(NamedTuple):
 def all_reduce(rank: int, world_size: int, numel: int, options: Options) -> Part:
     """Sum each partition on its aggregator and send the sum back; a partition is never cut further."""
     builder = PartBuilder(NAME, Collective.ALL_REDUCE, rank, world_size, numel)
-    owners = aggregators(world_size, options.servers)
+    owners = aggregators(world_size, options.servers, options.dedicated)
+    workers = world_size - len(owners) if options.dedicated else world_size
     parts = [Slice(DATA, start, stop) for start, stop in split(numel, options.partitions or len(owners))]
     builder.units = [part for part in parts if part.numel]
     largest = max(part.numel for part in parts)
-    coming, going = _messages(rank, world_size, parts, owners)
+    coming, going = _messages(rank, world_size, parts, owners, workers)
     if world_size > 1:
         declare_inbox(builder, largest)
     arrivals = [Arrival(one.peer, one.part, one.push) for one in coming]
     emit(builder, arrivals, _departures(coming, going), largest, in_turn=True)
-    return builder.build()
+    return replace(builder.build(), servers=world_size - workers)
 
 
-def aggregators(world_size: int, servers: int | None) -> range:
+def aggregators(world_size: int, servers: int | None, dedicated: bool = False) -> range:
     """Return the ranks that aggregate."""
-    if servers is not None and servers > world_size:
-        raise StrategyError(f"{NAME}: {servers} servers of {world_size} ranks; wanted at most {world_size}")
+    most = world_size - 1 if dedicated else world_size
+    if servers is not None and servers > most:
+        kind = "dedicated servers" if dedicated else "servers"
+        raise StrategyError(f"{NAME}: {servers} {kind} of {world_size} ranks; wanted at most {most}")
     return range(world_size - (servers or world_size), world_size)
 
 
-def _messages(rank: int, world_size: int, parts: list[Slice], owners: range) -> tuple[list[_Message], list[_Message]]:
-    """Return what a rank receives and what it sends, in order.
+def _messages(
+    rank: int, world_size: int, parts: list[Slice], owners: range, workers: int
+) -> tuple[list[_Message], list[_Message]]:
+    """Return what a rank receives and what it sends, in order; only the first `workers` ranks push and pull.
 
-    In a wave each aggregator has one partition, and it is pulled after the push of the next wave.
+    In a wave each aggregator has one partition, and it is pulled after the push of the next wave. Steps turn around a
+    circle of all ranks, or of dedicated servers beside as many workers: no rank is in two messages of one step.
     """
+    turns, shift = (world_size, 0) if workers == world_size else (max(workers, len(owners)), workers)
     coming: list[_Message] = []
     going: list[_Message] = []
     for index, part in enumerate(parts):
         if part.start == part.stop:
             continue
         wave, owner = index // len(owners), owners[index % len(owners)]
-        push, pull = 2 * wave, 2 * wave + 3
+        push, pull, place = 2 * wave, 2 * wave + 3, owner - shift
         if owner == rank:
-            steps = range(1, world_size)
-            coming += [_Message(push, step, (rank - step) % world_size, part, True) for step in steps]
-            going += [_Message(pull, step, (rank + step) % world_size, part, False) for step in steps]
-        else:
-            going.append(_Message(push, (owner - rank) % world_size, owner, part, True))
-            coming.append(_Message(pull, (rank - owner) % world_size, owner, part, False))
+            peers = [peer for peer in range(workers) if peer != owner]
+            coming += [_Message(push, (place - peer) % turns, peer, part, True) for peer in peers]
+            going += [_Message(pull, (peer - place) % turns, peer, part, False) for peer in peers]
+        elif rank < workers:
+            going.append(_Message(push, (place - rank) % turns, owner, part, True))
+            coming.append(_Message(pull, (rank - place) % turns, owner, part, False))
     for messages in (coming, going):
         messages.sort(key=lambda one: one[:2])
     return coming, going
@@ -108,10 +124,13 @@ def stages(network: Network, p: int, options: Options = DEFAULT) -> Mapping[str,
     """Push and pull, which overlap those of other buckets, as two lines (MG-WFBP section 4.3).
 
     Co-located (`servers` None): each of the p workers keeps and sums a p-th part, so p-1 parts travel each way.
-    Dedicated: each of `servers` machines receives its part from p workers, one after the other.
+    Otherwise each of `servers` machines receives its part from p workers, one after the other; `dedicated` ones are
+    among the p ranks, and there are as many workers less.
     """
     alpha, beta, gamma = constants(network)
     messages, share = (p - 1, 1 / p) if options.servers is None else (p, 1 / options.servers)
+    if options.dedicated:
+        messages = p - len(aggregators(p, options.servers, dedicated=True))
     push = LinearCost(messages * alpha, messages * share * (beta + gamma))
     return {"push": push, "pull": LinearCost(messages * alpha, messages * share * beta)}
 
@@ -134,8 +153,8 @@ PARAMETER_SERVER = Strategy(
     NAME,
     {Collective.ALL_REDUCE: all_reduce},
     coded=compressed(all_reduce),
-    options=("servers",),
-    cut=lambda world_size, options: Cut(len(aggregators(world_size, options.servers)), waves=True),
+    options=("servers", "dedicated"),
+    cut=lambda world_size, options: Cut(len(aggregators(world_size, options.servers, options.dedicated)), waves=True),
     costs={Collective.ALL_REDUCE: cost},
     stages=stages,
     counts=counts,

@@ -43,6 +43,7 @@ class Options:
     root: int = 0  # of a broadcast or reduce
     partitions: int | None = None  # parameter server: pieces of the tensor; None for one per aggregator
     servers: int | None = None  # parameter server: this many ranks at the end aggregate; None for every rank
+    dedicated: bool = False  # parameter server: these ranks only aggregate, and their own data counts as zeros
     ranks_per_node: int = 2  # hierarchical: so many consecutive ranks are a node
     inner: str = "spanning_tree"  # hierarchical: reduce and broadcast inside a node
     outer: str = "ring"  # hierarchical: all-reduce between the first ranks of the nodes
@@ -53,6 +54,10 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StrategyError(f"{name} is {value}; wanted >= 1")
+        if self.dedicated and self.servers is None:
+            raise StrategyError(
+                "dedicated without servers; wanted how many: parameter_server(servers=2, dedicated=true)"
+            )
 
     def chunk_block(self) -> int:
         """Return the block size where a piece may well travel as one block."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock.errors import StrategyError
 from penstock.program import Program
+from penstock.program.composition import Composition
 from penstock.verify.contract import check_conservation, check_contract
 from penstock.verify.findings import Finding, Kind
 from penstock.verify.form import check_form, find_races
@@ -33,8 +34,14 @@ class Proof:
         return not self.findings
 
 
-def verify(program: Program) -> Proof:
-    """Prove `program` or say what is wrong with it."""
+def verify(program: Program | Composition) -> Proof:
+    """Prove a program, or an iteration of several for any moments at which they become ready; or say what is wrong."""
+    composition = None
+    if isinstance(program, Composition):
+        composition, program = program, program.joined()
+        for part in dict.fromkeys(composition.programs):  # each by itself; then that none keeps another from going on
+            if not (proof := verify(part)).proved:
+                return proof
     assert len(program.ranks) == program.world_size
     findings = check_form(program)
     if findings:
@@ -42,12 +49,12 @@ def verify(program: Program) -> Proof:
     matching, findings = match(program)
     unmatched = bool(findings)
     findings += find_races(program)
-    run = run_program(program, matching)
+    run = run_program(program, matching, composition)
     if not unmatched:  # else what the run finds are consequences
         findings += run.findings
     if not findings:
         findings = check_contract(program, run)
-    if not findings:
+    if not findings and composition is None:
         findings = check_conservation(program, run)
     return Proof(tuple(run.dated(finding) for finding in findings), run.steps, run.carried)
 

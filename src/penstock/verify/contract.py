@@ -34,9 +34,9 @@ def check_contract(program: Program, run: Run) -> list[Finding]:
 
 def promised(program: Program, rank: int) -> list[tuple[int, int, int]]:
     """Return (start, stop, contributors) for the elements of `rank` that the collective says something about."""
-    everyone, numel = (1 << program.world_size) - 1, program.numel
+    everyone, numel = (1 << program.world_size - program.servers) - 1, program.numel
     if program.collective is Collective.ALL_REDUCE:
-        return [(0, numel, everyone)]
+        return [(0, numel, everyone)] if rank < program.world_size - program.servers else []
     if program.collective is Collective.REDUCE:
         return [(0, numel, everyone)] if rank == program.root else []
     if program.collective is Collective.BROADCAST:
@@ -52,7 +52,7 @@ def _check_rank(program: Program, run: Run, rank: int) -> Iterator[Finding]:
         for low, high, value in run.memories[rank].read(Slice(DATA, start, stop)):
             assert value is not None or run.findings, "data is filled from the start"
             if value is not None:
-                yield from _check_value(run, rank, low, high, value, wanted)
+                yield from _check_value(run, rank, low, high, value, wanted, _servers(program))
                 yield from _check_same(program, run, rank, low, high, value)
 
 
@@ -75,7 +75,15 @@ def _check_kept(program: Program, run: Run) -> Iterator[Finding]:
             yield blame(program, Kind.KEPT_TWICE, cut.rank, cut.index, detail, cut.step)
 
 
-def _check_value(run: Run, rank: int, low: int, high: int, value: Value, wanted: int) -> Iterator[Finding]:
+def _servers(program: Program) -> int:
+    """Return the ranks that give zeros, which may be in any sum."""
+    workers = program.world_size - program.servers
+    return ((1 << program.servers) - 1) << workers
+
+
+def _check_value(
+    run: Run, rank: int, low: int, high: int, value: Value, wanted: int, allowed: int
+) -> Iterator[Finding]:
     where, held = f"{DATA}[{low}:{high}]", run.arithmetic.expressions.contributors(value.expression)
     if value.shift:
         detail = f"{where} ends with elements {low + value.shift} to {high + value.shift}"
@@ -89,8 +97,8 @@ def _check_value(run: Run, rank: int, low: int, high: int, value: Value, wanted:
             yield Finding(Kind.OVERWRITTEN, loss.rank, loss.index, loss.step, detail)
         else:
             yield Finding(Kind.MISSING, rank, value.writer, None, parts)
-    if held & ~wanted:
-        detail = f"{where} ends with the data of ranks {_list(held & ~wanted)} in it"
+    if held & ~wanted & ~allowed:
+        detail = f"{where} ends with the data of ranks {_list(held & ~wanted & ~allowed)} in it"
         yield Finding(Kind.FOREIGN, rank, value.writer, None, detail)
 
 
@@ -154,6 +162,8 @@ def _unbalanced(program: Program, run: Run, where: str, result: int, held: _Held
         balance.update(expressions.terms(expressions.encoded_from(one.expression)))
         balance.subtract({one.expression: 1})
     balance.subtract({expressions.own(rank): 1 for rank in range(program.world_size)})
+    for server in range(program.world_size - program.servers, program.world_size):
+        del balance[expressions.own(server)]  # zeros, which no sum misses
     for one in held:
         if balance[one.expression] < 0:
             detail = f"output for {where} is not in the result, and the residual has only the rest"

@@ -4,12 +4,19 @@ Every rank issues its instructions in list order, each once what it waits for is
 issued; then it takes one step, in which a rank sends at most one message and receives at most one. Computing takes no
 time. Messages are matched beforehand and no two accesses race, so every order of events gives the same values: one
 run proves all. The steps are those of Wang et al., Fig. 2.
+
+A composition runs as its joined program, with one list for each of a rank's lanes. Its pieces, buckets or halves of
+them, become ready as late as they can: the next one when nothing moves any more, and by then all before it must be
+finished. To be ready earlier lets instructions be issued earlier, and what is issued and finished only grows: if this
+run ends, all do.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.program import Op, Program, Slice
+from penstock.program.composition import Composition
 from penstock.verify.arithmetic import Arithmetic
 from penstock.verify.findings import Finding, Kind, blame
 from penstock.verify.matching import Key, Matching
@@ -49,20 +56,25 @@ class Run:
         return replace(finding, step=self.issued[finding.rank, finding.index])
 
 
-def run_program(program: Program, matching: Matching) -> Run:
-    """Run a well-formed program on symbols, as far as its messages are matched."""
-    return _Machine(program, matching).run()
+def run_program(program: Program, matching: Matching, composition: Composition | None = None) -> Run:
+    """Run a well-formed program, perhaps joined from a composition, on symbols, as far as its messages are matched."""
+    return _Machine(program, matching, composition).run()
 
 
 class _Machine:
     """The state of one run."""
 
-    def __init__(self, program: Program, matching: Matching) -> None:
+    def __init__(self, program: Program, matching: Matching, composition: Composition | None) -> None:
         self.program, self.matching = program, matching
+        sizes = tuple(len(rank) for rank in program.ranks)
+        self.ends = (sizes,) if composition is None else composition.ends()
+        self.ready_buckets = 1  # their instructions may be issued
+        self.late: list[Finding] = []  # of buckets that wait for the readiness of later ones
         expressions = Expressions()
         self.memories = tuple(Memory(program, rank, expressions) for rank in range(program.world_size))
         self.arithmetic = Arithmetic(program, expressions, self.memories)
-        self.next = [0] * program.world_size  # the instruction that each rank issues next
+        lane_of = (0,) if composition is None else composition.lanes
+        self.lanes = [_lanes(rank, self.ends, lane_of) for rank in range(program.world_size)]
         self.finished = [bytearray(len(rank)) for rank in program.ranks]
         self.issued: dict[Key, int] = {}  # the step in which each was due
         self.ready: list[Key] = []  # sends whose recv is issued too, the oldest first
@@ -85,20 +97,29 @@ class _Machine:
             elif self._native_is_ready():
                 self.step += 1
                 woken = self._call_native()
+            elif self.ready_buckets < len(self.ends):
+                self.late = self.late or self._deadlock()
+                self.ready_buckets += 1
+                woken = range(self.program.world_size)
             else:
                 break
-        findings = (*self.arithmetic.findings, *self._deadlock())
+        findings = (*self.arithmetic.findings, *(self.late or self._deadlock()))
         return Run(self.step, tuple(self.carried), self.memories, self.arithmetic, self.issued, findings)
 
     def _issue(self, rank: int) -> None:
-        """Issue the rank's instructions up to the first that has to wait."""
+        """Issue the rank's instructions up to the first that has to wait, in each lane."""
+        for lane in self.lanes[rank]:
+            self._issue_lane(rank, lane)
+
+    def _issue_lane(self, rank: int, lane: "deque[int]") -> None:
         instructions, finished = self.program.ranks[rank], self.finished[rank]
-        while self.next[rank] < len(instructions):
-            index = self.next[rank]
+        limit = self.ends[self.ready_buckets - 1][rank]
+        while lane and lane[0] < limit:
+            index = lane[0]
             instruction = instructions[index]
             if not all(finished[earlier] for earlier in instruction.after):
                 return
-            self.next[rank] += 1
+            lane.popleft()
             self.issued[rank, index] = self.step + (instruction.op in _TAKES_TIME)
             if instruction.op is Op.SEND and self.matching.recv_of.get((rank, index)) in self.issued:
                 self.newly_ready.append((rank, index))
@@ -149,8 +170,10 @@ class _Machine:
         return range(self.program.world_size)
 
     def _deadlock(self) -> list[Finding]:
-        """Name the ranks that wait for one another in a circle, if the run did not finish."""
-        stuck = {rank: done.find(0) for rank, done in enumerate(self.finished) if 0 in done}
+        """Name the ranks that wait for one another in a circle, if what is ready did not finish."""
+        limits = self.ends[self.ready_buckets - 1]
+        places = {rank: done.find(0, 0, limits[rank]) for rank, done in enumerate(self.finished)}
+        stuck = {rank: place for rank, place in places.items() if place >= 0}
         if not stuck:
             return []
         path = [min(stuck)]
@@ -171,6 +194,16 @@ class _Machine:
             return instruction.peer
         calls = next((calls for calls in self.matching.natives if (rank, index) in calls), [(rank, index)])
         return next((other for other, call in calls if (other, call) not in self.issued), -1)
+
+
+def _lanes(rank: int, ends: Sequence[Sequence[int]], lane_of: Sequence[int]) -> list[deque[int]]:
+    """Return the instructions of each lane of a rank, in order."""
+    found: list[deque[int]] = [deque() for _ in range(max(lane_of) + 1)]
+    start = 0
+    for bucket, lane in zip(ends, lane_of, strict=True):
+        found[lane].extend(range(start, bucket[rank]))
+        start = bucket[rank]
+    return found
 
 
 def _origin(pieces: Iterable[Piece], read: Slice) -> tuple[int, int]:

@@ -1,17 +1,24 @@
 """Compressed programs that the host only queues: ranks are processes over gloo, host memory is the device."""
 
+import gc
+import weakref
+
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a device")
 
+import torch
+
+from penstock.codecs.registry import make_codec
 from penstock.errors import StrategyError
 from penstock.program import Op
+from penstock.runtime.device.messages import GroupedMessages
 from penstock.runtime.device.queued import Bindings, prepare_queued, steps
 from penstock.runtime.device.rounds import widen
 from penstock.strategies import Options, build_compressed, coded_names
 from penstock.verify import require_proof
-from runtime.queued_workers import NUMEL, PARTS, both_routes, spoil_one_rank
+from runtime.queued_workers import DEVICE, NUMEL, PARTS, both_routes, gradients, several_buckets, spoil_one_rank
 from spawn import spawn
 
 BOUNDS = [0, 5000, 5010, 90_000]
@@ -86,10 +93,63 @@ def test_every_strategy_queued_has_the_bits_of_the_route_through_the_host(world_
     )  # fmt: skip
 
 
+def test_the_second_round_of_a_bucket_goes_with_the_first_of_the_next():
+    """terngrad draws random numbers: those of a bucket must not depend on the buckets between its rounds."""
+    for alone, together in zip(
+        spawn(2, several_buckets, "terngrad", "parameter_server", False),
+        spawn(2, several_buckets, "terngrad", "parameter_server", True),
+        strict=True,
+    ):
+        assert together[0] == alone[0]
+        assert together[1] == alone[1] == [0, 1, 2, 3] * 2
+        assert (alone[2], together[2]) == (2 * 4 * 2, 2 * (4 + 1))
+        assert together[3] == alone[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ring", "hierarchical", "halving_doubling", "all_gather"])
+def test_rounds_of_several_buckets_are_sent_together_whatever_the_strategy(strategy):
+    """A hierarchy's leaders have rounds in which the others have nothing to do."""
+    alone, together = (spawn(4, several_buckets, "onebit", strategy, together) for together in (False, True))
+    for one, other in zip(alone, together, strict=True):
+        assert (other[0], other[1], other[3]) == (one[0], one[1], one[3])
+        assert other[2] < one[2]
+
+
 def test_a_gradient_that_is_not_finite_is_nan_on_every_rank_and_heard_of_when_the_bucket_comes_again():
     for heard, spoilt in spawn(2, spoil_one_rank, "onebit", "parameter_server"):
         assert heard == [2]
         assert spoilt == [[True, True, True], [False, True, True]]  # its piece alone, and in that call alone
+
+
+def one_rank():
+    """Return the program of a rank that has no other, and a bucket with its residual."""
+    codec = make_codec("onebit", defers_nonfinite_check=True)
+    program, batches = build_compressed("parameter_server", 1, PARTS, Options(block_numel=NUMEL))
+    ready = prepare_queued(program, 0, codec, codec.on_device(DEVICE), batches, GroupedMessages(None))
+    return ready, gradients(0, 0), torch.zeros(NUMEL)
+
+
+def test_a_rank_that_has_no_other_is_through_at_once():
+    ready, data, residual = one_rank()
+    wanted, through = data.clone(), []
+    ready.run(data, residual=residual)
+    ready.messages.behind(lambda: through.append(True))
+    assert (through, ready.messages.sent_nbytes) == ([True], 0)
+    torch.testing.assert_close(data + residual, wanted, rtol=0, atol=1e-6)  # nothing is lost
+    assert len(data[300:4800].unique()) == 2  # one bit of each
+
+
+def test_what_is_let_go_gives_its_memory_back_at_once():
+    ready, data, residual = one_rank()
+    ready.run(data, residual=residual)
+    (bound, _) = ready.messages.bindings._bound.popitem()[1]
+    gone, _ = weakref.ref(bound), gc.disable()
+    try:
+        del bound
+        assert gone() is None, "only the cycle collector would find it, and it holds a bucket and its residual"
+    finally:
+        gc.enable()
 
 
 class Settled:

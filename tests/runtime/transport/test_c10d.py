@@ -1,10 +1,15 @@
 """The same strategies over gloo, in real processes."""
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 from every_call import dense_calls, sparse_calls
+from penstock.runtime import transport
+from penstock.runtime.transport import c10d
 from penstock.runtime.views import DTYPES
 from runtime.oracle import check, random_tensors
 from runtime.workers import (
@@ -73,3 +78,16 @@ def test_sparse_all_reduces_over_gloo_lose_nothing_and_agree() -> None:
         applied, kept = (np.array([result[strategy][part] for result in results]) for part in (0, 1))
         assert all(np.array_equal(one, applied[0]) for one in applied)
         assert np.array_equal(applied[0].sum(axis=0) + kept.sum(axis=0), gradients.sum(axis=(0, 1)))
+
+
+def test_a_store_whose_process_is_stopped_does_not_hold_up_a_new_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(transport, "_gave_up", threading.Event())
+    monkeypatch.setattr(c10d, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(c10d, "_store", lambda _group: SimpleNamespace(delete_key=lambda _key: goes_on.wait(60)))
+    monkeypatch.setattr(c10d, "_known", lambda _group: SimpleNamespace(group_name="ours"))
+    monkeypatch.setattr(c10d, "group_timeout", lambda _group: None)
+    monkeypatch.setattr(c10d, "dist", SimpleNamespace(get_rank=lambda _group: 1, get_world_size=lambda _group: 2))
+    with pytest.raises(ConnectionError, match="the store in which the ranks met does not answer"):
+        c10d.C10dTransport(SimpleNamespace(), parent=SimpleNamespace())
+    goes_on.set()

@@ -56,7 +56,60 @@ def test_with_ulfm_the_others_are_told_who_died(seed: int) -> None:
     assert len([line for line in done.stdout.splitlines() if line.startswith("ok ")]) == 2, done.stderr
 
 
+@pytest.mark.slow
+def test_a_rank_that_gave_up_and_left_is_not_taken_for_the_one_that_it_waited_for() -> None:
+    if not has_fault_tolerance():
+        pytest.skip("this Open MPI was built without fault tolerance")
+    assert_all_ok(mpirun(3, "departure", "--with-ft", "ulfm"), 3)
+
+
 def test_when_a_rank_dies_mpirun_ends_the_others() -> None:
     done = mpirun(3, "death")  # long before their timeout of 1000 seconds, or `mpirun` here runs into its own
     assert done.returncode != 0
     assert "ok" not in done.stdout
+
+
+STATE = """
+from mpi4py import MPI
+found = MPI.COMM_WORLD.Get_errhandler() == MPI.ERRORS_RETURN, MPI.COMM_SELF.Get_errhandler() == MPI.ERRORS_RETURN
+print(MPI.Is_initialized(), MPI.Query_thread(), *found)
+"""
+LATE = """
+from penstock.errors import TransportError
+from penstock.runtime import connect
+def give_up(seconds, call, silence, is_vain):
+    raise ConnectionError(silence)
+connect.within = give_up
+for _ in range(2):
+    try:
+        connect.join_engine("mpi")[0]()
+    except TransportError as error:
+        print(error)
+"""
+
+
+def python(text: str) -> str:
+    paths = ":".join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths}
+    ran = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_mpi_that_we_start_is_for_many_threads_and_raises_exceptions() -> None:
+    found = python(f"import penstock.runtime.transport.mpi\n{STATE}\nprint(MPI.THREAD_MULTIPLE)").split()
+    assert found == ["True", found[-1], "True", "True", found[-1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["multiple", "serialized", "funneled"])
+def test_mpi_is_started_as_mpi4py_would(level: str) -> None:
+    rc = f"import mpi4py; mpi4py.rc.thread_level = {level!r}"
+    assert python(f"{rc}\nimport penstock.runtime.transport.mpi\n{STATE}") == python(f"{rc}\n{STATE}")
+
+
+def test_an_mpi_that_does_not_start_in_time_is_a_lost_rank_that_is_not_known() -> None:
+    first, again = python(LATE).splitlines()
+    assert first.startswith("mpi: rank 0, step joining the other ranks: ")
+    assert first.endswith("MPI did not start within 300 s: its start waits for all ranks; which rank is not known")
+    assert again.endswith("cannot be started again in the same process; which rank is not known")

@@ -2,9 +2,6 @@
 
 NCCL runs them on the device, in the order of the stream; the host never waits. The ranks issue them in one order. On
 gloo, where the same code is tested on host memory, the caller waits for each group.
-
-A process group has one stream: the messages of a bucket wait behind all rounds of the bucket before, also while those
-wait for kernels. With several process groups buckets take turns, and one's messages fill the other's gaps.
 """
 
 import os
@@ -17,58 +14,77 @@ import torch
 import torch.distributed as dist
 
 from penstock.runtime.device.mirror import Message
-from penstock.runtime.device.queued import Bindings
+from penstock.runtime.device.queued import Bindings, Flight
 
 NCCL = "nccl"
+Call = tuple[Callable[..., Any], list[torch.Tensor], int]  # of a message: what starts it, its memory, its peer
 _OWN: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by the group whose ranks they have: connecting takes seconds
-PROCESS_GROUPS = 1  # two were not tried on a GPU yet
 MOST_BLOCKS = 4  # thread blocks of a group of messages: they take room from the model's kernels while they wait
 
 
 class GroupedMessages:
-    """Sends and receives, started together; buckets have the process groups in turn, which all have the same ranks."""
+    """Sends and receives of a process group, started together; those of several buckets at a time."""
 
-    def __init__(self, *groups: dist.ProcessGroup) -> None:
-        self._groups, self._turn = groups, 0
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._flights: list[Flight] = []  # buckets on their way, the oldest first
+        self._works: list[Any] = []  # of the last group of messages; nothing waits for them yet
         self.sent_nbytes, self.bindings = 0, Bindings()
 
-    def take_turn(self) -> None:
-        """Let what is started from now on go by the next process group; all ranks take turns alike."""
-        self._turn = (self._turn + 1) % len(self._groups)
+    def calls(self, messages: Sequence[Message]) -> list[Call]:
+        """Return what starts each message."""
+        group = self._group
+        return [(group.send if sent else group.recv, [memory], peer) for sent, memory, peer in messages]
 
-    def exchanging(self, messages: Sequence[Message]) -> Callable[[], None]:
-        """Return what starts all messages together; the current stream waits for them, the host does not."""
-        device = messages[0][1].device
-        nbytes = sum(memory.nbytes for sent, memory, _ in messages if sent)
-        calls = [
-            [(group.send if sent else group.recv, [memory], peer) for sent, memory, peer in messages]
-            for group in self._groups
-        ]
-        is_grouped = self._groups[0]._get_backend(device).supports_coalescing
+    def launch(self, flight: Flight) -> None:
+        """Queue the first stage of a bucket, and one of every bucket that is on its way; all ranks do alike."""
+        self.sent_nbytes += flight.sent_nbytes
+        self._flights.append(flight)
+        self._advance()
 
-        # What `batch_isend_irecv` does, without its checks of every message in every iteration: they took the host
-        # longer than all kernels of a bucket.
-        def exchange() -> None:
-            self.sent_nbytes += nbytes
-            group = self._groups[self._turn]
-            group._start_coalescing(device)
-            for start, memory, peer in calls[self._turn]:
-                start(memory, peer, 0)
-            group._end_coalescing(device).wait()
+    def behind(self, work: Callable[[], None]) -> None:
+        """Do `work` once everything of the last bucket is queued; at once where none is on its way."""
+        if self._flights:
+            self._flights[-1].behind.append(work)
+        else:
+            work()
 
-        def exchange_one_by_one() -> None:
-            self.sent_nbytes += nbytes
-            for work in [start(memory, peer, 0) for start, memory, peer in calls[self._turn]]:
-                work.wait()
+    def land(self) -> None:
+        """Queue all that is left of all buckets on their way."""
+        while self._flights:
+            self._advance()
 
-        return exchange if is_grouped else exchange_one_by_one
+    def drop(self) -> None:
+        """Forget all buckets on their way, after a failure."""
+        self._flights, self._works = [], []
+
+    def _advance(self) -> None:
+        """Queue a stage of every bucket, the oldest first, then their messages as one group."""
+        for work in self._works:
+            work.wait()  # the current stream does, not the host
+        calls = [call for flight in self._flights for call in flight.advance()]
+        self._flights = [flight for flight in self._flights if not flight.has_landed]
+        self._works = self._start(calls) if calls else []
+
+    def _start(self, calls: Sequence[Call]) -> list[Any]:
+        """Start messages together.
+
+        What `batch_isend_irecv` does, without its checks of every message in every iteration: they took the host
+        longer than all kernels of a bucket.
+        """
+        group, device = self._group, calls[0][1][0].device
+        if not group._get_backend(device).supports_coalescing:
+            return [start(memory, peer, 0) for start, memory, peer in calls]
+        group._start_coalescing(device)
+        for start, memory, peer in calls:
+            start(memory, peer, 0)
+        return [group._end_coalescing(device)]
 
     def all_reduce(self, values: torch.Tensor) -> None:
         """Sum `values` over all ranks by the engine's own all-reduce."""
-        group = self._groups[self._turn]
-        world_size = dist.get_world_size(group)
+        world_size = dist.get_world_size(self._group)
         self.sent_nbytes += 2 * (world_size - 1) * values.nbytes // world_size
-        dist.all_reduce(values, group=group)
+        dist.all_reduce(values, group=self._group)
 
 
 def nccl_takes(ranks_here: int) -> bool:
@@ -87,8 +103,8 @@ def device_messages(group: dist.ProcessGroup, timeout_seconds: float) -> Grouped
     if not torch.cuda.is_available() or f"cuda:{NCCL}" not in dist.get_backend_config(group):
         return None
     if group not in _OWN:
-        _OWN[group] = [_connected(group, timeout_seconds) for _ in range(PROCESS_GROUPS)]
-    return GroupedMessages(*_OWN[group])
+        _OWN[group] = _connected(group, timeout_seconds)
+    return GroupedMessages(_OWN[group])
 
 
 def _connected(group: dist.ProcessGroup, timeout_seconds: float) -> dist.ProcessGroup:
@@ -107,5 +123,5 @@ def _connected(group: dist.ProcessGroup, timeout_seconds: float) -> dist.Process
 
 def _options() -> Any:
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options.config.max_ctas = max(1, MOST_BLOCKS // PROCESS_GROUPS)
+    options.config.max_ctas = MOST_BLOCKS
     return options

@@ -6,11 +6,14 @@ a group, and rounds are the same on all ranks: a message is in the first round i
 they wait for. So a group waits only for groups of the same round, and whatever a rank issued before is in earlier
 rounds, which by induction end. At most one message of each pair and direction is in a round.
 
+All ranks have equally many rounds, some with nothing to do. So rounds of several programs can be issued as one group,
+and what is in one group on one rank is in one group on every other.
+
     ring on 3 ranks:   round 1: every rank sends one chunk and receives one; merge; round 2: the same; ...
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.errors import StrategyError
@@ -42,7 +45,7 @@ def widen(program: Program) -> Program:
 
 
 def rounds(program: Program) -> tuple[tuple[Round, ...], ...]:
-    """Return each rank's rounds; those in which it does nothing are left out."""
+    """Return each rank's rounds, equally many; in some it does nothing."""
     state = _State(program)
     while state.advance():
         pass
@@ -64,9 +67,9 @@ class _State:
         self.finished: list[set[int]] = [set() for _ in program.ranks]
         self.done: list[list[Round]] = [[] for _ in program.ranks]
         self.links = _links(program)
-        for rank, computed in enumerate(self._compute()):
-            if computed:
-                self.done[rank].append(Round((), computed))
+        before = [*self._compute()]  # any message
+        if any(before):
+            self._note([() for _ in program.ranks], before)
 
     def advance(self) -> bool:
         """Play one round; say whether anything moved."""
@@ -78,10 +81,13 @@ class _State:
                 moving[target].append(received)
         for rank, messages_of_rank in enumerate(moving):
             self.finished[rank].update(messages_of_rank)
-        for rank, computed in enumerate(self._compute()):
-            if moving[rank] or computed:
-                self.done[rank].append(Round(tuple(sorted(moving[rank])), computed))
+        if any(moving):
+            self._note(moving, [*self._compute()])
         return any(moving)
+
+    def _note(self, moved: Sequence[Sequence[int]], computed: Sequence[tuple[int, ...]]) -> None:
+        for rank, done in enumerate(self.done):
+            done.append(Round(tuple(sorted(moved[rank])), computed[rank]))
 
     def _compute(self) -> Iterator[tuple[int, ...]]:
         """Finish and yield, for each rank, the computations that wait for nothing more."""

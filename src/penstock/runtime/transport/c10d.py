@@ -7,9 +7,11 @@ closes all its connections, so that the other ranks fail at once and the group i
 
 import contextlib
 import re
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
 from datetime import timedelta
+from functools import cached_property, partial
+from math import inf
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
@@ -19,11 +21,11 @@ import torch.distributed as dist
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import NOTE_TAG, Array, Bytes, ring_nbytes
-from penstock.runtime.transport.meeting import join_group
+from penstock.runtime.transport import LANE_TAGS, NOTE_TAG, Array, Bytes, ring_nbytes
+from penstock.runtime.transport.meeting import KEEPER, STORE, join_group, within
 
 Answer = TypeVar("Answer")
-_NOTE = "penstock/note/"
+_NOTE, _READ = "penstock/note/", "penstock/read/"
 _LOOK_SECONDS = 0.01  # between looks for a note
 _ANSWER_SECONDS = 5.0  # of a store that is there, on a machine that is busy
 _HANG_UP_SECONDS = 1e-3
@@ -40,25 +42,52 @@ class C10dTransport:
         self._group, self._parent = group, parent
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.sent_nbytes = 0
+        self._first_tag = 0  # of this lane
         self.store = _store(group)  # where the ranks met
         self.group_name: str = _known(group).group_name
-        self._notes = self.store if parent is None else _store(parent)
+        timeout = group_timeout(_known(group))
+        self._most_seconds = inf if timeout is None else timeout.total_seconds()
+        self._keeps_notes = self.store if parent is None else _store(parent)
         if parent is not None:
-            self._notes.delete_key(f"{_NOTE}{self.rank}")  # of an earlier failure
+            for key in (_NOTE, f"{_NOTE}{self.rank}"):  # of an earlier failure
+                _bounded(partial(self._keeps_notes.delete_key, key), _ANSWER_SECONDS)
+
+    @cached_property
+    def _notes(self) -> Any:
+        """The store by a connection of its own: a call of torch's that waits keeps all others from the first."""
+        return self._keeps_notes.clone()
+
+    def lane(self, number: int) -> "C10dTransport":
+        """Return the same group for another thread."""
+        found = copy(self)
+        found.sent_nbytes, found._first_tag = 0, number * LANE_TAGS
+        found.group_name = f"{self.group_name}/{number}"  # its calls have numbers of their own
+        return found
 
     def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start sending."""
         self.sent_nbytes += view.nbytes
-        return _Work(dist.isend, torch.from_numpy(view), group=self._group, tag=tag, group_dst=peer)
+        tag += self._first_tag
+        return _Work(
+            dist.isend, torch.from_numpy(view), most=self._most_seconds, group=self._group, tag=tag, group_dst=peer
+        )
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start receiving."""
-        return _Work(dist.irecv, torch.from_numpy(view), group=self._group, tag=tag, group_src=peer)
+        tag += self._first_tag
+        return _Work(
+            dist.irecv, torch.from_numpy(view), most=self._most_seconds, group=self._group, tag=tag, group_src=peer
+        )
 
     def leave_note(self, text: str) -> None:
         """Leave a line in the group's store."""
         with contextlib.suppress(ConnectionError):  # the store may have gone with the rank that kept it
             _bounded(lambda: self._notes.set(f"{_NOTE}{self.rank}", text), _ANSWER_SECONDS)
+            _bounded(lambda: self._notes.set(_NOTE, "there is one"), _ANSWER_SECONDS)
+
+    def is_given_up(self) -> bool:
+        """Say whether a rank has left a note."""
+        return bool(_bounded(lambda: self._notes.check([_NOTE]), _ANSWER_SECONDS))
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left in the group's store."""
@@ -72,6 +101,16 @@ class C10dTransport:
             return str(self._notes.get(key), "utf-8")
 
         return _bounded(look, seconds + _ANSWER_SECONDS)
+
+    def finish_reading(self, peers: Collection[int], seconds: float) -> None:
+        """Say that this rank has read its notes; rank 0, which may keep the store, stays until `peers` have too."""
+        deadline = monotonic() + seconds
+        with contextlib.suppress(ConnectionError):
+            _bounded(lambda: self._notes.set(f"{_READ}{self.rank}", "1"), _ANSWER_SECONDS)
+            while dist.get_rank() == 0 and monotonic() < deadline:
+                if _bounded(lambda: self._notes.check([f"{_READ}{peer}" for peer in peers]), _ANSWER_SECONDS):
+                    return
+                sleep(_LOOK_SECONDS)
 
     def hang_up(self) -> None:
         """Let gloo close all connections, as it does when a wait runs out of time: for a message that no rank sends.
@@ -97,27 +136,25 @@ class C10dTransport:
         tensor = torch.from_numpy(values.view(np.uint8)).view(getattr(torch, dtype))
         if tensor.numel():
             for work in _NATIVE[collective](tensor, self._group, root):
-                work.wait(seconds)
+                work.wait(min(seconds, self._most_seconds))
+
+
+def group_timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """Return how long calls of a group may take; None where its backend does not say."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)  # not all of torch's backends have them
+        if options is not None:
+            found: timedelta = options._timeout
+            return found
+    return None
 
 
 def _bounded(ask: Callable[[], Answer], seconds: float) -> Answer:
-    """Return what the store answers; raise `ConnectionError` where it is gone, or says nothing for so long.
-
-    torch waits for a store for ever, and the rank that keeps it may hang. Then the thread that asks is given up.
-    """
-    answers: list[Answer] = []
-    thread = threading.Thread(target=_collect, args=(ask, answers), name="penstock-note", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not answers:
-        what = "does not answer" if thread.is_alive() else "is gone too"
-        raise ConnectionError(f"the store in which the ranks met {what}: rank 0 keeps it, unless torchrun does")
-    return answers[0]
-
-
-def _collect(ask: Callable[[], Answer], answers: list[Answer]) -> None:
-    with contextlib.suppress(RuntimeError):
-        answers.append(ask())
+    """Return what the store answers; raise `ConnectionError` where it is gone, or says nothing for so long."""
+    try:
+        return within(seconds, ask)
+    except RuntimeError as error:
+        raise ConnectionError(f"{STORE} is gone too: {KEEPER}") from error
 
 
 def _store(group: dist.ProcessGroup | None) -> Any:
@@ -137,17 +174,37 @@ def start_gloo() -> C10dTransport:
     return C10dTransport()
 
 
+def join_gloo() -> tuple[Callable[[], C10dTransport], Callable[[], None]]:
+    """Return what makes groups of all ranks, and what ends the default group, which is made here where there is none.
+
+    Each group has connections of its own: messages in one never meet those in another, or the user's.
+    """
+    ours = not dist.is_initialized()
+    if ours:
+        join_group("gloo")
+
+    def connect() -> C10dTransport:
+        return C10dTransport(dist.new_group(backend="gloo"), parent=dist.group.WORLD)
+
+    def close() -> None:
+        if ours and dist.is_initialized():
+            stop()
+
+    return connect, close
+
+
 def stop() -> None:
     """Take the default process group down."""
     dist.destroy_process_group()
 
 
 class _Work:
-    """A torch work whose failures have the names that `Work` promises."""
+    """A torch work whose failures have the names that `Work` promises; no wait is longer than `most` seconds."""
 
-    __slots__ = ("_work",)
+    __slots__ = ("_most", "_work")
 
-    def __init__(self, start: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def __init__(self, start: Callable[..., Any], *arguments: Any, most: float = inf, **options: Any) -> None:
+        self._most = most
         try:
             self._work = start(*arguments, **options)
         except RuntimeError as error:
@@ -155,7 +212,7 @@ class _Work:
 
     def wait(self, seconds: float) -> None:
         try:
-            self._work.wait(timedelta(seconds=seconds))
+            self._work.wait(timedelta(seconds=min(seconds, self._most)))
         except RuntimeError as error:
             raise named(error) from error
 

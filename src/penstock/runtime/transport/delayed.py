@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from penstock.program import Collective
@@ -78,6 +78,11 @@ class DelayedTransport:
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left."""
         return self._inner.read_note(peer, seconds) if isinstance(self._inner, Notes) else None
+
+    def finish_reading(self, peers: Collection[int], seconds: float) -> None:
+        """Say that no more notes are read."""
+        if isinstance(self._inner, Notes):
+            self._inner.finish_reading(peers, seconds)
 
     def hang_up(self) -> None:
         """Let the other ranks fail now, where the engine can."""

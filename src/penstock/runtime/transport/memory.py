@@ -6,7 +6,8 @@ here and nowhere else. A rank can be declared dead, as a broken connection would
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import dataclass
 from time import monotonic
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from penstock.program import Collective, split
 from penstock.runtime.reduce import bits, merge_kernel
-from penstock.runtime.transport import Array, Bytes, ring_nbytes
+from penstock.runtime.transport import LANE_TAGS, Array, Bytes, ring_nbytes
 
 
 class Fabric:
@@ -93,6 +94,7 @@ class MemoryTransport:
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self._fabric, self._rank = fabric, rank
         self._natives = 0
+        self._first_tag = 0  # of this lane
         self.sent_nbytes = 0
 
     @property
@@ -105,17 +107,23 @@ class MemoryTransport:
         """How many ranks there are."""
         return self._fabric.world_size
 
+    def lane(self, number: int) -> "MemoryTransport":
+        """Return the same rank for another thread."""
+        found = copy(self)
+        found.sent_nbytes, found._first_tag = 0, number * LANE_TAGS
+        return found
+
     def isend(self, view: Bytes, peer: int, tag: int) -> _Work:
         """Start sending."""
         self.sent_nbytes += view.nbytes
         work = _Work(self._fabric, view, self._rank, peer)
-        self._fabric.post("send", "recv", self._rank, peer, tag, work)
+        self._fabric.post("send", "recv", self._rank, peer, self._first_tag + tag, work)
         return work
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> _Work:
         """Start receiving."""
         work = _Work(self._fabric, view, self._rank, peer)
-        self._fabric.post("recv", "send", peer, self._rank, tag, work)
+        self._fabric.post("recv", "send", peer, self._rank, self._first_tag + tag, work)
         return work
 
     def leave_note(self, text: str) -> None:
@@ -129,6 +137,9 @@ class MemoryTransport:
         with self._fabric.lock:
             self._fabric.changed[self._rank].wait_for(lambda: peer in self._fabric.notes, seconds)
             return self._fabric.notes.get(peer)
+
+    def finish_reading(self, peers: Collection[int], seconds: float) -> None:
+        """Do nothing: the process of all ranks keeps their notes."""
 
     def hang_up(self) -> None:
         """Let every message with this rank fail."""

@@ -13,21 +13,39 @@ first block of a pipeline arrives as late as the last; we have not traced it.
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
+from functools import partial
+from math import inf
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.transport import NOTE_TAG, Array, Bytes, DeathError, ring_nbytes
+from penstock.runtime.connect import start_mpi
+from penstock.runtime.transport import (
+    LANE_TAGS,
+    NOTE_TAG,
+    Array,
+    Bytes,
+    DeathError,
+    end_in_time,
+    never,
+    ring_nbytes,
+    within,
+)
+
+start_mpi()
+from mpi4py import MPI  # noqa: E402  # which would start it itself, in a wait without end
 
 SEGMENT_NBYTES = 32 * 1024  # below Open MPI's eager limit of 64 KB over TCP
 _POLLS_PER_LOOK = 256  # at the clock
 SPIN_SECONDS = 1e-3  # without pause, before a wait begins to rest
-_NOTE_NBYTES = 512
+_NOTE_NBYTES = 4096  # of which a note needs a few hundred
+_LOOK_SECONDS = 1e-3  # between looks for a note
+MAKING_SECONDS = 300.0  # for all ranks to make a communicator
 _NEWS_SECONDS = 5.0  # for hearing who died, after a survivor revoked the communicator
 _FAILED, _REVOKED = (getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED"))  # of MPI 5
 
@@ -45,15 +63,26 @@ class MpiTransport:
     of which MPI has a limited number. `native` calls the non-blocking collectives, which can be given up after a time,
     or with `blocking_native` the others, which Open MPI tunes better and which wait for ever. With `rest_seconds`, a
     wait that takes long sleeps so long between two polls: for ranks that compute at the same time on the same cores.
+    No wait is longer than `most_seconds`; that for the copy ends too when `is_vain` says that it cannot be made.
     """
 
-    def __init__(self, comm: Any = None, blocking_native: bool = False, rest_seconds: float = 0.0) -> None:
-        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
-        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._rank, self._world_size = self._comm.Get_rank(), self._comm.Get_size()
-        self._near = _ranks_of_this_host(self._comm)
-        self._blocking_native, self._rest_seconds = blocking_native, rest_seconds
+    def __init__(
+        self,
+        comm: Any = None,
+        blocking_native: bool = False,
+        rest_seconds: float = 0.0,
+        most_seconds: float = inf,
+        is_vain: Callable[[], bool] = never,
+    ) -> None:
+        given = MPI.COMM_WORLD if comm is None else comm
+        try:
+            self._comm, self._near, self._lanes = _copied(given, min(most_seconds, MAKING_SECONDS), is_vain)
+        except MPI.Exception as error:
+            raise _named(given, error, revokes=False) from error
+        self._rank, self._world_size = int(self._comm.Get_rank()), int(self._comm.Get_size())
+        self._blocking_native, self._rest_seconds, self._most_seconds = blocking_native, rest_seconds, most_seconds
         self._left: list[Any] = []  # notes on their way
+        self._first_tag = 0  # of this lane
         self.sent_nbytes = 0
 
     @property
@@ -66,6 +95,14 @@ class MpiTransport:
         """How many ranks the communicator has."""
         return self._world_size
 
+    def lane(self, number: int) -> "MpiTransport | None":
+        """Return the same communicator for another thread, where MPI takes calls of several and has tags for them."""
+        if number >= self._lanes:
+            return None
+        found = copy(self)
+        found.sent_nbytes, found._first_tag = 0, number * LANE_TAGS
+        return found
+
     def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start sending.
 
@@ -73,14 +110,17 @@ class MpiTransport:
         receiver. A short message does not wait for that: its acknowledgement would double the time of a small ring.
         """
         self.sent_nbytes += view.nbytes
+        tag += self._first_tag
         if view.size <= SEGMENT_NBYTES or peer in self._near:
-            return _Work(self._comm, self._comm.Isend, [view], peer, tag, self._rest_seconds)
-        return _Work(self._comm, self._comm.Issend, _segments(view), peer, tag, self._rest_seconds)
+            return _Work(self._comm, self._comm.Isend, [view], peer, tag, self._rest_seconds, self._most_seconds)
+        return _Work(self._comm, self._comm.Issend, _segments(view), peer, tag, self._rest_seconds, self._most_seconds)
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start receiving."""
         views = [view] if peer in self._near else _segments(view)
-        return _Work(self._comm, self._comm.Irecv, views, peer, tag, self._rest_seconds)
+        return _Work(
+            self._comm, self._comm.Irecv, views, peer, self._first_tag + tag, self._rest_seconds, self._most_seconds
+        )
 
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run MPI's own collective."""
@@ -98,7 +138,7 @@ class MpiTransport:
             request = getattr(self._comm, f"I{name.lower()}")(*arguments)
         except MPI.Exception as error:
             raise _named(self._comm, error) from error
-        _wait(self._comm, request, seconds, self._rest_seconds)
+        _wait(self._comm, request, min(seconds, self._most_seconds), self._rest_seconds)
 
     def close(self) -> None:
         """Give the copy back to MPI; all ranks together, none of whose messages is under way. Once is enough."""
@@ -114,16 +154,43 @@ class MpiTransport:
                 self._left.append(self._comm.Isend([line, MPI.BYTE], peer, NOTE_TAG))
 
     def read_note(self, peer: int, seconds: float) -> str | None:
-        """Return the line that `peer` sent."""
-        line = np.zeros(_NOTE_NBYTES, np.uint8)
+        """Return the line that `peer` sent, in whatever lane.
+
+        It is probed for, and not awaited: memory that is given to a receive stays MPI's until a message comes.
+        """
+        line, deadline = np.zeros(_NOTE_NBYTES, np.uint8), monotonic() + seconds
         try:
-            self.irecv(line, peer, NOTE_TAG).wait(seconds)
-        except (TimeoutError, ConnectionError):
+            while (note := self._comm.Improbe(peer, NOTE_TAG)) is None:
+                if monotonic() > deadline:
+                    return None
+                sleep(_LOOK_SECONDS)
+            note.Recv([line, MPI.BYTE])
+        except MPI.Exception:  # the peer is dead
             return None
         return line.tobytes().decode(errors="replace").strip()
 
+    def finish_reading(self, peers: Collection[int], seconds: float) -> None:
+        """Do nothing: notes were sent to each rank, and none keeps them for others."""
+
     def hang_up(self) -> None:
         """Do nothing: only under ULFM could the others be told, and there they were, when it was known who died."""
+
+
+def _copied(given: Any, seconds: float, is_vain: Callable[[], bool]) -> tuple[Any, frozenset[int], int]:
+    """Return a copy of a communicator, the ranks of this host, and how many lanes all ranks can have.
+
+    MPI has no calls for it that can be given up; where only one thread may call MPI, this one waits for ever.
+    """
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        return _copy(given)
+    silence = f"no communicator of MPI within {seconds:g} s: all ranks make it together"
+    return within(seconds, partial(_copy, given), silence, is_vain)
+
+
+def _copy(given: Any) -> tuple[Any, frozenset[int], int]:
+    comm = given.Dup()
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return comm, _ranks_of_this_host(comm), comm.allreduce(_lanes(), MPI.MIN)
 
 
 def _ranks_of_this_host(comm: Any) -> frozenset[int]:
@@ -133,6 +200,12 @@ def _ranks_of_this_host(comm: Any) -> frozenset[int]:
     return ranks
 
 
+def _lanes() -> int:
+    """Return how many threads may send at a time, each with tags of its own."""
+    largest = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or NOTE_TAG
+    return int(largest + 1) // LANE_TAGS if MPI.Query_thread() >= MPI.THREAD_MULTIPLE else 1
+
+
 def _segments(view: Bytes) -> list[Bytes]:
     return [view[start : start + SEGMENT_NBYTES] for start in range(0, view.size, SEGMENT_NBYTES)]
 
@@ -140,12 +213,19 @@ def _segments(view: Bytes) -> list[Bytes]:
 class _Work:
     """The requests of one message, whose failures have the names that `Work` promises."""
 
-    __slots__ = ("_comm", "_requests", "_rest_seconds")
+    __slots__ = ("_comm", "_most_seconds", "_requests", "_rest_seconds")
 
     def __init__(
-        self, comm: Any, start: Callable[..., Any], views: list[Bytes], peer: int, tag: int, rest_seconds: float
+        self,
+        comm: Any,
+        start: Callable[..., Any],
+        views: list[Bytes],
+        peer: int,
+        tag: int,
+        rest_seconds: float,
+        most_seconds: float,
     ) -> None:
-        self._comm, self._rest_seconds = comm, rest_seconds
+        self._comm, self._rest_seconds, self._most_seconds = comm, rest_seconds, most_seconds
         try:
             self._requests = [start([view, MPI.BYTE], peer, tag) for view in views]
         except MPI.Exception as error:
@@ -153,7 +233,7 @@ class _Work:
 
     def wait(self, seconds: float) -> None:
         for request in self._requests:
-            _wait(self._comm, request, seconds, self._rest_seconds)
+            _wait(self._comm, request, min(seconds, self._most_seconds), self._rest_seconds)
 
 
 def _wait(comm: Any, request: Any, seconds: float, rest_seconds: float) -> None:
@@ -170,23 +250,38 @@ def _wait(comm: Any, request: Any, seconds: float, rest_seconds: float) -> None:
                 sleep(rest_seconds) if resting else os.sched_yield()
     except MPI.Exception as error:
         raise _named(comm, error) from error
+    end_in_time()
     raise TimeoutError(f"nothing for {seconds:g} s")
 
 
-def _named(comm: Any, error: Any) -> ConnectionError:
+def _named(comm: Any, error: Any, revokes: bool = True) -> ConnectionError:
     """Return the error with the ranks that died, where MPI knows them (`mpirun --with-ft ulfm`), and tell the others.
 
-    MPI lists the dead in the order in which this process heard of them.
+    MPI lists the dead in the order in which this process heard of them. Without `revokes` the communicator is the
+    user's, and stays as it is. Ranks that left a note had given up before they left: then the communicator stays too,
+    so that notes can be read, which say with whom it began.
     """
+    end_in_time()
     kind = error.Get_error_class()
-    if kind not in (_FAILED, _REVOKED):
+    if kind not in (_FAILED, _REVOKED) and (_FAILED is None or not _dead(comm)):  # some calls name a death otherwise
         return ConnectionError(str(error))
-    comm.Revoke()
+    if revokes and kind == _FAILED and (gone := _dead(comm)) and all(_left_note(comm, rank) for rank in gone):
+        return ConnectionError(f"rank {gone[0]} gave up and left")
+    if revokes:
+        comm.Revoke()
     deadline = monotonic() + _NEWS_SECONDS
     while not (ranks := _dead(comm)) and monotonic() < deadline:
         MPI.COMM_SELF.Iprobe()  # lets MPI hear of it: the revocation may have come first
         sleep(1e-3)
     return DeathError(ranks) if ranks else ConnectionError("another rank gave up because one died")
+
+
+def _left_note(comm: Any, rank: int) -> bool:
+    """Say whether a note of a rank has arrived."""
+    try:
+        return bool(comm.Iprobe(rank, NOTE_TAG))
+    except MPI.Exception:  # there is none, and none will come
+        return False
 
 
 def _dead(comm: Any) -> list[int]:

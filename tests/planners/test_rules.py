@@ -3,8 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cost.ways import Way
+from penstock.errors import PlanError
 from penstock.network import LinearCost
-from penstock.planners.fixed import FIRST_NBYTES, NEXT_NBYTES, plan_threshold
+from penstock.planners import find_planner
+from penstock.planners.rules import FIRST_NBYTES, NEXT_NBYTES, plan_threshold
 from planners.instances import make_trace
 
 WAYS = [Way("ring", (LinearCost(1.0, 1.0),))]
@@ -29,3 +31,9 @@ def test_buckets_are_those_of_torch(numels):
     assigned, _ = distributed._compute_bucket_assignment_by_size(tensors, [FIRST_NBYTES, NEXT_NBYTES])
     ours = plan_threshold(make_trace([1] * len(numels), numels), WAYS)
     assert [[int(name[1:]) for name in bucket.tensors] for bucket in ours] == [list(bucket) for bucket in assigned]
+
+
+def test_a_planner_with_a_name_of_thousands_of_letters_is_one_short_line():
+    with pytest.raises(PlanError) as raised:
+        find_planner("e" + "(" * 5000)
+    assert len(str(raised.value)) < 400

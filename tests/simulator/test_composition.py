@@ -1,0 +1,225 @@
+"""What an iteration takes in lanes, against hand-drawn timelines and what its parts take one after the other."""
+
+from dataclasses import replace
+from itertools import pairwise, product
+from random import Random
+
+import pytest
+
+from penstock.cost.ways import Way, way_for
+from penstock.curves import CodecCurves, Curve
+from penstock.network import LinearCost, Network
+from penstock.plan import Plan, Route, cut_into_buckets
+from penstock.planners import PLANNERS
+from penstock.program import DATA, Collective, Slice
+from penstock.program.builder import ProgramBuilder
+from penstock.program.composition import compose
+from penstock.simulator.composition import Clock, plan_in_lanes, simulate_composition, simulate_plan
+from penstock.simulator.fitted import fitted_cost
+from penstock.simulator.iteration import predict, simulate_iteration
+from penstock.simulator.program import CodecCost
+from penstock.timeline import COMMUNICATION, COMPUTATION
+from penstock.trace import Tensor, Trace
+
+UNIT = Network(2, 0.0, 1.0, 0.0)  # a second for every byte
+CURVES = CodecCurves(1 / 32, Curve(1e-9, 1e-5), Curve(5e-10, 1e-5))
+NETWORK = Network(
+    4,
+    5e-5,
+    8e-9,
+    1e-10,
+    {"native": LinearCost(1e-3, 1.2e-8), "ring+onebit": LinearCost(4e-3, 2e-9)},
+    codecs={"onebit": CURVES},
+)
+
+
+def one_way() -> ProgramBuilder:
+    """Rank 0 encodes and sends one position, rank 1 decodes it: encode 1 s, send 2 s, decode 1 s by CLOCK."""
+    made = ProgramBuilder("one way", Collective.BROADCAST, 2, 1)
+    made.scratch("sent", 1, encoded=True)
+    made.encode(0, Slice("sent", 0, 1), Slice(DATA, 0, 1))
+    made.message(0, 1, Slice("sent", 0, 1), Slice("sent", 0, 1))
+    made.decode(1, Slice(DATA, 0, 1), Slice("sent", 0, 1))
+    return made
+
+
+CLOCK = Clock(4.0, CodecCost(0.5, lambda op, nbytes: 1.0))
+
+
+def spans(lanes: int, ready: tuple[float, ...]) -> list[tuple[str, str, int, float, float]]:
+    composition = compose([one_way().build()] * len(ready), lanes)
+    timeline = simulate_composition(composition, UNIT, ready, [CLOCK] * len(ready), "abc")
+    return [(each.name, each.lane, each.rank, each.start_seconds, each.end_seconds) for each in timeline.spans]
+
+
+def test_one_lane_takes_one_bucket_after_the_other_on_each_rank() -> None:
+    assert spans(1, (0.0, 0.0)) == [
+        ("a", COMPUTATION, 0, 0.0, 1.0),
+        ("a", COMMUNICATION, 0, 1.0, 3.0),
+        ("a", COMPUTATION, 1, 3.0, 4.0),
+        ("b", COMPUTATION, 0, 3.0, 4.0),  # rank 0 is done with a when that is sent
+        ("b", COMMUNICATION, 0, 4.0, 6.0),
+        ("b", COMPUTATION, 1, 6.0, 7.0),
+    ]
+
+
+def test_in_two_lanes_a_bucket_is_encoded_while_another_is_sent() -> None:
+    assert spans(2, (0.0, 0.0)) == [
+        ("a", COMPUTATION, 0, 0.0, 1.0),
+        ("a", COMMUNICATION, 0, 1.0, 3.0),
+        ("a", COMPUTATION, 1, 3.0, 4.0),
+        ("b", COMPUTATION, 0, 1.0, 2.0),  # one processor: after a's
+        ("b", COMMUNICATION, 0, 3.0, 5.0),  # one NIC: after a's
+        ("b", COMPUTATION, 1, 5.0, 6.0),
+    ]
+
+
+def test_a_bucket_waits_for_its_gradients_and_for_its_lane() -> None:
+    starts = {
+        name: start for name, lane, rank, start, _ in spans(2, (0.0, 5.0, 1.5)) if (lane, rank) == (COMPUTATION, 0)
+    }
+    assert starts == {"a": 0.0, "b": 5.0, "c": 3.0}
+
+
+def random_case(seed: int) -> tuple[Trace, Plan]:
+    random = Random(seed)
+    tensors = tuple(Tensor(f"t{i}", random.randrange(1000, 400_000), random.uniform(0, 2e-3)) for i in range(8))
+    trace = Trace("toy", "paper", 1, "float32", 1e-3, tensors)
+    ends = [*sorted(random.sample(range(1, 8), 3)), 8]
+    routes = [random.choice([Route("ring"), Route("ring", "onebit"), Route("native")]) for _ in ends]
+    return trace, Plan("toy", 4, "any", cut_into_buckets(trace, [end - 1 for end in ends], routes))
+
+
+WAYS = [
+    way_for(NETWORK, route, None, fitted_cost) for route in (Route("ring"), Route("ring", "onebit"), Route("native"))
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_one_lane_an_iteration_takes_what_its_ways_say(seed: int) -> None:
+    trace, plan = random_case(seed)
+    wanted = simulate_iteration(trace, plan.buckets, WAYS)
+    assert simulate_plan(plan, trace, WAYS, NETWORK, 1).iteration_seconds == pytest.approx(wanted.iteration_seconds)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_lanes_an_iteration_is_no_longer_than_that_and_not_shorter_than_its_longest_bucket(seed: int) -> None:
+    trace, plan = random_case(seed)
+    one, four = (simulate_plan(plan, trace, WAYS, NETWORK, lanes) for lanes in (1, 4))
+    by_route = {way.route: way for way in WAYS}
+    ready = dict(zip((each.name for each in trace.tensors), trace.ready_seconds, strict=True))
+    longest = max(
+        ready[bucket.tensors[-1]] + by_route[bucket.route].seconds(bucket.nbytes, len(bucket.tensors))
+        for bucket in plan.buckets
+    )
+    assert longest * (1 - 1e-9) <= four.iteration_seconds <= one.iteration_seconds * (1 + 1e-9)
+
+
+def test_a_bucket_alone_takes_what_its_way_says_however_many_lanes() -> None:
+    trace, plan = random_case(0)
+    way = Way("ring", (LinearCost(0.02, 0.0),))
+    whole = replace(plan, buckets=cut_into_buckets(trace, [7], [Route("ring")]))
+    found = simulate_plan(whole, trace, [way], NETWORK, 4)
+    assert found.iteration_seconds == pytest.approx(trace.compute_seconds + 0.02)
+    assert {span.lane for span in found.spans} == {"compute", "network", COMPUTATION, COMMUNICATION}
+    (bucket,) = found.lane("network")
+    assert bucket.start_seconds == pytest.approx(trace.compute_seconds)
+
+
+def test_instructions_of_the_engine_itself_occupy_the_wire() -> None:
+    trace, plan = random_case(1)
+    natives = replace(plan, buckets=tuple(replace(b, strategy="native", codec=None) for b in plan.buckets))
+    found = simulate_plan(natives, trace, WAYS, NETWORK, 4)
+    sent = found.lane(COMMUNICATION)
+    assert len(sent) == len(plan.buckets)
+    assert all(one.end_seconds <= other.start_seconds + 1e-12 for one, other in pairwise(sent))
+
+
+def small_case(seed: int) -> tuple[Trace, list[Way]]:
+    """Six tensors, and a way by which startups cost about as much as bytes."""
+    random = Random(seed)
+    tensors = tuple(Tensor(f"t{i}", random.randrange(20_000, 400_000), random.uniform(0, 1e-3)) for i in range(6))
+    route = random.choice([Route("ring"), Route("ring", "onebit")])
+    return Trace("toy", "paper", 1, "float32", 1e-3, tensors), [replace(WAYS[0 if route.codec is None else 1])]
+
+
+def best_of_all(trace: Trace, ways: list[Way]) -> float:
+    """Time every partition of the tensors into buckets, by definition."""
+    found = []
+    for cuts in product((False, True), repeat=5):
+        ends = [index for index, cut in enumerate((*cuts, True)) if cut]
+        buckets = cut_into_buckets(trace, ends, [ways[0].route] * len(ends))
+        found.append(simulate_plan(Plan("toy", 4, "any", buckets), trace, ways, NETWORK, 4).iteration_seconds)
+    return min(found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plan_for_lanes_is_close_to_the_best_of_all_partitions_and_no_worse_than_before(seed: int) -> None:
+    trace, ways = small_case(seed)
+    plain = predict(trace, PLANNERS["exact"], ways, 4)
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=0.0)
+    before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
+    assert found.iteration_seconds <= before * (1 + 1e-9)
+    assert found.iteration_seconds <= 1.08 * best_of_all(trace, ways)
+
+
+@pytest.mark.parametrize("planner", ["exact", "joint", "wfbp"])
+def test_long_messages_are_cut_where_one_is_encoded_while_another_travels(planner: str) -> None:
+    """In one lane the fewest messages are best: sending takes longer than the backward pass, however it is cut."""
+    tensors = tuple(Tensor(f"t{i}", 1_000_000, 1e-4) for i in range(16))
+    trace = Trace("toy", "paper", 1, "float32", 1e-3, tensors)
+    ways = [replace(WAYS[1], stages=(LinearCost(5e-4, 2e-9),))]
+    plain = predict(trace, PLANNERS[planner], ways, 4)
+    even = Plan("toy", 4, "any", cut_into_buckets(trace, range(1, 16, 2), [WAYS[1].route] * 8))
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, bulk=True)
+    assert found.iteration_seconds <= simulate_plan(even, trace, ways, NETWORK, 4).iteration_seconds / 0.95
+    slowed = plan_in_lanes(plain, trace, ways, NETWORK, 4, slowdown=2.0, bulk=True)
+    assert len(slowed.messages) < len(found.messages)
+
+
+@pytest.mark.parametrize("planner", ["wfbp", "threshold", "naive"])
+@pytest.mark.parametrize("seed", range(4))
+def test_bulks_of_a_plan_take_no_longer_and_are_messages_to_the_simulator(seed: int, planner: str) -> None:
+    trace, ways = small_case(seed)
+    plain = predict(trace, PLANNERS[planner], ways, 4)
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=0.0, bulk=True)
+    before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
+    assert found.buckets == plain.buckets
+    assert found.iteration_seconds <= before * (1 + 1e-9)
+    merged = simulate_plan(Plan("toy", 4, "any", found.messages, plain.overlap), trace, ways, NETWORK, 4)
+    assert found.timeline == merged
+    assert plan_in_lanes(plain, trace, ways, NETWORK, 4).bulks == ()
+
+
+def test_the_engines_own_messages_travel_in_bulks_too() -> None:
+    trace, _ = small_case(0)
+    plain = predict(trace, PLANNERS["wfbp"], WAYS[2:], 4)
+    found = plan_in_lanes(plain, trace, WAYS[2:], NETWORK, 4, bulk=True)
+    assert len(found.messages) < len(found.buckets)
+    assert found.iteration_seconds < plain.iteration_seconds
+
+
+def test_a_finer_plan_must_save_clearly_and_the_engines_own_stays_as_it_is() -> None:
+    trace, ways = small_case(0)
+    plain = predict(trace, PLANNERS["exact"], ways, 4)
+    assert plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=1.0).buckets == plain.buckets
+    native = predict(trace, PLANNERS["exact"], WAYS[2:], 4)
+    assert plan_in_lanes(native, trace, WAYS[2:], NETWORK, 4) is native
+
+
+def test_in_halves_the_second_half_of_the_last_bucket_comes_first_once_all_are_ready() -> None:
+    """One position a bucket, two ranks: rank 1 sends its part to 0, which adds it up, and gets the sum back; 2 s each.
+
+    lane 0   |a a|b b|  |b b|a a|
+             0   2   4  5   7   9      b is ready at 2, and c, with nothing to send, at 5
+    """
+    made = ProgramBuilder("there and back", Collective.ALL_REDUCE, 2, 1)
+    made.scratch("other", 1)
+    made.message(1, 0, Slice(DATA, 0, 1), Slice("other", 0, 1))
+    made.merge(0, Slice(DATA, 0, 1), Slice("other", 0, 1))
+    made.message(0, 1, Slice(DATA, 0, 1), Slice(DATA, 0, 1))
+    nothing = ProgramBuilder("nothing", Collective.ALL_REDUCE, 2, 0)
+    composition = compose([made.build()] * 2 + [nothing.build()], 1, [(2, 1), (2, 1), (0, 0)])
+    timeline = simulate_composition(composition, UNIT, (0.0, 2.0, 5.0), [Clock(2.0)] * 3, "abc")
+    found = [(each.name, each.rank, each.start_seconds, each.end_seconds) for each in timeline.spans]
+    assert found == [("a", 1, 0.0, 2.0), ("b", 1, 2.0, 4.0), ("b", 0, 5.0, 7.0), ("a", 0, 7.0, 9.0)]
