@@ -127,6 +127,29 @@ def test_graddrop_sends_everything_above_its_threshold():
     assert np.abs(values[decoded == 0]).max() <= np.abs(values[sent]).min()
 
 
+@pytest.mark.parametrize("numel", [1, 2, 3, 1000, 1001])
+@pytest.mark.parametrize("density", [0.001, 1.0])
+def test_graddrop_never_sends_more_than_dense_where_all_are_equal(numel, density):
+    payload, decoded = round_trip("graddrop", np.full(numel, 0.5, np.float32), density=density)
+    assert payload.size - 4 <= max(4 * numel, 8)  # 4: the count; one value has to be sent at least
+    assert np.count_nonzero(decoded) == max(numel // 2, 1)
+    assert set(decoded[decoded != 0]) == {0.5}
+
+
+@pytest.mark.parametrize("bitwidth", [2, 4, 8])
+@pytest.mark.parametrize("reach", [3, 100, 300, 1000, 100_000])
+def test_terngrad_rounds_denormals_to_a_neighbouring_level(bitwidth, reach):
+    """`gap` has few bits there: rounded down, 255 of them ended below the largest value, or were all zero."""
+    smallest = np.float32(2.0**-149)
+    values = np.random.default_rng(0).integers(-reach, reach + 1, 1000).astype(np.float32) * smallest
+    payload, decoded = round_trip("terngrad", values, bitwidth=bitwidth)
+    gap = 2 * float(payload[6:10].view(np.float32)[0])
+    assert gap * ((1 << bitwidth) - 1) >= float(values.max()) - float(values.min()) - 2 * smallest  # halved: 1 ulp each
+    assert np.abs(decoded.astype(np.float64) - values).max() <= gap + 2 * smallest
+    means = np.mean([round_trip("terngrad", values, seed, bitwidth=bitwidth)[1] for seed in range(200)], axis=0)
+    assert abs((means - values).mean()) <= 0.02 * gap + smallest
+
+
 def test_adacomp_sends_the_largest_of_every_bin_as_one_magnitude():
     values = gradient(5000)
     _, decoded = round_trip("adacomp", values, bin=500)

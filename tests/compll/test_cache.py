@@ -64,6 +64,11 @@ def times(factor):
     return Operator("twice", 1, 0, numpy=lambda values: values * np.float32(factor), numba=body, triton=body)
 
 
+def test_a_process_loads_a_kernel_once_however_many_codecs_use_it(tmp_path):
+    first, second = (NumbaKernels(load_program(TERNGRAD, {}, tmp_path), cache_dir=tmp_path) for _ in range(2))
+    assert first.kernel("encode") is second.kernel("encode")
+
+
 def test_a_registered_operator_with_another_body_gives_another_kernel(tmp_path, monkeypatch):
     path = tmp_path / "mine.cll"
     path.write_text(TWICE)

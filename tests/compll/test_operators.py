@@ -1,15 +1,24 @@
 """New functions and operators are registered from Python: their meaning and their lowerings."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from penstock.codecs.registry import codec_names, fingerprint
 from penstock.compll.backends.numba.backend import NumbaKernels
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.frontend.source import compile_source
 from penstock.compll.functions import FUNCTIONS, Function
-from penstock.compll.operators import OPERATORS, Operator
+from penstock.compll.operators import OPERATORS, Operator, register
 from penstock.compll.types import FLOAT
-from penstock.errors import CompileError
+from penstock.errors import CodecError, CompileError
+from penstock.exchange.compression import Compression
+from penstock.exchange.exchange import Exchange
+from penstock.reproduce.hipress import OTHER_OPERATORS, lines_of, operators_of
+from penstock.runtime.communicator import Communicator
+from runtime.threads import run_ranks
 
 CUBE = Function(
     "cube",
@@ -85,3 +94,56 @@ def test_sort_takes_an_order_or_a_key(order, wanted):
     values = np.array([2, -3, 0, -1], np.float32)
     for kernels in (ReferenceKernels(program), NumbaKernels(program)):
         assert kernels.encode(values, {}).view(np.float32).tolist() == wanted
+
+
+@pytest.fixture
+def registered():
+    """Register for one test."""
+    before = dict(FUNCTIONS), dict(OPERATORS)
+    register(CUBE, REVERSE)
+    yield
+    for table, known in zip((FUNCTIONS, OPERATORS), before, strict=True):
+        for name in table.keys() - known.keys():
+            del table[name]
+
+
+def test_a_registered_operator_reaches_training(registered, tmp_path):
+    """Gradients are averaged by a codec that calls it, over ranks, and the codec is part of what they compare."""
+    path = tmp_path / "mirrored.cll"
+    path.write_text(SOURCE.replace("return cube(x);", "return cube(x) * 0 + x;"))
+
+    def rank(transport):
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), Compression(str(path)))
+        values = np.arange(6, dtype=np.float32) * (1 + transport.rank)
+        exchange.begin()
+        exchange.wait(exchange.start(exchange.bucket(["a"], [6]), values))
+        exchange.close()
+        return values
+
+    for found in run_ranks(2, rank):
+        np.testing.assert_array_equal(found, 1.5 * np.arange(6, dtype=np.float32))
+    kept = fingerprint(str(path))
+    OPERATORS["reverse"] = replace(REVERSE, numba=REVERSE.numba.replace("[::-1]", "[0::]"))
+    assert fingerprint(str(path)) != kept
+
+
+def test_registering_again_is_nothing_and_another_text_under_a_name_is_refused(registered):
+    register(CUBE, REVERSE)
+    with pytest.raises(CodecError, match="'reverse' is registered with another text; wanted another name"):
+        register(replace(REVERSE, triton="def reverse(v):\n    return v\n"))
+    with pytest.raises(CodecError, match="'abs' is registered with another text"):
+        register(replace(CUBE, name="abs"))
+    with pytest.raises(CodecError, match="wanted a name such as reverse"):
+        register(replace(CUBE, name="two words"))
+
+
+def test_the_page_of_the_language_counts_operators_and_lines_as_they_are():
+    text = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
+    for name in codec_names():
+        common, beyond = operators_of(name)
+        logic, functions = lines_of(name)
+        row = f"| {name} | {', '.join(common)} | {', '.join(beyond) or '-'} | {logic} | {functions} |"
+        assert row in text
+    assert set(OTHER_OPERATORS) | {"sort", "sort_by", "nth", "running"} == set(
+        OPERATORS
+    )  # `sort_by`, ...: forms of sort, scan

@@ -16,10 +16,11 @@ import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,7 +36,7 @@ from penstock.codecs.header import (
     pack_header,
     parse_header,
 )
-from penstock.errors import CodecError, NonFiniteError
+from penstock.errors import CodecError, NonFiniteError, shorten
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -58,6 +59,7 @@ class Capabilities:
     half_precision: bool = False  # encodes and decodes float16 and bfloat16 (as uint16), not only float32
     scaled_add: bool = False  # `decode_add` takes a factor
     device_form: bool = False  # has kernels for a GPU: `on_device`
+    sums_factors: bool = False  # makes no payloads: ranks sum thin matrices, dense (`low_rank.py`)
     defers_nonfinite_check: bool = False  # on a GPU, values that are not finite may be noted one call later
 
 
@@ -107,6 +109,15 @@ class Codec(ABC):
     def on_device(self, device: Any) -> Any:
         """Return the codec's form on a device (`payload_block.DeviceForm`), None where it has none."""
         return None
+
+    def for_bucket(self, number: int) -> Self:
+        """Return the codec for one of several buckets that are under way together, in which it has that number.
+
+        What it notes and draws does not depend on which of them comes first.
+        """
+        found = copy(self)
+        object.__setattr__(found, "_why", "")
+        return found
 
     def begin(self, iteration: int) -> None:  # noqa: B027  # a codec that draws nothing does nothing
         """Draw what this iteration always draws, so that a resumed run rounds as an unbroken one would."""
@@ -293,7 +304,13 @@ class PythonCodec(HeaderCodec):
         if header.flags & NOT_FINITE:
             return np.full(numel, np.nan, np.float32)
         values = np.empty(numel, np.float32)
-        self.decode_body(payload[header.nbytes : header.nbytes + header.body_nbytes], values)
+        try:
+            self.decode_body(payload[header.nbytes : header.nbytes + header.body_nbytes], values)
+        except (ValueError, IndexError, OverflowError, ZeroDivisionError) as error:  # as numpy has it for such bodies
+            raise CodecError(
+                f"{self.name}: decode_body takes no body of {header.body_nbytes} bytes for {numel} elements "
+                f"({shorten(error)}): the payload is damaged, or decode_body is wrong"
+            ) from error
         return values
 
     def _write_header(self, payload: Bytes, numel: int, nbytes: int, flags: int = 0) -> None:

@@ -10,7 +10,11 @@ it is needed: a checkpoint, another set of buckets, a test. The arithmetic is th
 codecs whose decode is element-wise put it off; for the others subtracting costs next to nothing.)
 """
 
+from bisect import bisect, bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +77,7 @@ class PutOff:
     memory: NDArray[np.float32]
     generation: int = 0
     _pieces: dict[tuple[int, int], Residual] = field(default_factory=dict, repr=False)
+    _room: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
 
     def begin(self) -> None:
         """Settle and forget all pieces."""
@@ -93,6 +98,46 @@ class PutOff:
         for piece in self._pieces.values():
             piece.values()
         return self.memory
+
+    def copy_to(self, rooms: Sequence[NDArray[np.float32]]) -> None:
+        """Write `values()` into rooms, one after the other; here, what is put off stays so.
+
+        So sums of the next encode keep their order. Pieces that lie in one room are settled there.
+        """
+        ends = list(accumulate(map(len, rooms), initial=0))
+        for start, stop, piece in self._stretches():
+            values, pending = self.memory[start:stop], None if piece is None else piece.pending
+            first, last = bisect(ends, start) - 1, bisect_left(ends, stop)
+            if piece is not None and pending is not None and last - first > 1:
+                values, pending = self._settled(piece), None
+            for room, low in zip(rooms[first:last], ends[first:last], strict=True):
+                here = room[max(start - low, 0) : stop - low]
+                offset = max(low - start, 0)
+                np.copyto(here, values[offset : offset + len(here)])
+            if piece is not None and pending is not None:
+                assert piece.codec is not None
+                piece.codec.subtract(pending, here)
+
+    def _stretches(self) -> Iterator[tuple[int, int, Residual | None]]:
+        """Yield pieces in order, and what lies between them."""
+        at = 0
+        for (start, stop), piece in sorted(self._pieces.items(), key=itemgetter(0)):
+            if at < start:
+                yield at, start, None
+            yield start, stop, piece
+            at = stop
+        if at < len(self.memory):
+            yield at, len(self.memory), None
+
+    def _settled(self, piece: Residual) -> NDArray[np.float32]:
+        """Return the values of a piece elsewhere, in memory that the next piece takes too."""
+        assert piece.codec is not None
+        if len(self._room) < len(piece.memory):
+            self._room = np.empty(len(piece.memory), np.float32)
+        room = self._room[: len(piece.memory)]
+        np.copyto(room, piece.memory)
+        piece.codec.subtract(piece.pending, room)
+        return room
 
     def forget(self) -> None:
         """Take the memory as it is: all of it has just been written."""

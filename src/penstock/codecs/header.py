@@ -106,7 +106,8 @@ def _parse(payload: bytes, max_numel: int, received: int) -> Header:
         raise CodecError(f"payload has header version {version}; wanted {VERSION}: use the same penstock on all ranks")
     _check_rest(payload, count, flags, numel <= max_numel, numel, received)
     parameters = struct.unpack_from(f"<{count}d", payload, _FIXED.size)
-    return Header(name.rstrip(b"\0").decode("ascii", "replace"), parameters, numel, body_nbytes, flags)
+    text = name.rstrip(b"\0").decode("ascii", "backslashreplace")  # errors show it
+    return Header(text if text.isprintable() else repr(text), parameters, numel, body_nbytes, flags)
 
 
 def _check_rest(payload: bytes, count: int, flags: int, possible: bool, numel: int, received: int) -> None:

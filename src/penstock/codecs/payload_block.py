@@ -56,8 +56,8 @@ class DeviceForm(Protocol):
     def queues(self) -> bool:
         """Whether it is a `QueuedForm` too."""
 
-    def begin(self, count: int) -> None:
-        """Begin with a bucket of `count` pieces: draw what its encodes start their random numbers from."""
+    def begin(self, count: int) -> int:
+        """Begin with a bucket of `count` pieces: draw and return what its encodes start their random numbers from."""
 
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> Task:
         """Return what encodes the pieces of a block."""
@@ -82,8 +82,8 @@ class QueuedForm(Protocol):
     `payloads` is memory there; byte `places[i]` is the first of piece i's payload.
     """
 
-    def begin(self, count: int) -> None:
-        """Begin with a bucket of `count` pieces."""
+    def begin(self, count: int) -> int:
+        """Begin with a bucket of `count` pieces; return what its encoders start their random numbers from."""
 
     def queued_encoder(
         self,
@@ -93,8 +93,11 @@ class QueuedForm(Protocol):
         pieces: Sequence[Piece],
         places: Sequence[int],
         ordinals: Sequence[int],
-    ) -> Callable[[], None]:
-        """Return what queues the encode of all pieces; a payload of what is not finite says so."""
+    ) -> Callable[[int], None]:
+        """Return what queues the encode of all pieces, given what `begin` returned.
+
+        A payload of what is not finite says so.
+        """
 
     def queued_decoder(
         self,

@@ -1,4 +1,4 @@
-"""Codecs by name: algorithms that penstock ships, `.cll` files, sparse codecs, and objects of the user's."""
+"""Codecs by name: algorithms that we ship, `.cll` files, sparse and low-rank codecs, and objects of the user's."""
 
 import os
 import re
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.codec import NOTE, Codec
 from penstock.codecs.header import MAX_PARAMETERS, ON_NONFINITE
+from penstock.codecs.low_rank import NAME as LOW_RANK
+from penstock.codecs.low_rank import LowRank
 from penstock.codecs.spec import parse_spec
-from penstock.errors import CodecError
+from penstock.errors import CodecError, did_you_mean
 
 if TYPE_CHECKING:  # imported with their compiler when a codec is made: dense training does without
     from penstock.codecs.dense.dense_codec import DenseCodec
@@ -28,7 +30,7 @@ def codec_name(codec: str | Codec) -> str:
         return codec
     if not re.fullmatch(r"[A-Za-z][\w.-]*(\([^()+/]*\))?", codec.name, re.ASCII):
         raise CodecError(f"a codec called {codec.name!r}; wanted letters, as in a plan: mine, or mine(bits=4)")
-    if parse_spec(codec.name)[0] in (*codec_names(), *SPARSE_CODECS):
+    if parse_spec(codec.name)[0] in (*codec_names(), *SPARSE_CODECS, LOW_RANK):
         raise CodecError(f"codec {codec.name!r} of {type(codec).__qualname__} is called as one of ours; rename it")
     _OBJECTS[codec.name] = codec
     return codec.name
@@ -37,6 +39,11 @@ def codec_name(codec: str | Codec) -> str:
 def is_object(spec: str) -> bool:
     """Say whether a name stands for an object that `codec_name` was given."""
     return spec in _OBJECTS
+
+
+def is_low_rank(spec: str | None) -> bool:
+    """Say whether a name stands for a codec whose factors are summed as they are, by dense strategies."""
+    return spec is not None and parse_spec(spec)[0] == LOW_RANK
 
 
 def codec_names() -> list[str]:
@@ -59,7 +66,7 @@ def fingerprint(spec: str) -> str:
     if spec in _OBJECTS:
         return _OBJECTS[spec].fingerprint
     name, parameters = parse_spec(spec)
-    return "" if name in SPARSE_CODECS else _compile(name, parameters).fingerprint
+    return "" if name in (*SPARSE_CODECS, LOW_RANK) else _compile(name, parameters).fingerprint
 
 
 def codec_digest(spec: str) -> str:
@@ -67,7 +74,7 @@ def codec_digest(spec: str) -> str:
     if spec in _OBJECTS:
         return f"{spec} {_OBJECTS[spec].fingerprint}"
     name, given = parse_spec(spec)
-    return spec if name in SPARSE_CODECS else f"{spec} {_compile(name, given).key}"
+    return spec if name in (*SPARSE_CODECS, LOW_RANK) else f"{spec} {_compile(name, given).key}"
 
 
 def make_codec(
@@ -98,7 +105,15 @@ def make_codec(
         if unknown:
             raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted density and value_bits")
         return SPARSE_CODECS[name](**{"density": _DENSITY, **given, **parameters, **policy})
+    if name == LOW_RANK:
+        return _low_rank(str(spec), given | parameters, on_nonfinite)
     return _dense(name, given | parameters, seed, policy)
+
+
+def _low_rank(spec: str, given: Mapping[str, float], on_nonfinite: str) -> Codec:
+    if unknown := sorted(given.keys() - {"rank", "rounds"}):
+        raise CodecError(f"codec {spec!r}: no parameter {unknown[0]!r}; wanted rank and rounds")
+    return LowRank(**given, on_nonfinite=on_nonfinite)
 
 
 def _dense(name: str, given: Mapping[str, float], seed: int, policy: Mapping[str, Any]) -> "DenseCodec":
@@ -153,7 +168,8 @@ def _compile(name: str, parameters: Mapping[str, float]) -> "Program":
             raise CodecError(f"no compressor at {name}; the shipped ones are {', '.join(codec_names())}")
         return load_program(path, parameters)
     if name not in codec_names():
-        raise CodecError(f"codec {name!r}; wanted one of {', '.join(codec_names())}, or a path to a .cll file")
+        near = did_you_mean(name, codec_names())
+        raise CodecError(f"codec {name!r}; wanted one of {', '.join(codec_names())}, or a path to a .cll file{near}")
     if parameters and (unknown := sorted(parameters.keys() - set(known := parameter_names(name)))):
         raise CodecError(f"codec {name!r}: no parameter {unknown[0]!r}; wanted {', '.join(known) or 'none'}")
     with resources.as_file(resources.files("penstock.compll") / "algorithms" / f"{name}.cll") as path:

@@ -16,6 +16,7 @@ from penstock.compll.functions import FUNCTIONS
 from penstock.compll.ir import Program, program_name
 from penstock.compll.operators import OPERATORS
 from penstock.compll.program_bytes import program_bytes, program_from_bytes
+from penstock.errors import CodecError
 from penstock.private_folder import FolderError, make_private
 
 
@@ -30,7 +31,7 @@ def default_cache() -> Path | None:
 def load_program(path: Path, params: Mapping[str, int | float], folder: Path | None = None) -> Program:
     """Return the IR of the compressor in a file, from the cache if it is there; see `compile_file`."""
     folder = folder or default_cache()
-    text = path.read_text()
+    text = read_source(path)
     registered = [each.text for each in FUNCTIONS.values()] + [each.text for each in OPERATORS.values()]
     key = "\n".join([str(path), text, repr(sorted(params.items())), *registered, _front_end()])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -41,6 +42,15 @@ def load_program(path: Path, params: Mapping[str, int | float], folder: Path | N
     except (OSError, ValueError):  # not there, cut short or damaged: compiling mends it
         pass
     return _compile_and_keep(path, params, kept, digest)
+
+
+def read_source(path: Path) -> str:
+    """Return the text of a compressor's file; raise `CodecError` where it cannot be read or is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = error.strerror if isinstance(error, OSError) else f"bytes that are no text ({error.reason})"
+        raise CodecError(f"{path}: found {found}; wanted a .cll file") from error
 
 
 def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path | None, digest: str) -> Program:
@@ -56,9 +66,13 @@ def _compile_and_keep(path: Path, params: Mapping[str, int | float], kept: Path 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that others see all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(data)
-    os.replace(file.name, path)
+    file = tempfile.NamedTemporaryFile("wb", dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
+    try:
+        with file:
+            file.write(data)
+        os.replace(file.name, path)
+    finally:
+        Path(file.name).unlink(missing_ok=True)  # half of it, where the disk is full
 
 
 def _front_end() -> str:

@@ -1,6 +1,6 @@
 """Element functions: what a compressor may call on scalars, each with its meaning and its two lowerings.
 
-A new one is registered by handing `compile_source` a larger table:
+A new one is registered with `operators.register`, or handed to `compile_source` in a larger table:
 
     cube = Function("cube", 1, FLOAT, numpy=lambda x: x * x * x,
                     numba="def cube(x):\\n    return x * x * x\\n", triton="def cube(x):\\n    return x * x * x\\n")

@@ -3,12 +3,14 @@
 `map`, `filter`, `reduce`, `random`, `concat` and `extract` are not here: they are the IR's own statements and fuse with
 their neighbours. An operator of this table is a step of its own that reads vectors from memory and makes a new one.
 
-A new one is registered by handing `compile_source` a larger table:
+A new one is registered, for all compressors of this process:
 
     reverse = Operator("reverse", 1, 0, numpy=lambda v: v[::-1].copy(),
                        numba="def reverse(v):\\n    return v[::-1].copy()\\n",
                        triton="def reverse(v):\\n    return v.flip(0)\\n")
-    compile_source(text, operators=OPERATORS | {"reverse": reverse})
+    register(reverse)
+
+or handed to `compile_source` in a larger table, for one: `operators=OPERATORS | {"reverse": reverse}`.
 
 `numpy` is the meaning: it takes the vectors, then the scalars, then, if `draws`, the seed and the stream, and returns
 an array of the result's storage type. `numba` is the source of one function of that name with the same arguments (the
@@ -24,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.compll import philox
-from penstock.compll.functions import Function
+from penstock.compll.functions import FUNCTIONS, Function
 from penstock.compll.ir import Program, called
 from penstock.compll.types import FLOAT, INT32, Scalar
 from penstock.errors import CodecError
@@ -195,3 +197,23 @@ _OPERATORS = (
     _operator("scatter", 2, 1, _scatter, takes=INT32, length="scalar", passes=0.0),
 )
 OPERATORS = {operator.name: operator for operator in _OPERATORS}
+
+
+def register(*added: Function | Operator) -> None:
+    """Let all compressors of this process call these functions and operators, in training too.
+
+    Every rank must do so before a codec is made that calls them: where the module is imported that every rank imports,
+    such as the file of `penstock train --task`. Ranks compare the texts of what a codec calls before data moves.
+    Registering the same text again does nothing; another one under a name that is taken is refused.
+    """
+    for one in added:
+        if not one.name.isidentifier():
+            raise CodecError(f"a function or operator called {one.name!r}; wanted a name such as reverse")
+        known = FUNCTIONS.get(one.name) or OPERATORS.get(one.name)
+        if known is not None and known.text != one.text:
+            raise CodecError(f"{one.name!r} is registered with another text; wanted another name")
+    for one in added:
+        if isinstance(one, Operator):
+            OPERATORS[one.name] = one
+        else:
+            FUNCTIONS[one.name] = one

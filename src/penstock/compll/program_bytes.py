@@ -39,13 +39,20 @@ def program_from_bytes(data: bytes) -> ir.Program:
     head, _, text = data.partition(b"\n")
     if head != b"%s %s" % (_FORMAT, hashlib.sha256(text).hexdigest().encode()):
         raise ValueError("not a whole file of a compiled program")
-    document = json.loads(text)
+    try:
+        program = _parse(json.loads(text))
+    except (TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError("a program with a digest of its own, and not as this version writes it") from error
+    if not isinstance(program, ir.Program):
+        raise ValueError(f"a {type(program).__name__} in the place of a program")
+    return program
+
+
+def _parse(document: Any) -> Any:
     nodes: list[ir.Expr] = []
     for node in document["nodes"]:
         nodes.append(ir.Expr(**{name: _read(value, nodes) for name, value in node.items()}))
-    program = _read(document["program"], nodes)
-    assert isinstance(program, ir.Program)
-    return program
+    return _read(document["program"], nodes)
 
 
 class _Writer:

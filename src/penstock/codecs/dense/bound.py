@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs.codec import Bound, DecodeFrom, EncodeInto, HeaderCodec, not_finite
+from penstock.codecs.elements import room
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import FLAGS_OFFSET, Header, pack_header
 
@@ -27,6 +28,7 @@ def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound |
     """Return an encode whose feedback is put off, where payloads have one size."""
     if not isinstance(residual, Residual) or not _has_one_size(codec, values) or codec.on_nonfinite == "skip":
         return None
+    room(out, codec.max_nbytes(values.size))
     usual = HeaderCodec.bind_encode(codec, values, residual, out)
     kernel = codec.kernels.bound("encode_later", codec.arguments)
     head, body = out[: codec.header_nbytes], out[codec.header_nbytes : codec.max_nbytes(values.size)]
@@ -75,6 +77,8 @@ def encode_into(codec: "DenseCodec", values: Any, residual: Any) -> EncodeInto |
     seed, taken_off, headers = np.uint32(codec.seed), np.float32(-1.0), dict[int, Any]()
 
     def encode_into(out: Any) -> int:
+        if out.size < stop:
+            room(out, stop)  # which says so
         call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
         nbytes = encode(*operands, out[start:stop], call, seed)
         if nbytes < 0:

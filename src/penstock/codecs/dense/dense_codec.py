@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from penstock.errors import CodecError, NonFiniteError
 PUT_OFF_RATIO = 0.3  # of the gradient's bytes: with more, copying the payload costs what putting off saves
 _JUDGED = 1 << 20  # elements
 _ENCODES_BITS = 16  # of the counter of encodes, that count within an iteration; the others count iterations
+_RANK_BITS = 16  # of a seed
 _FEEDBACK_NUMEL = 4096  # eight buckets of qsgd's; its noise does not depend on more
 _FEEDBACK_STEPS = 24  # enough for a growth of 3% a step to show
 
@@ -130,6 +131,12 @@ class DenseCodec(HeaderCodec):
             nbytes = probe.encode(left, None, out)
             probe.decode_add(out[:nbytes], left, -1.0)
         return float(np.linalg.norm(left)) <= before
+
+    def for_bucket(self, number: int) -> Self:
+        """Return the codec with random numbers of its own: `seed` has the rank below, and the bucket's number above."""
+        found = super().for_bucket(number)
+        found.seed = self.seed + (number << _RANK_BITS) & 0xFFFFFFFF
+        return found
 
     def begin(self, iteration: int) -> None:
         """Draw what this iteration always draws, so that a resumed run rounds as an unbroken one would."""

@@ -38,10 +38,11 @@ class WireForm:
         """Whether it is a `QueuedForm`: it needs no host, as payloads have one size."""
         return self.many is not None
 
-    def begin(self, count: int) -> None:
+    def begin(self, count: int) -> int:
         """Begin with a bucket of `count` pieces: its random numbers do not depend on the order of its messages."""
         if self.many is not None:
             self._first_seed[0] = self.codec.codec.next_seeds(count)
+        return self._first_seed[0]
 
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
         """Return what encodes the pieces of a block."""
@@ -65,14 +66,14 @@ class WireForm:
         pieces: Sequence[Piece],
         places: Sequence[int],
         ordinals: Sequence[int],
-    ) -> Work:
-        """Return what queues the encode of all pieces; a payload of what is not finite says so."""
+    ) -> Callable[[int], None]:
+        """Return what queues the encode of all pieces, given what `begin` returned."""
         assert self.many is not None
         batch = self._batch(pieces, [places], ordinals)
         encode, mark = self.many.encoder(batch, bucket, residual, payloads), self.many.marker(batch, payloads)
 
-        def start() -> None:
-            encode.start(self._first_seed[0])
+        def start(seed: int) -> None:
+            encode.start(seed)
             mark.start()
 
         return start

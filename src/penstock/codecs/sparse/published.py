@@ -12,7 +12,7 @@ the default: `SparseCodec` is.
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -48,6 +48,12 @@ class PublishedCodec(HeaderCodec):
     def header_nbytes(self) -> int:
         """Bytes of the header before every body."""
         return self.codec.header_nbytes
+
+    def for_bucket(self, number: int) -> Self:
+        """Return the codec with a memory of its own for what it sends."""
+        found = super().for_bucket(number)
+        found._sent = deque()
+        return found
 
     def max_nbytes(self, numel: int) -> int:
         """Return the bytes that a block of `numel` elements needs at most."""

@@ -37,8 +37,9 @@ class SparseForm:
         """No: blocks are merged on the host."""
         return False
 
-    def begin(self, count: int) -> None:
-        """Nothing: the largest entries are no matter of chance."""
+    def begin(self, count: int) -> int:
+        """Return 0: the largest entries are no matter of chance."""
+        return 0
 
     def encoder(self, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> "_Encoder":
         """Return what selects from the pieces of a block."""

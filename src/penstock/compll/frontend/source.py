@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.compll.cache import read_source
 from penstock.compll.frontend import syntax
 from penstock.compll.frontend.evaluate import Evaluator, Unit
 from penstock.compll.frontend.parameters import parameter_expr, specialise
@@ -47,7 +48,7 @@ MOST_LEVELS = 60  # of an expression: Python takes 200 parentheses inside each o
 
 def compile_file(path: Path, params: Parameters | None = None) -> Program:
     """Return the IR of the compressor in a file."""
-    return compile_source(path.read_text(), str(path), params)
+    return compile_source(read_source(path), str(path), params)
 
 
 def compile_source(

@@ -157,9 +157,18 @@ def compile_kernel(
 ) -> Callable[..., int]:
     """Return one kernel of a program; `folder` holds sources and machine code, without it nothing is kept on disk."""
     wanted = signature(program, kind)
-    if folder is None:
-        return _compile_here(_generate(program, kind, functions, operators), f"{program.name}_{kind}", kind, wanted)
-    path, source = _source(program, kind, functions, operators, folder)
+    if folder is not None:
+        with suppress(OSError):  # a full or read-only disk costs time, not correctness
+            return _kept_kernel(*_source(program, kind, functions, operators, folder), kind, wanted)
+    return _compile_here(_generate(program, kind, functions, operators), f"{program.name}_{kind}", kind, wanted)
+
+
+@cache
+def _kept_kernel(path: Path, source: str, kind: str, wanted: str) -> Callable[..., int]:
+    """Return a kernel whose machine code is kept beside its source, or will be.
+
+    A process loads each once: LLVM never gives back what it has loaded, and a codec is made anew with every plan.
+    """
     kernel = _dispatcher(_load_bare(path, source), kind)
     if not (_is_sealed(kernel, path) and _take_from_cache(kernel, wanted)):
         kernel = _dispatcher(_load(path, source), kind)
@@ -194,7 +203,7 @@ def _is_sealed(kernel: Any, path: Path) -> bool:
     try:
         if json.loads(path.with_suffix(".digests").read_text()) == _machine_code_digests(kernel, path):
             return True
-    except (OSError, ValueError):  # never sealed, or the list itself is damaged
+    except (OSError, ValueError, RecursionError):  # never sealed, or the list itself is damaged
         pass
     for file in _machine_code(kernel, path):
         file.unlink(missing_ok=True)
