@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.curves import CodecCurves, Curve
-from penstock.errors import NonFiniteError
+from penstock.errors import NonFiniteError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.planning.planning import Decision
@@ -26,12 +26,12 @@ from torch_training import _loss, _watch, plain, quick
 class Echo(nn.Module):
     """Two weights whose gradients are the inputs: what was applied can be counted to the bit."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, second: tuple[int, ...] = (20,)) -> None:
         super().__init__()
-        self.first, self.second = (nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (37, 20))
+        self.first, self.second = (nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((37,), second))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (torch.cat([self.first, self.second]) * x).sum()
+        return (torch.cat([self.first, self.second.flatten()]) * x).sum()
 
 
 def echo_inputs(rank: int, step: int) -> torch.Tensor:
@@ -47,7 +47,7 @@ def echo(rank: int, cases: dict[str, dict[str, Any]], steps: int = 8) -> dict[st
 
 def _echo(rank: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
     chosen = dict(options)
-    module = Echo(getattr(torch, chosen.pop("dtype", "float32")))
+    module = Echo(getattr(torch, chosen.pop("dtype", "float32")), chosen.pop("second", (20,)))
     wrapper = OurDDP(module, **quick() | chosen)
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0)
     for step in range(steps):
@@ -58,9 +58,9 @@ def _echo(rank: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
     owed = state["memories"]["residual"]
     traffic = wrapper.bytes_sent()
     return {
-        "applied": -torch.cat([module.first, module.second]).detach().float().numpy(),
+        "applied": -torch.cat([module.first, module.second.flatten()]).detach().float().numpy(),
         "owed": torch.cat(
-            [owed.get(name, torch.zeros(each.numel())) for name, each in module.named_parameters()]
+            [owed.get(name, torch.zeros(each.numel())).flatten() for name, each in module.named_parameters()]
         ).numpy(),
         "iterations": state["iterations"],
         "plan": wrapper.plan,
@@ -200,6 +200,26 @@ def echo_by_bare_hook(rank: int, codec: str, steps: int = 5) -> dict[str, Any]:
         "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
         "sent": sender.bytes_sent().sent_nbytes,
     }
+
+
+def static_graph_clipped(rank: int) -> tuple[list[float], str]:
+    """Clip by our hook in a static graph of two buckets, with frozen and ignored parameters; then without module=."""
+    module = nn.ParameterDict({name: nn.Parameter(torch.zeros(60)) for name in ("a", "b", "frozen")})
+    module["frozen"].requires_grad_(False)
+    outer = nn.ModuleDict({"used": module, "ignored": nn.ParameterDict({"c": nn.Parameter(torch.zeros(60))})})
+    TorchDDP._set_params_and_buffers_to_ignore_for_model(outer, ["ignored.c"])
+    outer.forward = lambda: sum(each.sum() for each in outer.parameters())
+    found = []
+    for given in (outer, None):
+        wrapper = TorchDDP(outer, static_graph=True, bucket_cap_mb_list=[2e-4, 2e-4])
+        wrapper.register_comm_hook(*comm_hook("ring", clip=1.0, module=given))
+        wrapper.zero_grad()
+        try:
+            wrapper().backward()
+        except PlanError as error:
+            return found, str(error)
+        found += [float(module[name].grad.norm()) for name in ("a", "b")]
+    return found, "no error"
 
 
 class Sometimes(nn.Module):
@@ -450,7 +470,9 @@ def halves(rank: int) -> list[Any]:
     group, ends = groups[rank % 2], []
     network = replace(quick()["network"], workers=2)
     for codec in ({}, {"codec": "topk", "density": 1.0}):
-        wrapper = OurDDP(module := Echo(), process_group=group, profile_iterations=2, network=network, **codec)
+        wrapper = OurDDP(
+            module := Echo(), process_group=group, profile_iterations=2, measure_seconds=0.5, network=network, **codec
+        )
         wrapper(echo_inputs(rank, 0)).backward()
         ends.append(torch.cat([module.first.grad, module.second.grad]).numpy())
     synchronous = BulkSynchronous(module := Echo(), partial(torch.optim.SGD, lr=1.0), process_group=group)

@@ -1,13 +1,21 @@
-"""Ranks of which one is killed while torch does something for us, for test_together.py."""
+"""Ranks of which one is killed, or gives up, while torch does something for us."""
 
+import json
 import os
 import signal
+from dataclasses import asdict
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import TransportError
+from penstock.runtime.failure_diagnosis import Note
+from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch import DistributedDataParallel, comm_hook
+from penstock.torch.checkpoint import Loads
+from penstock.torch.engines import message_seconds, own_group
+from penstock.torch.wrapper_planning import WrapperPlanning
 
 
 def survive(rank: int, victim: int, phase: str) -> str:
@@ -26,6 +34,76 @@ def survive(rank: int, victim: int, phase: str) -> str:
     except TransportError as error:
         return str(error)
     return "no error"
+
+
+def survive_before_a_plan(rank: int, victim: int, phase: str) -> str:
+    """Return what our wrapper raised when `victim` was killed in a phase before there is a plan."""
+    model = DistributedDataParallel(torch.nn.Linear(4, 4), strategy="native", profile_iterations=4, measurements=False)
+    if rank == victim and phase == "measuring":
+        WrapperPlanning._survey = lambda *_: _die(True)
+    step = {"averaging a bucket": 2, "sharing buckets": 1}.get(phase, 100)
+    try:
+        for number in range(100):
+            _die(rank == victim and number == step and phase == "sharing buckets")
+            output = model(torch.ones(2, 4))
+            _die(rank == victim and number == step)
+            output.sum().backward()
+    except TransportError as error:
+        return str(error)
+    return "no error"
+
+
+def make_a_group_while_another_gives_up(rank: int) -> str:
+    """Return what rank 0 raised, whose group can never be made: rank 1 leaves a note, and stays."""
+    parent = dist.new_group(timeout=timedelta(minutes=10))
+    if rank == 1:
+        C10dTransport(parent).leave_note(json.dumps(asdict(Note(0, "a collective of torch's own"))))
+        dist.barrier()
+        return ""
+    try:
+        own_group(parent)
+    except TransportError as error:
+        dist.barrier()
+        return str(error)
+    return "no error"
+
+
+def keep_the_store(rank: int) -> bool:
+    """Return on rank 0 whether rank 1 had read its notes when rank 0 went on."""
+    transport = C10dTransport()
+    if rank == 1:
+        transport.store.wait(["reading"])
+        transport.store.set("about to have read", "")
+    else:
+        transport.store.set("reading", "")
+    transport.finish_reading([1 - rank], 60.0)
+    return bool(transport.store.check(["about to have read"]))
+
+
+def tell_a_store_that_is_gone(rank: int, monkeypatched_seconds: float) -> str:
+    """Return what a rank says whose store went away before a backward pass."""
+    from penstock.runtime import failure_diagnosis
+
+    failure_diagnosis.LONGEST_SECONDS = monkeypatched_seconds
+    loads = Loads(None, "token")
+    vars(loads)["_store"] = _Gone()
+    try:
+        loads.went_on()
+    except TransportError as error:
+        return str(error)
+    return "no error"
+
+
+class _Gone:
+    """A store whose process has ended."""
+
+    def set(self, key: str, value: str) -> None:
+        raise dist.DistNetworkError("Connection reset by peer")
+
+
+def seconds_of_messages(rank: int) -> list[float]:
+    """Return how long messages wait beside a group of three seconds, and beside one of half an hour."""
+    return [message_seconds(dist.new_group(timeout=timedelta(seconds=each))) for each in (3, 1800)]
 
 
 def _die(now: bool) -> None:

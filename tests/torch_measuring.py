@@ -52,7 +52,7 @@ def timelines(rank: int) -> tuple[Any, Any, list[str]]:
     """Return the measured timelines of a wrapper that uses the engine and of one that uses a ring."""
     found, planned = [], []
     for strategy in ("native", "ring"):
-        wrapper = OurDDP(plain(), strategy=strategy, planner="wfbp", **quick())
+        wrapper = OurDDP(plain(), strategy=strategy, planner="wfbp", bulk=False, **quick())
         assert wrapper.measured_timeline() is None
         for step in range(7):
             _loss(wrapper, rank, step, {}).backward()

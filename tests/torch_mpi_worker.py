@@ -14,12 +14,11 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import torch_compressed as compressed
+import torch_split as split
 import torch_training as training
 from penstock.errors import MismatchError, PlanError
-from penstock.plan import Route
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import comm_hook
-from penstock.torch import measure as measuring
 from penstock.trace import Tensor, Trace
 
 WORLD = MPI.COMM_WORLD
@@ -75,11 +74,13 @@ def nothing_through_torch() -> None:
 
 def measured() -> None:
     """The network of MPI is measured over MPI, and kept under its name."""
-    group, routes = dist.group.WORLD, [Route("native"), Route("ring")]
     with tempfile.TemporaryDirectory() as folder:
-        network = measuring.measure(group, routes, torch.device("cpu"), folder, 0.3, engine="mpi")
+        options = {"profile_iterations": 2, "measure_seconds": 0.3, "measurements": folder}
+        wrapper = OurDDP(training.plain(), engine="mpi", **options)
+        training._train_few(wrapper, WORLD.rank)
         assert WORLD.rank or [name.startswith("network-mpi-3-") for name in os.listdir(folder)] == [True]
-    assert set(network.all_reduce) == {"native", "ring"}
+    network = wrapper.decision.network
+    assert "native" in network.all_reduce
     assert all(each == network for each in WORLD.allgather(network))
 
 
@@ -91,6 +92,17 @@ def bare_hook() -> None:
     wrapper.register_comm_hook(*comm_hook("ring", engine="mpi"))
     for name, value in training._train_few(wrapper, WORLD.rank)["state"].items():
         np.testing.assert_allclose(value, plain[name], rtol=1e-5, atol=1e-6)
+
+
+def next_forward() -> None:
+    """The next-forward wrapper ends where it does over gloo, to the bit, with a plan of several routes."""
+    ours, theirs = (
+        split.states(module, wrapper)
+        for wrapper, module in (split.by_split(WORLD.rank, plan=split.plan(), engine=name) for name in ("mpi", None))
+    )
+    for kind in ("weights", "owed"):
+        for name, value in ours[kind].items():
+            np.testing.assert_array_equal(value, theirs[kind][name])
 
 
 def refusals() -> None:
@@ -108,7 +120,7 @@ def refusals() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=WORLD.rank, world_size=WORLD.size)
-    for case in (same_as_gloo, same_on_all_ranks, nothing_through_torch, measured, bare_hook, refusals):
+    for case in (same_as_gloo, same_on_all_ranks, nothing_through_torch, measured, bare_hook, next_forward, refusals):
         case()
     print(f"ok {WORLD.rank}", flush=True)
     dist.barrier()

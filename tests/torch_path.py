@@ -14,11 +14,11 @@ import penstock
 from penstock.torch import comm_hook
 
 ROOT = str(Path(penstock.__file__).parent)
-STEADY, BUCKET = 6, 1  # iteration, and bucket in it, that is traced: not the first, which begins an iteration
+STEADY = 6  # iteration that is traced
 
 
 class Tracer:
-    """Notes calls of our functions on the hook's thread and on the communication thread, bucket by bucket."""
+    """Notes calls of our functions on the hook's thread and on the communication threads, bucket by bucket."""
 
     def __init__(self) -> None:
         self.on = False
@@ -35,11 +35,12 @@ class Tracer:
                 self._inside.entry = None
             return
         if entry is None and name in ("BucketSender.hook", "Exchange._run"):
-            self._inside.entry = entry = frame
-            self.calls.setdefault(name, []).append([])
+            self._inside.entry, self._inside.calls = frame, []  # other lanes go on meanwhile
+            entry = frame
+            self.calls.setdefault(name, []).append(self._inside.calls)
         if entry is not None and not code.co_name.startswith("<"):
             path = str(Path(code.co_filename).relative_to(ROOT))
-            self.calls[entry.f_code.co_qualname][-1].append((path, name))
+            self._inside.calls.append((path, name))
 
 
 def trace_a_bucket(rank: int, codec: str) -> dict[str, list[tuple[str, str]]]:
@@ -58,4 +59,4 @@ def trace_a_bucket(rank: int, codec: str) -> dict[str, list[tuple[str, str]]]:
         loss.backward()
         sys.setprofile(None)
     threading.setprofile(None)
-    return {entry: buckets[BUCKET] for entry, buckets in tracer.calls.items()}
+    return {entry: min(buckets, key=len) for entry, buckets in tracer.calls.items()}  # the others begin the iteration

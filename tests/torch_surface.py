@@ -47,7 +47,9 @@ def _ours(route: str) -> Make:
     network = replace(training.quick()["network"], all_reduce=line)
 
     def make(module: nn.Module, *arguments: Any, **options: Any) -> nn.Module:
-        return OurDDP(module, *arguments, strategy="auto", network=network, profile_iterations=2, **options)
+        return OurDDP(
+            module, *arguments, strategy="auto", network=network, profile_iterations=2, measure_seconds=0.5, **options
+        )
 
     return make
 
@@ -294,6 +296,13 @@ def hook_registered_later(make: Make, rank: int) -> Any:
     return _train(wrapper, rank)
 
 
+def builtin_hook_registered_later(make: Make, rank: int) -> Any:
+    wrapper = make(training.plain())
+    _train(wrapper, rank, 5)
+    wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return _train(wrapper, rank)
+
+
 def compiled_graphs(make: Make, rank: int) -> Any:
     """How many graphs torch.compile makes on this rank, profiled or not: rank 0 alone is profiled."""
     graphs: list[int] = []
@@ -328,7 +337,7 @@ CASES: dict[str, Callable[[Make, int], Any]] = {
         hooks_on_the_wrapper, another_group, no_autograd_hooks, unused_with_no_sync,
         optimizer_in_backward, sliced_mesh, power_sgd, ignored_first, ignored_without_gradient, sparse_gradients,
         complex_parameters, double_parameters, positional_arguments, argument_given_twice, too_many_arguments,
-        nested_wrappers, hook_registered_later, compiled_graphs, full_surface,
+        nested_wrappers, hook_registered_later, builtin_hook_registered_later, compiled_graphs, full_surface,
     )
 }  # fmt: skip
 

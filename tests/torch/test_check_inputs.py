@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.exchange.compression import make_scheme
 from penstock.plan import Bucket, Plan, Route
-from penstock.torch.check_inputs import check_codecs, check_plan, check_route, check_trace
+from penstock.planning.given import check_codecs, check_plan, check_route, check_trace
 from penstock.trace import Tensor, Trace
 
 GRADIENTS = {"weight": 8, "bias": 4}

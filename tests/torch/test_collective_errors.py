@@ -2,8 +2,18 @@
 
 import pytest
 
-from spawn import spawn_outcomes
-from torch_lost import survive
+from penstock.errors import TransportError
+from penstock.torch import collective_errors
+from penstock.torch.collective_errors import who_is_gone
+from spawn import spawn, spawn_outcomes
+from torch_lost import (
+    keep_the_store,
+    make_a_group_while_another_gives_up,
+    seconds_of_messages,
+    survive,
+    survive_before_a_plan,
+    tell_a_store_that_is_gone,
+)
 
 
 @pytest.mark.parametrize("phase", ["construction", "steps"])
@@ -12,6 +22,55 @@ def test_a_rank_that_dies_while_torch_communicates_is_named(phase):
     assert ended[1].exit_code == -9
     for rank in (0, 2):
         assert ended[rank].value.startswith(f"torch.distributed: rank {rank}, step ")
-        said = ended[rank].value.split("; ")[-1]  # on a very busy machine another rank's note may come too late
-        assert "rank 1" in said
-        assert said.endswith("left no word: it died, hangs, or has ended")
+        assert_named(ended[rank].value)
+
+
+@pytest.mark.parametrize("phase", ["averaging a bucket", "sharing buckets", "measuring"])
+def test_a_rank_that_dies_before_there_is_a_plan_is_named(phase):
+    ended = spawn_outcomes(2, survive_before_a_plan, 1, phase)
+    assert ended[1].exit_code == -9
+    assert isinstance(ended[0].value, str), repr(ended[0].value)
+    assert f"rank 0, step {phase}" in ended[0].value
+    assert_named(ended[0].value)
+
+
+def assert_named(message):
+    said = message.split("; ")[-1]  # on a very busy machine another rank's note may come too late
+    assert "rank 1" in said
+    assert said.endswith("left no word: it died, hangs, or has ended")
+
+
+def test_no_rank_goes_on_making_a_group_when_another_has_given_up():
+    said, _ = spawn(2, make_a_group_while_another_gives_up)
+    assert "step making a process group: no message exchanged with the other ranks: another rank has given up" in said
+
+
+def test_rank_0_which_may_keep_the_store_stays_until_others_have_read_it():
+    assert spawn(2, keep_the_store) == [True, True]
+
+
+def test_a_store_that_goes_before_a_backward_pass_is_a_transport_error():
+    for said in spawn(2, tell_a_store_that_is_gone, 0.2):
+        assert "step telling of a backward pass: no message exchanged with the other ranks: Connection reset" in said
+
+
+def test_messages_wait_no_longer_than_the_process_group_and_five_minutes_at_most():
+    assert spawn(1, seconds_of_messages) == [[3.0, 300.0]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Application timeout caused pair closure",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+        "wait timeout after 3000ms, keys: /x",
+    ],
+)
+def test_what_gloo_says_of_a_lost_connection_is_known(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collective_errors.dist, "get_rank", lambda _group: 3)
+    monkeypatch.setattr(collective_errors, "C10dTransport", lambda _group: None)  # there are no notes to read
+    found = who_is_gone(RuntimeError(text), "averaging a bucket", None)
+    assert isinstance(found, TransportError)
+    assert str(found).startswith("torch.distributed: rank 3, step averaging a bucket")
+    other = RuntimeError("a kernel failed")
+    assert who_is_gone(other, "averaging a bucket", None) is other

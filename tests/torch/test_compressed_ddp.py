@@ -12,17 +12,18 @@ from penstock.codecs.registry import codec_name
 from penstock.errors import CodecError, FormatError
 from penstock.torch import DistributedDataParallel
 from python_codecs import Int8
-from spawn import spawn
+from spawn import spawn, spawn_outcomes
 from torch_conserved import EXACT, STEPS, check_conserved, gradients
 
 CASES = {
     "ring": {"codec": EXACT, "strategy": "ring"},
     "parameter server": {"codec": EXACT, "strategy": "parameter_server"},
     "auto": {"codec": EXACT, "network": None},
-    "every tensor by itself": {"codec": EXACT, "planner": "wfbp"},
-    "after the backward pass": {"codec": EXACT, "planner": "naive"},
-    "static graph": {"codec": EXACT, "static_graph": True, "planner": "wfbp"},
-    "static graph, after the backward pass": {"codec": EXACT, "static_graph": True, "planner": "naive"},
+    "every tensor by itself": {"codec": EXACT, "planner": "wfbp", "bulk": False},
+    "bulks": {"codec": EXACT, "planner": "wfbp"},
+    "after the backward pass": {"codec": EXACT, "planner": "naive", "bulk": False},
+    "static graph": {"codec": EXACT, "static_graph": True, "planner": "wfbp", "bulk": False},
+    "static graph, after the backward pass": {"codec": EXACT, "static_graph": True, "planner": "naive", "bulk": False},
     "without bucket views": {"codec": EXACT, "gradient_as_bucket_view": False},
     "gtopk": {"codec": "gtopk", "density": 0.1},
     "gtopk by a tree": {"codec": "gtopk", "density": 0.1, "strategy": "gtopk"},
@@ -36,6 +37,8 @@ ROUNDED = {  # codecs whose values are rounded, so that sums are right to float3
     "blocks": {"codec": "blocks(bits=4, block=16)"},
     "tbq": {"codec": "tbq", "strategy": "linear_pipeline"},
     "written in Python": {"codec": Int8(), "network": None},
+    "low rank": {"codec": "lowrank(rank=1)", "strategy": "ring", "second": (4, 5)},
+    "low rank in two rounds": {"codec": "lowrank(rank=1, rounds=2)", "network": None, "second": (4, 5)},
 }
 MIXED = {planner: training.mixed_options(planner, EXACT) for planner in ("joint", "selective")}
 
@@ -262,6 +265,13 @@ SPARSELY = {
     "clipped, nothing compressed": {"codec": None, "density": None, "plan": None, "clip": 1.5, "profile_iterations": 9},
 }
 SPARSE_STEPS = 6
+
+
+def test_the_hook_clips_static_graphs_with_frozen_and_ignored_parameters_and_asks_for_the_module():
+    for outcome in spawn_outcomes(2, training.static_graph_clipped, seconds=60.0):
+        norms, told = outcome.value
+        np.testing.assert_allclose(norms, [1.0, 1.0], rtol=1e-5)  # together clip * sqrt(ranks), where ranks agree
+        assert "give comm_hook module=, on all ranks" in told
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from spawn import spawn, spawn_outcomes
 PLANNERS = ["naive", "wfbp", "single", "threshold", "greedy", "exact", "selective", "joint"]
 STRATEGIES = ["ring", "recursive_doubling", "linear_pipeline"]
 CASES = {
-    **{f"planner {name}": {"ours": {"planner": name, "strategy": "native"}} for name in PLANNERS},
-    **{f"strategy {name}": {"ours": {"planner": "wfbp", "strategy": name}} for name in STRATEGIES},
+    **{f"planner {name}": {"ours": {"planner": name, "strategy": "native", "bulk": False}} for name in PLANNERS},
+    **{f"strategy {name}": {"ours": {"planner": "wfbp", "strategy": name, "bulk": False}} for name in STRATEGIES},
+    "bulks": {"ours": {"planner": "wfbp", "strategy": "ring"}},
     "unused parameters": {"model": "branches", "torch": {"find_unused_parameters": True}},
     "tied weights": {"model": "tied"},
     "frozen parameters": {"model": "frozen"},
@@ -92,10 +93,16 @@ def test_uneven_inputs_join_as_with_torch():
 
 
 def test_buckets_follow_the_plan_from_the_second_iteration_after_it_is_made():
-    *seen, planned = spawn(2, training.follow_buckets, "wfbp")[0]
+    *seen, planned = spawn(2, training.follow_buckets, "wfbp", False)[0]
     assert seen[-1] == planned
     assert len(planned) == 6  # three layers, weight and bias each
     assert sum(seen[0]) == sum(planned)
+
+
+def test_buckets_of_a_bulk_are_one_for_torch():
+    *seen, planned = spawn(2, training.follow_buckets, "wfbp", True)[0]
+    assert seen[-1] == [sum(planned)]
+    assert len(planned) == 6
 
 
 def test_the_network_is_measured_where_none_is_given():

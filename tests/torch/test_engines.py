@@ -1,10 +1,13 @@
 """Gradients over MPI beside a gloo group: the same bits as over gloo, and clear words where the two do not fit."""
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,54 @@ def test_over_mpi_the_wrapper_does_what_it_does_over_gloo(tmp_path):
     environment = {**os.environ, "PYTHONPATH": ":".join(paths), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert sorted(re.findall(r"^ok \d$", done.stdout, re.MULTILINE)) == ["ok 0", "ok 1", "ok 2"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize(
+    ("point", "step", "cause"),
+    [
+        ("start", "starting MPI", "MPI did not start within 3 s: its start waits for all ranks"),
+        ("communicator", "making a communicator of MPI", "no communicator of MPI within 3 s"),
+    ],
+)
+def test_ranks_of_mpi_end_where_one_is_lost_before_it_is_joined(tmp_path, point, step, cause, what):
+    pytest.importorskip("mpi4py")
+    if MPIRUN is None:
+        pytest.skip("no mpirun on PATH (pip install penstock[mpi])")
+    paths = [str(TESTS), *(path for path in sys.path if path)]
+    command = [MPIRUN, "--with-ft", "ulfm", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "3"]
+    command += [sys.executable, str(TESTS / "torch_mpi_lost.py"), str(tmp_path / "store"), point, what]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "GLOO_SOCKET_IFNAME": "lo"}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+        alarm = threading.Timer(120, job.kill)
+        alarm.start()
+        lines = [line.decode().strip() for line in _until_all_raised(job)]
+        job.wait()
+        alarm.cancel()
+    assert job.returncode != -signal.SIGKILL, "survivors did not end by themselves"
+    said = sorted(line for line in lines if line.startswith("rank "))
+    assert [line.split(" raised ")[0] for line in said] == ["rank 0", "rank 1"], lines
+    for line in said:
+        assert f"step {step}: " in line
+        if what == "SIGSTOP" or point == "start":
+            assert cause in line
+            assert line.endswith("rank 2 left no word: it died, hangs, or has ended")
+        else:
+            assert line.endswith("rank 2 died")
+
+
+def _until_all_raised(job):
+    """Yield what ranks print; once two have raised, end the one that was lost, which mpirun would wait for."""
+    lost, raised = None, 0
+    for line in job.stdout:
+        yield line
+        lost = int(line.split()[1]) if line.startswith(b"strikes ") else lost
+        raised += b" raised " in line
+        if lost is not None and raised == 2:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(lost, signal.SIGKILL)
+            lost = None
 
 
 @pytest.mark.parametrize(

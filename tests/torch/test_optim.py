@@ -2,13 +2,14 @@
 
 import copy
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import torch_adam as training
-from penstock.torch.optim import LIMIT, CompressedAdamW, _bound, _flat, _with_floor
+from penstock.torch.optim import LIMIT, CompressedAdamW, Moments, _bound, _flat, _with_floor
 from spawn import spawn
 
 STEPS = 40
@@ -137,6 +138,17 @@ def test_a_frozen_second_moment_is_at_least_a_hundredth_of_its_blocks_mean():
     assert found[3] == pytest.approx(0.01 * 255 / 256)
     assert found[270] == pytest.approx(0.01 * 2 * 43 / 44)
     assert torch.equal(found[:3], squares[:3])
+
+
+def test_a_norm_is_shared_by_size_where_all_second_moments_are_zero():
+    small, large = torch.zeros(1), torch.zeros(3)
+    moments = object.__new__(Moments)
+    moments._parameters, moments._max_norm = {"small": small, "large": large}, 2.0
+    moments._optimizer = SimpleNamespace(
+        state={each: {"exp_avg_sq": torch.zeros_like(each)} for each in (small, large)}
+    )
+    shares = moments._shares()
+    assert (float(shares[small]), float(shares[large])) == pytest.approx((1.0, 3**0.5))
 
 
 def test_flat_memory_of_a_channels_last_tensor_is_in_its_own_order():

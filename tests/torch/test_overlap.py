@@ -69,6 +69,9 @@ def test_a_second_backward_pass_that_would_be_lost_is_refused(algorithm, says_so
         ),
         ({"resync_every": 0}, "resync_every is 0; wanted at least 1"),
         ({"strategy": "best"}, "no strategy called 'best'; wanted one of .*ring"),
+        ({"strategy": "gtopk", "algorithm": "layers"}, "no strategy called 'gtopk'; wanted one of .*ring"),
+        ({"codec": "onebit", "algorithm": "layers"}, "codec= with algorithm 'layers'; wanted 'split', or leave it out"),
+        ({"engine": "smoke"}, "no engine called 'smoke'; wanted 'mpi'"),
     ],
 )
 def test_bad_options_are_refused(options, message):

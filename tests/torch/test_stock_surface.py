@@ -61,7 +61,7 @@ OPTIONS = {
     "small buckets": {"bucket_cap_mb": 0.1},
     "autocast": {"autocast": True},
     "one bucket": {"planner": "single"},
-    "a bucket for each": {"planner": "wfbp"},
+    "a bucket for each": {"planner": "wfbp", "bulk": False},
     "a given plan": {"order": "right"},
     "a given plan, other order": {"order": "wrong"},
     "a given plan, unused parameters": {"order": "right", "find_unused_parameters": True},

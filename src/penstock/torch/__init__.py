@@ -6,30 +6,38 @@ Names are imported when they are first used: profiling alone needs neither numba
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import what_to_install
+
 if TYPE_CHECKING:
     from penstock.exchange.compression import Compression
     from penstock.planning.planning import Planning
+    from penstock.torch.checkpoint_folder import Checkpoints
     from penstock.torch.ddp import DistributedDataParallel
+    from penstock.torch.fsdp import fully_shard_with
     from penstock.torch.hook import comm_hook
     from penstock.torch.overlap import BulkSynchronous
     from penstock.torch.profile import Profiler, profile_backward
 
 __all__ = [
     "BulkSynchronous",
+    "Checkpoints",
     "Compression",
     "DistributedDataParallel",
     "Planning",
     "Profiler",
     "comm_hook",
+    "fully_shard_with",
     "profile_backward",
 ]
 _HOME = {
     "BulkSynchronous": "torch.overlap",
+    "Checkpoints": "torch.checkpoint_folder",
     "Compression": "exchange.compression",
     "DistributedDataParallel": "torch.ddp",
     "Planning": "planning.planning",
     "Profiler": "torch.profile",
     "comm_hook": "torch.hook",
+    "fully_shard_with": "torch.fsdp",
     "profile_backward": "torch.profile",
 }
 
@@ -37,4 +45,9 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"penstock.{_HOME[name]}"), name)
+    try:
+        return getattr(import_module(f"penstock.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if not (complaint := what_to_install(error)):
+            raise
+        raise ImportError(f"penstock.torch.{name}: {complaint}", name=error.name) from None

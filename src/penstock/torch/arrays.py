@@ -3,7 +3,7 @@
 Tensors in host memory become numpy arrays of the same memory where float32 is wanted; those on a GPU stay tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ class TorchArrays:
     def zeros(self, numel: int, device: torch.device | None) -> Any:
         """Return float32 zeros: a tensor on a GPU, or a numpy array."""
         return np.zeros(numel, np.float32) if device is None else torch.zeros(numel, device=device)
+
+    def empty_like(self, values: torch.Tensor, numel: int) -> torch.Tensor:
+        """Return a tensor of the type and on the device of `values`."""
+        return values.new_empty(numel)
 
     def indices(self, values: NDArray[np.int64], device: torch.device | None) -> Any:
         """Return indices: a tensor on a GPU, or a numpy array."""
@@ -57,6 +61,22 @@ class TorchArrays:
     def is_finite(self, values: Any) -> bool:
         """Return whether no value is NaN or infinite."""
         return bool(torch.isfinite(_tensor(values)).all())
+
+    def finite_later(self, values: torch.Tensor) -> Callable[[], bool]:
+        """Return what says whether no value was NaN or infinite: queued on a GPU now, waited for when it is asked."""
+        if self.device(values) is None:
+            found = self.is_finite(values)
+            return lambda: found
+        told = torch.empty((), dtype=torch.bool, pin_memory=True)
+        told.copy_(torch.isfinite(values).all(), non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(values.device))
+
+        def ask() -> bool:
+            done.synchronize()
+            return bool(told)
+
+        return ask
 
     def saved(self, values: Floats) -> torch.Tensor:
         """Return a CPU tensor: what torch.save and torch.distributed.checkpoint take."""

@@ -20,11 +20,13 @@ import torch.distributed as dist
 
 from penstock.exchange.compression import NATIVE
 from penstock.exchange.traffic import Traffic
+from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.run_record import RouteUse
 from penstock.runtime.transport import ring_nbytes
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.hook import TIMEOUT_SECONDS, BucketSender
+from penstock.torch.engines import engine_of, message_seconds
+from penstock.torch.hook import BucketSender, NativeAverage
 
 TorchDDP = torch.nn.parallel.DistributedDataParallel
 MIB = 1 << 20
@@ -61,6 +63,11 @@ class Hook:
             TorchDDP._register_builtin_comm_hook(wrapper, self.builtin)  # type: ignore[no-untyped-call]
         else:
             TorchDDP.register_comm_hook(wrapper, self.state, self.function)
+
+    def check(self, wrapper: TorchDDP) -> None:
+        """Raise what torch would when it is registered; torch's built-in hooks are right."""
+        if self.function is not None:
+            wrapper._check_comm_hook(self.function)  # type: ignore[no-untyped-call]
 
     @property
     def may_keep_state_by_bucket(self) -> bool:
@@ -223,6 +230,9 @@ class PlannedBuckets:
         self.parameters = averaged(wrapper)
         self._engine, self._is_watched = engine, is_watched
         self._sender: BucketSender | None = None
+        self._average: NativeAverage | None = None  # our hook where torch averages, from the first forward pass on
+        self._torch_divides = False  # a `join` was entered in which torch divides by the ranks that have data
+        self._limits: list[float] | None = None  # of the buckets; None: torch's own
         self._plan: Plan | None = None
         self._counted = 0  # iterations
         self._traffic = Traffic(0, 0)  # of iterations that torch communicated by itself
@@ -257,14 +267,14 @@ class PlannedBuckets:
             nbytes = ring_nbytes(gradient_nbytes(self.parameters), self._world_size)
             self._traffic += Traffic(nbytes, nbytes)
 
-    def hold(self, plan: Plan) -> None:
-        """Make the plan's buckets."""
-        self._plan = plan
+    def hold(self, plan: Plan, network: Network | None = None) -> None:
+        """Make the plan's buckets, one of each bulk; `network` is what it was made from."""
+        self._plan = plan = plan.merged
         ours = not plan.overlap or any(bucket.route != Route(NATIVE) for bucket in plan.buckets)
         hook = self.user_hook
         if hook is None and (ours or self._always_ours):
             self._sender = self._sender or self._make_sender(Route(NATIVE))
-            self._sender.follow(plan)
+            self._sender.follow(plan, network)
             hook = Hook(self._sender.hook)
         elif self._sender is not None:
             self._sender.close()
@@ -276,20 +286,50 @@ class PlannedBuckets:
         if self.user_hook is None and (route != Route(NATIVE) or self._always_ours):
             if self._sender is None:
                 self._sender = self._make_sender(route)
-                Hook(self._sender.hook).register(self._wrapper)
+                hook = Hook(self._sender.hook)
+                hook.register(self._wrapper) if self._average is None else self._take(self._limits, hook)
             self._sender.exchange.send_others_by(route)
         self.time_iterations()
 
     def register(self, hook: Hook) -> None:
         """Register a hook of the user's, in the place of ours where a plan brought one; all ranks together."""
-        if self._sender is None:
+        if self._sender is None and self._average is None:
             hook.register(self._wrapper)
             self.user_hook = hook
+        elif self._sender is None:
+            hook.check(self._wrapper)
+            self._average, self.user_hook = None, hook
+            self._take(self._limits, hook)
         else:
-            self._wrapper._check_comm_hook(hook.function)  # type: ignore[no-untyped-call]
+            hook.check(self._wrapper)
             self.user_hook = hook
             assert self._plan is not None
             self.hold(self._plan)
+
+    def name_lost_ranks(self) -> None:
+        """Have a lost connection name a rank where torch averages buckets by itself; where it has no hook yet.
+
+        On a GPU errors come from NCCL's watchdog, and every call of a hook would hold up what launches kernels.
+        """
+        wrapper = self._wrapper
+        by_gloo = wrapper.device.type == "cpu" and engine_of(wrapper.process_group, wrapper.device) == "gloo"
+        takes_hook = not calls_no_hook(wrapper) and not steps_in_backward(wrapper) and self.user_hook is None
+        if self._average is None and self._world_size > 1 and by_gloo and takes_hook and not self._torch_divides:
+            self._average = NativeAverage(wrapper.process_group)
+            if self._sender is None:
+                Hook(self._average.hook).register(wrapper)
+
+    def leave_to_torch(self) -> None:
+        """Have torch average buckets without any hook of ours: in `join` it may divide by the ranks that have data."""
+        self._torch_divides = True
+        if self._average is not None:
+            self._average = None
+            self._take(self._limits, self.user_hook)
+
+    @property
+    def has_hook_of_ours(self) -> bool:
+        """Whether the hook that torch calls is ours, and belongs to this process."""
+        return self._sender is not None or self._average is not None
 
     def take_back(self) -> None:
         """Make torch's own buckets again, after they were released."""
@@ -301,7 +341,7 @@ class PlannedBuckets:
         self._traffic = self.traffic()
         if self._sender is not None:
             self._sender.exchange.close()  # without the other ranks, some of which may be gone
-        self._plan = self._sender = None
+        self._plan = self._sender = self._average = None
         self._take(None, self.user_hook)
 
     def time_iterations(self) -> None:
@@ -318,7 +358,7 @@ class PlannedBuckets:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the communication thread."""
-        return vars(self) | {"_sender": None, "_traffic": self.traffic(), "parameters": ()}
+        return vars(self) | {"_sender": None, "_average": None, "_traffic": self.traffic(), "parameters": ()}
 
     def resume(self) -> None:
         """Take the parameters of a wrapper that was copied or unpickled."""
@@ -328,6 +368,9 @@ class PlannedBuckets:
         self._memory.know_parameters(
             {each.name: each.parameter for each in self.parameters}
         )  # as they lie in memory now
+        self._limits = limits
+        if hook is None and self._average is not None:
+            hook = Hook(self._average.hook)
         take_buckets(self._wrapper, self.parameters, self._arguments, limits, hook)
         self.logged_before = self._counted
         self.time_iterations()
@@ -345,4 +388,4 @@ class PlannedBuckets:
     def _make_sender(self, otherwise: Route) -> BucketSender:
         names = {id(each.parameter): each.name for each in self.parameters}
         leaves_out, group = self._wrapper.find_unused_parameters, self._wrapper.process_group
-        return BucketSender(group, TIMEOUT_SECONDS, otherwise, self._memory, names, leaves_out, self._engine)
+        return BucketSender(group, message_seconds(group), otherwise, self._memory, names, leaves_out, self._engine)

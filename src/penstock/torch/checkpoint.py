@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -15,7 +15,10 @@ from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.residuals import Layout
 from penstock.exchange.state import State, checksum
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.runtime.transport.meeting import MARGIN_SECONDS, within
 from penstock.torch.arrays import TORCH, layout_of
+from penstock.torch.collective_errors import together
+from penstock.torch.engines import message_seconds
 
 TIMEOUT_SECONDS = 300.0  # for all ranks to load
 _LOOK_SECONDS = 0.01  # between looks for the others
@@ -73,19 +76,35 @@ class Loads:
     def _store(self) -> Any:
         return C10dTransport(self._group).store
 
+    @property
+    def _seconds(self) -> float:
+        """How long the store may take to answer."""
+        group = self._group or dist.group.WORLD
+        assert group is not None
+        return message_seconds(group)
+
     def went_on(self) -> None:
         """Count a backward pass, which all ranks begin alike; raise where another rank waits for this one to load."""
         self._passes, self._since = self._passes + 1, self._since + 1
         if self._world_size > 1 and self._since <= _TOLD:
-            self._store.set(self._key("passes", self._rank), str(self._passes))
-            if self._store.check([first := self._key(self._count + 1, "first")]):
-                raise _not_by_all(self._text(first))
+            with together("telling of a backward pass", self._group):
+                first = within(self._seconds, self._tell_of_pass)
+            if first is not None:
+                raise _not_by_all(first)
+
+    def _tell_of_pass(self) -> str | None:
+        """Say how many backward passes have begun; return which rank waits for all others to load, if one does."""
+        self._store.set(self._key("passes", self._rank), str(self._passes))
+        first = self._key(self._count + 1, "first")
+        return self._text(first) if self._store.check([first]) else None
 
     def agree(self, states: Sequence[State], complaint: PenstockError | None) -> None:
         """Raise the same on every rank unless all of them load the same states, and find nothing wrong with them."""
         if self._world_size > 1:
             self._count += 1
-            held = self._told(json.dumps(["", checksum(states)] if complaint is None else [str(complaint), ""]))
+            mine = json.dumps(["", checksum(states)] if complaint is None else [str(complaint), ""])
+            with together("loading an exchange state", self._group):
+                held = within(TIMEOUT_SECONDS + MARGIN_SECONDS, partial(self._told, mine))
             for rank, (theirs, _) in enumerate(held):
                 if theirs and any(other != theirs for other, _ in held):
                     raise PlanError(f"on rank {rank}, {theirs}")

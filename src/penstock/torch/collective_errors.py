@@ -16,7 +16,8 @@ from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.failure_diagnosis import Note, explained
 from penstock.runtime.transport.c10d import C10dTransport, named
 
-_SIGNS = re.compile("gloo/transport|^wait timeout", re.IGNORECASE)  # in what gloo says of connections, and a FileStore
+# In what gloo says of connections, mostly with the name of its file, and a FileStore.
+_SIGNS = re.compile("gloo/transport|pair closure|^wait timeout", re.IGNORECASE)
 _STORE = (dist.DistStoreError, dist.DistNetworkError)  # ranks meet there before they are connected
 _WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may be a step apart
 
@@ -51,7 +52,7 @@ def together(what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], N
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, ConnectionError, TimeoutError) as error:
         found = who_is_gone(error, what, group, hang_up)
         if found is error:
             raise
@@ -62,8 +63,11 @@ def who_is_gone(
     error: Exception, what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None
 ) -> Exception:
     """Return a lost connection of gloo's or of the store's as a `TransportError` that names who left no note."""
-    if not isinstance(error, RuntimeError) or not (isinstance(error, _STORE) or _SIGNS.search(str(error))):
+    if isinstance(error, RuntimeError) and (isinstance(error, _STORE) or _SIGNS.search(str(error))):
+        error = named(error)
+    if not isinstance(error, ConnectionError | TimeoutError):
         return error
     hang_up()
-    lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(named(error)))
+    lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(error))
+    lost.__cause__ = error
     return explained(lost, C10dTransport(group), _WHERE, TIMEOUT_SECONDS)

@@ -92,6 +92,17 @@ class DistributedDataParallel(TorchDDP):
             self._begin_forward()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Do what torch does before the module runs: its buckets and buffers, which rank 0 tells the others."""
+        with together("sharing buckets", self.process_group, self._planning.buckets.hang_up):
+            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _lazy_init(self) -> None:
+        """Get ready for the first forward pass; from here on a hook of the user's, or of torch's own, is known."""
+        super()._lazy_init()  # type: ignore[no-untyped-call]
+        self._planning.buckets.name_lost_ranks()
+
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module alone, and note when, on all ranks alike: torch.compile sees a module without hooks."""
         self._before_module(inputs, kwargs)
@@ -154,6 +165,8 @@ class DistributedDataParallel(TorchDDP):
                 "join with divide_by_initial_world_size=False: our strategies divide by all ranks, as every "
                 "communication hook does; leave it out, or use strategy='native' without codec, momentum, clip, engine"
             )
+        if not kwargs.get("divide_by_initial_world_size", True):
+            self._planning.buckets.leave_to_torch()
         hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
         return hook
 
@@ -230,7 +243,7 @@ class DistributedDataParallel(TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out our hook, which belongs to this process; what makes the reducer registers it anew."""
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return state | {"_comm_hooks": [] if self._planning.buckets.sender else list(self._comm_hooks)}
+        return state | {"_comm_hooks": [] if self._planning.buckets.has_hook_of_ours else list(self._comm_hooks)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make a reducer, with the plan's buckets where there is a plan."""

@@ -9,27 +9,30 @@ agree on every time (the slowest rank's counts).
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
 from penstock.codecs.graphs import urgent_stream
+from penstock.codecs.low_rank import LowRank
 from penstock.codecs.registry import make_codec
 from penstock.cost.fit import fit_measured
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.planning.measure import HostGauge, with_line
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.connect import release
 from penstock.runtime.executor import TIMEOUT_SECONDS
+from penstock.runtime.measure_compressed import factored_round
 from penstock.runtime.measure_network import CHECKS, NATIVE, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import GroupRanks
-from penstock.torch.engines import MPI, engine_of, own_transport, release
+from penstock.torch.engines import MPI, engine_of, own_transport
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 _LEAST, _MOST = 3, 50  # timed rounds per size
@@ -130,12 +133,15 @@ def measure_route(
     options = {"strategy": route.strategy, **route.options}
     codec = make_codec(route.codec, defers_nonfinite_check=True) if route.codec else None
     there = codec is not None and codec.on_device(device) is not None
+    factored = _factored(communicator, route, codec) if isinstance(codec, LowRank) else None
 
     def one_round(values: torch.Tensor, residual: torch.Tensor, parts: Sequence[int] | None = None) -> None:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             if codec is None:
                 communicator.all_reduce(values, **options)
+            elif factored is not None:
+                factored(parts)(values, residual)
             else:
                 kept = residual if there else residual.cpu()
                 communicator.all_reduce(values, codec=codec, residual=kept, parts=parts, **options)
@@ -149,6 +155,14 @@ def measure_route(
         for parts in ((0, _TENSORS * _TENSOR_NUMEL), range(0, _TENSORS * _TENSOR_NUMEL + 1, _TENSOR_NUMEL))
     )
     return replace(line, c_seconds_per_tensor=max(0.0, (many - whole) / (_TENSORS - 1)))
+
+
+def _factored(communicator: Communicator, route: Route, codec: LowRank) -> Callable[[Sequence[int] | None], Round]:
+    """Return what makes rounds of low-rank factors, of tensors that end somewhere; queued where training does that."""
+    messages, scale = communicator.messages, 1 / communicator.transport.world_size
+    queues = messages is not None and route.strategy == NATIVE
+    add_up = messages.all_reduce if queues else communicator.prepare_all_reduce(route.strategy).run
+    return lru_cache(lambda parts: factored_round(codec, add_up, scale, parts))
 
 
 def _tensor_seconds(group: dist.ProcessGroup, device: torch.device, one_round: Round) -> float:

@@ -4,23 +4,26 @@ With `engine="mpi"` the process group stays what it is: torch needs it for buffe
 Gradients travel through MPI alone, from the first iteration on. Both must have been started with the same ranks, which
 is compared before anything is sent.
 
-Which thread calls MPI: measuring, the thread that trains; buckets, the communication thread; never both at a time. So
-MPI must allow calls from any thread, one at a time (MPI_THREAD_SERIALIZED), and from several at once where the training
-script calls MPI itself. mpi4py asks for the latter (MPI_THREAD_MULTIPLE), and Open MPI grants it.
+Which thread calls MPI: measuring, the thread that trains; buckets, the communication threads; never both at a time. So
+MPI must allow calls from any thread, one at a time (MPI_THREAD_SERIALIZED), and from several at once for more than one
+bucket to be under way, or where the training script calls MPI itself. mpi4py asks for the latter (MPI_THREAD_MULTIPLE),
+and Open MPI grants it.
 """
 
-from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import MismatchError, PlanError
+from penstock.runtime.connect import REST_SECONDS, start_mpi
+from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.transport import Transport
-from penstock.runtime.transport.c10d import C10dTransport
+from penstock.runtime.transport.c10d import C10dTransport, group_timeout
+from penstock.runtime.transport.meeting import MARGIN_SECONDS, within
 from penstock.torch.collective_errors import GroupRanks, together
 
 MPI = "mpi"
-REST_SECONDS = 1e-4  # between polls of a long wait: the model computes on the same cores
 HALF = (torch.float16, torch.bfloat16)  # MPI has no sums of these
 
 
@@ -40,7 +43,9 @@ def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
     """Return what carries messages of ours that never meet the user's; every rank must call this at the same time."""
     if engine == MPI:
         return mpi_transport(group)
-    return C10dTransport(own_group(group), parent=group)
+    ours = own_group(group)
+    with together("making a process group", group):
+        return C10dTransport(ours, parent=group)
 
 
 def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -48,52 +53,55 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
     Where there are others, torch must be told: it would wait for them, or mistake a group of theirs for this one.
     """
-    ranks = dist.get_process_group_ranks(group)
+    ranks, timeout = dist.get_process_group_ranks(group), group_timeout(group)  # torch's own is half an hour
+    make = partial(
+        dist.new_group,
+        ranks,
+        timeout=timeout,
+        backend="gloo",
+        use_local_synchronization=len(ranks) < dist.get_world_size(),
+    )
+    seconds = (timeout or dist.default_pg_timeout).total_seconds() + MARGIN_SECONDS
     with together("making a process group", group):
-        found: dist.ProcessGroup = dist.new_group(
-            ranks,
-            timeout=_timeout(group),
-            backend="gloo",
-            use_local_synchronization=len(ranks) < dist.get_world_size(),
-        )
+        found: dist.ProcessGroup = within(seconds, make, C10dTransport(group).is_given_up)
+    GroupRanks(group).gather(None, "making a process group")  # a rank may still wait for one that died: none goes on
     return found
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """Return how long calls of a group may take: torch gives a new one half an hour, whatever its parent has."""
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)  # not all of torch's backends have them
-        if options is not None:
-            found: timedelta = options._timeout
-            return found
-    return None
-
-
-def release(transport: Transport) -> None:
-    """Give back what `own_transport` made, where its engine has few; every rank must call this at the same time."""
-    if hasattr(transport, "close"):
-        transport.close()
+def message_seconds(group: dist.ProcessGroup) -> float:
+    """Return how long one message may keep a rank waiting: five minutes, or less where the group's calls have less."""
+    timeout = group_timeout(group)
+    return TIMEOUT_SECONDS if timeout is None else min(TIMEOUT_SECONDS, timeout.total_seconds())
 
 
 def mpi_transport(group: dist.ProcessGroup) -> Transport:
     """Return MPI with the ranks of a process group; raise the same on every rank where the two do not agree."""
-    found = GroupRanks(group).gather(_place(), "comparing ranks of MPI")
+    with together("starting MPI", group):
+        place = _place(group)
+    found = GroupRanks(group).gather(place, "comparing ranks of MPI")
     if complaint := next(filter(None, (_complaint(rank, len(found), one) for rank, one in enumerate(found))), None):
         raise MismatchError(complaint)
     from penstock.runtime.transport.mpi import MpiTransport
 
-    return MpiTransport(rest_seconds=REST_SECONDS)
+    with together("making a communicator of MPI", group):
+        is_vain = C10dTransport(group).is_given_up
+        return MpiTransport(rest_seconds=REST_SECONDS, most_seconds=message_seconds(group), is_vain=is_vain)
 
 
-def _place() -> tuple[int, int, bool] | str:
+def _place(group: dist.ProcessGroup) -> tuple[int, int, bool] | str:
     """Return this process's rank in MPI, how many there are, and whether any thread may call it; or why there is none.
 
-    What goes wrong is said to all ranks: a rank that raised alone would leave the others waiting.
+    What goes wrong is said to all ranks: a rank that raised alone would leave the others waiting. A rank that does not
+    come to MPI's start is no more asked.
     """
     try:
+        start_mpi(message_seconds(group), C10dTransport(group).is_given_up)
+
         from penstock.runtime.transport.mpi import place_in_world
 
         return place_in_world()
+    except ConnectionError:
+        raise
     except Exception as error:  # not installed; or there is no MPI library for it to load, or it does not start
         return f"{type(error).__name__}: {error}".splitlines()[0]
 

@@ -20,27 +20,85 @@ import torch.distributed as dist
 from penstock.codecs.codec import Codec
 from penstock.codecs.graphs import urgent_stream
 from penstock.errors import CodecError, PlanError
-from penstock.exchange.compression import AUTO, NATIVE, Compression, from_options
+from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme, from_options
 from penstock.exchange.exchange import Exchange, ResolvedBucket
 from penstock.exchange.parameter_state import Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic, Used
 from penstock.log import Voice
+from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.planning import check_strategy
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.recorder import Recorder
+from penstock.runtime.connect import release
 from penstock.runtime.rehearse import Compiling
 from penstock.runtime.transport import ring_nbytes
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import who_is_gone
-from penstock.torch.engines import HALF, MPI, check_engine, own_transport, release
+from penstock.torch.engines import HALF, MPI, check_engine, engine_of, own_transport
 from penstock.torch.watch import at_end_of_backward
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
 TIMEOUT_SECONDS = 300.0  # of one message
+
+
+class Lanes:
+    """Streams of our own beside a backward pass on a GPU: lane 0 is the communication thread's, others are queues."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}
+
+    def behind(self, device: torch.device) -> Callable[[int], AbstractContextManager[None]]:
+        """Return what puts work on a lane behind what the current stream has been given; the host waits for neither."""
+        ready: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(device))
+        return partial(self._beside, device, ready)
+
+    @contextmanager
+    def _beside(self, device: torch.device, ready: torch.cuda.Event, lane: int) -> Iterator[None]:
+        if (device, lane) not in self._streams:
+            self._streams[device, lane] = urgent_stream(device)
+        self._streams[device, lane].wait_event(ready)
+        with torch.cuda.stream(self._streams[device, lane]):
+            yield
+
+
+class NativeAverage:
+    """The communication hook where torch averages buckets by itself over gloo: a rank that is gone is named.
+
+    Without a hook the error of a lost connection comes out of `backward()` as gloo has it: an address, and no rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self._share = group, 1.0 / dist.get_world_size(group)
+        self._failure: Exception | None = None
+        self._task, self._raises_at_end = -1, False
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
+        """Average one bucket over all ranks."""
+        task = torch._C._current_graph_task_id()  # -1 outside of a backward pass
+        if task != self._task or task < 0:
+            self._task, self._raises_at_end = task, at_end_of_backward(self._raise_failure)
+        values = bucket.buffer().mul_(self._share)  # as torch does it: a factor, not a division
+        work = dist.all_reduce(values, group=self._group, async_op=True)
+        averaged: Future = work.get_future().then(lambda done: self._averaged(done, values))
+        return averaged
+
+    def _averaged(self, done: Future, values: torch.Tensor) -> torch.Tensor:
+        try:
+            return done.value()[0]
+        except RuntimeError as error:
+            self._failure = self._failure or error
+            if not self._raises_at_end:
+                raise
+            return values
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._failure = who_is_gone(self._failure, "averaging a bucket", self._group)
+            raise self._failure
 
 
 class BucketSender:
@@ -59,8 +117,10 @@ class BucketSender:
         names: dict[int, str],  # of parameters, by id
         leaves_out: bool = False,  # parameters may have no gradient in some iterations
         engine: str | None = None,  # what carries everything, where not the process group (`engines.py`)
+        averaged: int | None = None,  # how many of the named parameters torch averages, where not all
     ) -> None:
         self._group, self._names, self._memory, self._engine = group, names, memory, engine
+        self._averaged_count = len(names) if averaged is None else averaged
         self._knows_names = bool(names)  # otherwise they are given as parameters come
         self._momentum = memory.compression.momentum
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -77,7 +137,7 @@ class BucketSender:
         self._followed = 0  # iterations since the routes changed: torch's first ones may be in another order
         self._task = -1  # of autograd, in which this iteration began
         self._come = 0  # parameters of this iteration whose buckets have come
-        self._streams: dict[tuple[torch.device, int], torch.cuda.Stream] = {}  # by lane; 0 is the thread's
+        self._lanes = Lanes()
         self._raises_at_end = False  # of this backward pass, what is kept: futures then need not raise
         self._connect()
 
@@ -92,11 +152,11 @@ class BucketSender:
 
     def record(self, on: bool) -> None:
         """Note when each instruction starts and ends from now on, or stop doing so."""
-        self.exchange.communicator.recorder = Recorder() if on else None
+        self.exchange.record(on)
 
-    def follow(self, plan: Plan) -> None:
-        """Use the plan's routes from now on."""
-        self.exchange.follow(plan)
+    def follow(self, plan: Plan, network: Network | None = None) -> None:
+        """Use the plan's routes from now on, on the network that was measured."""
+        self.exchange.follow(plan, network)
         self._connect()
         self._planned = {frozenset(bucket.tensors) for bucket in plan.buckets}
         self._followed = 0
@@ -107,8 +167,13 @@ class BucketSender:
         if bucket.index() == 0 and (task != self._task or task < 0):  # a static graph's first buckets all say 0
             self._task, self._come = task, 0
             self._begin()
+        elif bucket.index() == 0 and not self._knows_names and self._momentum.clips_model:
+            raise PlanError(
+                "clip= with static_graph=True: torch does not say which bucket of the first iteration is the last, "
+                "after which the norm of all gradients is known; give comm_hook module=, on all ranks"
+            )
         self._come += len(parameters)
-        is_last = bucket.is_last() or (self._knows_names and self._come == len(self._names))  # nor do they say "last"
+        is_last = bucket.is_last() or (self._knows_names and self._come == self._averaged_count)  # nor is any the last
         buffer, exchange = bucket.buffer(), self.exchange
         resolved, by_engine = self._buckets.get(key := (buffer.dtype, *map(id, parameters))) or self._resolve(
             key, bucket
@@ -119,7 +184,10 @@ class BucketSender:
             exchange.note_native(resolved, buffer.nbytes)
             future = self._all_reduced(buffer)
         else:
-            future, around = (torch.futures.Future(), None) if not buffer.is_cuda else self._on_gpu(buffer)
+            future, around = torch.futures.Future[torch.Tensor](), None
+            if buffer.is_cuda:  # such a future makes torch's stream wait for ours
+                future = torch.futures.Future(devices=[buffer.device])
+                around = self._lanes.behind(buffer.device)
             failed = partial(self._failed, future, buffer)
             exchange.start(resolved, buffer, partial(future.set_result, buffer), failed, around)
         if is_last:
@@ -206,21 +274,6 @@ class BucketSender:
             self.exchange.failure = who_is_gone(failure, "averaging a bucket", self._group)
             raise self.exchange.failure
 
-    def _on_gpu(self, buffer: torch.Tensor) -> tuple[Future, Callable[[int], AbstractContextManager[None]]]:
-        """Return a future that makes torch's stream wait for ours, and what puts work on ours behind the gradients."""
-        ready: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record(torch.cuda.current_stream(buffer.device))
-        return torch.futures.Future(devices=[buffer.device]), partial(self._beside, buffer.device, ready)
-
-    @contextmanager
-    def _beside(self, device: torch.device, ready: torch.cuda.Event, lane: int) -> Iterator[None]:
-        """Work on our own stream of a GPU, behind the event that fills the bucket; the host waits for neither."""
-        if (device, lane) not in self._streams:
-            self._streams[device, lane] = urgent_stream(device)
-        self._streams[device, lane].wait_event(ready)
-        with torch.cuda.stream(self._streams[device, lane]):
-            yield
-
     def bytes_sent(self) -> Traffic:
         """Return what this rank has sent so far, and what the same gradients take dense."""
         return self.exchange.traffic()
@@ -234,7 +287,7 @@ class BucketSender:
         self.exchange.load_state_dict(states)
 
     def close(self) -> None:
-        """End the communication thread once it has sent what it was given; all ranks together."""
+        """End the communication threads once they have sent what they were given; all ranks together."""
         self.exchange.close()
         if self.exchange.failure is None:
             release(self._transport)
@@ -253,10 +306,11 @@ def comm_hook(
     engine: str | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     **options: Any,
-) -> tuple["BucketSender", Hook]:
+) -> tuple["BucketSender | LateSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
-    Every rank must call this at the same time, as it makes a process group. `strategy` carries every bucket, and
+    Every rank must call this at the same time, as it makes a process group; before there is a default one, everything
+    waits until the first bucket comes. `strategy` carries every bucket, and
     `codec` compresses it, with error feedback; they, `compression`, the fields of that, and `engine` mean what they do
     in `DistributedDataParallel`. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and
     `bytes_sent`; with `module` the state names parameters as it does, otherwise by the order in which torch brings
@@ -269,23 +323,116 @@ def comm_hook(
     if scheme.codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
     scheme.check_planner("torch's")
-    strategy = scheme.strategies[0] if strategy == AUTO else strategy
-    check_strategy(strategy)
     check_engine(engine)
-    scheme.check_strategy(strategy)
-    group = process_group or dist.group.WORLD
+    if strategy != AUTO:
+        check_strategy(strategy)
+        scheme.check_strategy(strategy)
+    memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
+
+    def make() -> BucketSender:
+        unused, group = find_unused_parameters, process_group or dist.group.WORLD
+        return _make_sender(strategy, scheme, memory, module, unused, group, engine, timeout_seconds)
+
+    if process_group is None and not dist.is_initialized():
+        late = LateSender(make)
+        return late, late.hook
+    sender = make()
+    return sender, sender.hook
+
+
+class LateSender:
+    """A hook made before the process group exists, as by frameworks that make that themselves.
+
+    The exchange is made when the first bucket comes: torch calls hooks on all ranks in the same order, so all ranks
+    make it at the same time. What it can be asked is what `BucketSender` can be asked, from then on.
+    """
+
+    def __init__(self, make: Callable[[], BucketSender]) -> None:
+        self._make = make
+        self._sender: BucketSender | None = None
+
+    @property
+    def sender(self) -> BucketSender:
+        """The sender itself."""
+        if self._sender is None:
+            raise PlanError(
+                "this communication hook was made before the process group, and no bucket has come yet; "
+                "ask it after the first backward pass, or make it after torch.distributed.init_process_group"
+            )
+        return self._sender
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> Future:  # type: ignore[name-defined]  # torch wants these
+        """Average one bucket over all ranks."""
+        if self._sender is None:
+            self._sender = self._make()
+        return self._sender.hook(state, bucket)
+
+    def bytes_sent(self) -> Traffic:
+        """Return what this rank has sent so far, and what the same gradients take dense."""
+        return self.sender.bytes_sent() if self._sender is not None else Traffic(0, 0)
+
+    def exchange_state_dict(self) -> State:
+        """Return what this rank still owes, by parameter; call it between iterations."""
+        return self.sender.exchange_state_dict()
+
+    def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
+        """Take over from the states of all ranks of an earlier run, once there is a process group."""
+        if self._sender is None and dist.is_initialized():
+            self._sender = self._make()
+        self.sender.load_exchange_state_dict(states)
+
+    def close(self) -> None:
+        """End the communication thread, if there is one; all ranks together."""
+        if self._sender is not None:
+            self._sender.close()
+
+
+def _make_sender(
+    strategy: str,
+    scheme: Scheme,
+    memory: TorchMemory,
+    module: torch.nn.Module | None,
+    find_unused_parameters: bool,
+    group: dist.ProcessGroup | None,
+    engine: str | None,
+    timeout_seconds: float,
+) -> BucketSender:
+    """Return what sends torch's buckets by one route; every rank must call this at the same time."""
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
+    if strategy == AUTO:
+        strategy = scheme.strategies_by(engine or engine_of(group, _gradients_device(module)))[0]
+        check_strategy(strategy)
+        scheme.check_strategy(strategy)
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
-    memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
     asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
     token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
     memory.loads = Loads(group, token, by_exchange=True)
     memory.know_parameters({} if module is None else dict(module.named_parameters()))
     route = Route(strategy, scheme.codec)
-    sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine)
+    count = 0 if module is None else _averaged_count(module)
+    sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine, count)
     _get_ready(route, module, group)
-    return sender, sender.hook
+    return sender
+
+
+def _averaged_count(module: torch.nn.Module) -> int:
+    """Return how many parameters torch's wrapper averages: those that are neither frozen nor ignored."""
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    owned = (
+        (f"{path}.{name}", parameter)  # as torch names them, those of the module itself too
+        for path, part in module.named_modules()
+        for name, parameter in part.named_parameters(recurse=False)
+    )
+    return len({parameter for name, parameter in owned if parameter.requires_grad and name not in ignored})
+
+
+def _gradients_device(module: torch.nn.Module | None) -> torch.device:
+    """Return where gradients will lie; without a module, on the GPU if there is one."""
+    parameter = None if module is None else next(module.parameters(), None)
+    if parameter is not None:
+        return parameter.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _get_ready(route: Route, module: torch.nn.Module | None, group: dist.ProcessGroup) -> None:

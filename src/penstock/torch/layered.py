@@ -1,25 +1,36 @@
 """Algorithm 1 of Wang et al., and its modern form: communicate while computing, layer by layer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import fields
 from typing import Any
 
 import torch
 
+from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.world import World
 from penstock.errors import PlanError
+from penstock.exchange.compression import AUTO, Compression, Scheme, from_options
+from penstock.exchange.parameter_state import Memory, Scaler
+from penstock.plan import Bucket, Plan
+from penstock.planning.planning import Planning
+from penstock.strategies import coded_only_names, names, sparse_names
+from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.layers import Layer, layers_of
 from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
 
+ALL_REDUCES = (*names("all_reduce"), *coded_only_names(), *sparse_names())  # that a bucket may travel by
+OWN_PLANNER = "layers"  # by which buckets are the wrapper's layers
 Settings = list[dict[str, Any]]  # of each of an optimizer's groups of parameters: learning rate, momentum, ...
 Needs = dict[torch.nn.Module, tuple[Layer, ...]]
-BLOCK_NUMEL = 512 * 1024  # 2 MiB of float32: 61 MB took 4 ranks 0.47 s of processor time, in quarters 0.66
 
 
 class Layered(Algorithm):
-    """Sends layer by layer: gradients as soon as backward has them, in one order on all ranks: the last layer first."""
+    """Communicates layer by layer: gradients as soon as backward has them, what comes of them before the next forward.
 
-    gradients_by = "reduce"
+    Each layer has an optimizer of its own, which steps where all that it needs is there.
+    """
+
     least_nbytes = 0  # of a layer, smaller neighbours together; Algorithm 1 sends every layer by itself
 
     def begin(self) -> None:
@@ -27,31 +38,28 @@ class Layered(Algorithm):
         super().begin()
         self.layers = layers_of(self.module, self.least_nbytes)
         self.optimizers = {layer: self.make_optimizer(layer.parameters) for layer in self.layers}
-        self.settings: dict[Layer, Settings] = {}  # of optimizers whose step is put off
-        self.ready: dict[Layer, int] = dict.fromkeys(self.layers, 0)  # parameters whose gradient has come
-        self.lane = {layer: index % self.lanes for index, layer in enumerate(self.layers)}
-        self.sent: dict[Layer, Future[None]] = {}
-        self.coming: dict[Layer, Future[None]] = {}  # second halves on their way
-        owners = {parameter: layer for layer in self.layers for parameter in layer.parameters}
-        self.calls = Calls(self.module, owners)
+        self.given: set[torch.nn.Parameter] = set()  # whose gradients are on their way
+        self.coming: set[Layer] = set()  # layers that have yet to be updated
+        self.owners = {parameter: layer for layer in self.layers for parameter in layer.parameters}
+        self.calls = Calls(self.module, self.owners)
         self.handles = [
-            parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
-            for parameter, layer in owners.items()
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for parameter in self.owners
         ]
         self.handles += [each.register_forward_pre_hook(self._before_module) for each in self.module.modules()]
         self.handles.append(self.module.register_state_dict_pre_hook(lambda *_: self.finish()))  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
         """Send what has not been sent and start the second half; it goes on during the next forward pass."""
-        for layer in reversed(self.layers):
-            if layer not in self.sent:  # some parameter had no gradient this time
-                self._arrive(layer)  # nor was it needed, perhaps
-                self._send_gradients(layer)
-        self._second_half()
-        self.sent.clear()
-        self.ready = dict.fromkeys(self.layers, 0)
-        for layer in self.layers:
-            forget_gradients(layer)
+        try:
+            for layer in reversed(self.layers):
+                if not self.given.issuperset(layer.parameters):  # some parameter had no gradient this time
+                    self._arrive(layer)  # nor was it needed, perhaps
+            self._second_half()
+        finally:  # also of a step that failed: once a state is loaded, training goes on
+            self.given.clear()
+            for layer in self.layers:
+                forget_gradients(layer)
         self.calls.step()
         for layer in self.calls.unannounced:
             self._arrive(layer)
@@ -72,21 +80,16 @@ class Layered(Algorithm):
             handle.remove()
         self.sender.close()
 
-    def _on_gradient(self, layer: Layer, _: torch.nn.Parameter) -> None:
-        self._check_order(layer)
-        if not self.sends:
-            return
-        self.ready[layer] += 1
-        for candidate in reversed(self.layers):
-            if candidate in self.sent:
-                continue
-            if self.ready[candidate] < len(candidate.parameters):
-                return
-            self._send_gradients(candidate)
+    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
+        self._check_order(parameter)
+        if self.sends:
+            self.given.add(parameter)
+            self._send(parameter)
 
-    def _check_order(self, layer: Layer) -> None:
+    def _check_order(self, parameter: torch.nn.Parameter) -> None:
         """Refuse gradients that would be lost, and those of weights from before the last step."""
-        if layer in self.sent:
+        layer = self.owners[parameter]
+        if parameter in self.given:
             raise PlanError(
                 f"layer {layer.name!r}: a second backward pass before step(), when its gradients are on their way; "
                 "run all but the last backward pass in no_sync()"
@@ -97,73 +100,141 @@ class Layered(Algorithm):
                 "those before the last step: use algorithm='all_reduce' for such a model"
             )
 
-    def _send_gradients(self, layer: Layer) -> None:
-        layer.pack_gradients(self.sender.world_size)
-        options = self._first_options()
-        self.sent[layer] = self.sender.start(self.gradients_by, layer.flat, self.lane[layer], **options)
-
     def _before_module(self, module: torch.nn.Module, _inputs: Any) -> None:
         for layer in self.calls.before(module):
             self._arrive(layer)
 
-    def _first_options(self) -> dict[str, Any]:
-        return self._by(self.gradients_by)
+    def _arrive(self, layer: Layer) -> None:
+        if layer in self.coming:
+            self.coming.remove(layer)
+            self._update(layer)
+
+    def _send(self, parameter: torch.nn.Parameter) -> None:
+        raise AssertionError("each algorithm has its own")
 
     def _second_half(self) -> None:
         raise AssertionError("each algorithm has its own")
 
-    def _arrive(self, layer: Layer) -> None:
+    def _update(self, layer: Layer) -> None:
         raise AssertionError("each algorithm has its own")
 
 
 class Layers(Layered):
-    """Algorithm 1: a layer's gradients travel during backward of the layer below, its weights during forward of it."""
+    """Algorithm 1: a layer's gradients travel during backward of the layer below, its weights during forward of it.
 
-    def _first_options(self) -> dict[str, Any]:
-        return {"root": ROOT, **self._by("reduce")}
+    Gradients are sent in one order on all ranks: the last layer first.
+    """
+
+    def begin(self) -> None:
+        """Start with nothing under way."""
+        super().begin()
+        self.sent: dict[Layer, Future[None]] = {}
+        self.weights: dict[Layer, Future[None]] = {}
+
+    def _send(self, parameter: torch.nn.Parameter) -> None:
+        for layer in reversed(self.layers):
+            if layer not in self.sent:
+                if not self.given.issuperset(layer.parameters):
+                    return
+                self._reduce(layer)
+
+    def _reduce(self, layer: Layer) -> None:
+        layer.pack_gradients(self.sender.world_size)
+        self.sent[layer] = self.sender.start("reduce", layer.flat, root=ROOT, **self._by("reduce"))
 
     def _second_half(self) -> None:
+        for layer in reversed(self.layers):
+            if layer not in self.sent:
+                self._reduce(layer)
         for layer in self.layers:
-            self.sent[layer].result()
+            self.sent.pop(layer).result()
             if self.sender.rank == ROOT:
                 layer.lend_gradients()
                 self.optimizers[layer].step()
                 layer.pack_weights()
-            self.coming[layer] = self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast"))
+            self.weights[layer] = self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast"))
+        self.coming.update(self.layers)
 
-    def _arrive(self, layer: Layer) -> None:
-        if (coming := self.coming.pop(layer, None)) is not None:
-            coming.result()
-            layer.unpack_weights()
+    def _update(self, layer: Layer) -> None:
+        self.weights.pop(layer).result()
+        layer.unpack_weights()
 
 
 class Split(Layered):
     """An all-reduce in two halves; a layer is updated just before its next forward pass, when both are here.
 
-    Neighbouring layers travel in two lanes: while the steps of one collective wait for a busy rank, the other's bytes
-    keep the wire busy. Both halves of a layer are in one lane, so that the second comes after the first.
+    Gradients travel through an exchange (`exchange/`), in the buckets and by the routes of a plan. Which parameters had
+    a gradient on any rank travels beside them: the others are not updated.
     """
 
-    lanes = 2
-    gradients_by = "reduce_scatter"
     least_nbytes = 2 << 20
 
-    def _by(self, operation: str) -> dict[str, Any]:
-        """Cut chunks into few blocks: what the interpreter does for each is taken from computation all the time."""
-        return {"block_numel": BLOCK_NUMEL, **super()._by(operation)}
+    def begin(self) -> None:
+        """Start from rank 0's weights, with a session for the gradients."""
+        super().begin()
+        trained = {name: each for name, each in self.module.named_parameters() if each in self.owners}
+        self.numbers = {parameter: number for number, parameter in enumerate(trained.values())}
+        layers = [layer.parameters for layer in self.layers]
+        name = type(self.module).__name__
+        self.session = make_session(self.world, trained, layers, name, self.strategy, self.options)
+        self.settings: dict[Layer, Settings] = {}  # of optimizers whose step is put off
+        self.used = torch.zeros(len(trained))  # by parameter: on how many ranks it had a gradient
+        self.counted: Future[None] | None = None  # once `used` is that
+
+    def begin_forward(self) -> None:
+        """Note that a forward pass begins."""
+        self.session.begin()
+
+    def _send(self, parameter: torch.nn.Parameter) -> None:
+        number = self.numbers[parameter]
+        if parameter.grad is None:
+            self.session.place(number).zero_()
+        else:
+            self.session.place(number).copy_(parameter.grad)
+        self.session.came(number)
 
     def _second_half(self) -> None:
-        for layer in self.layers:
-            self.settings[layer] = settings_of(self.optimizers[layer])
-            options = self._by("all_gather")
-            self.coming[layer] = self.sender.start("all_gather", layer.flat, self.lane[layer], **options)
+        for parameter, number in self.numbers.items():
+            self.used[number] = float(parameter.grad is not None)
+        self.counted = self.sender.start("all_reduce", self.used, strategy="native")
+        for parameter in reversed(self.numbers):
+            if parameter not in self.given:
+                self._send(parameter)
+        self.settings = {layer: settings_of(optimizer) for layer, optimizer in self.optimizers.items()}
+        if self.session.is_planning:  # which ends with other buckets: everything is done before that
+            averages: list[Any] = self.session.wait()
+            for layer in self.layers:
+                self._apply(layer, [averages[self.numbers[each]] for each in layer.parameters])
+        else:
+            self.session.leave()
+            self.coming.update(self.layers)
 
-    def _arrive(self, layer: Layer) -> None:
-        if (coming := self.coming.pop(layer, None)) is not None:
-            coming.result()
-            layer.lend_gradients()
-            step_with(self.optimizers[layer], self.settings[layer])
-            forget_gradients(layer)
+    def _update(self, layer: Layer) -> None:
+        try:
+            averages = [self.session.arrive(self.numbers[each]) for each in layer.parameters]
+        except Exception:
+            self.coming.clear()  # no other average comes
+            raise
+        self._apply(layer, averages)
+
+    def _apply(self, layer: Layer, averages: Sequence[torch.Tensor]) -> None:
+        """Update a layer; a parameter without a gradient on any rank stays as it is."""
+        assert self.counted is not None
+        self.counted.result()
+        for parameter, average in zip(layer.parameters, averages, strict=True):
+            parameter.grad = average if self.used[self.numbers[parameter]] else None
+        step_with(self.optimizers[layer], self.settings[layer])
+        forget_gradients(layer)
+
+    def finish(self) -> None:
+        """Wait for all second halves."""
+        super().finish()
+        self.session.land()
+
+    def close(self) -> None:
+        """Finish, remove the hooks and end the communication threads."""
+        super().close()
+        self.session.close()
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
@@ -234,3 +305,71 @@ class Calls:
 
 def _layers(module: torch.nn.Module, owners: Mapping[torch.nn.Parameter, Layer]) -> tuple[Layer, ...]:
     return tuple(dict.fromkeys(owners[each] for each in module.parameters(recurse=False) if each.requires_grad))
+
+
+class TorchSession(Session):
+    """A session whose gradients, averages and saved states are tensors in host memory."""
+
+    def _new_memory(self, scheme: Scheme, on_nonfinite: str, scaler: Scaler | None) -> Memory:
+        return TorchMemory(scheme, on_nonfinite, scaler)
+
+    def _zeros(self, numel: int, dtype: str) -> torch.Tensor:
+        return torch.zeros(numel, dtype=getattr(torch, dtype))
+
+
+def make_session(
+    world: World,
+    parameters: Mapping[str, torch.nn.Parameter],  # those that are trained
+    layers: Sequence[Iterable[torch.nn.Parameter]],  # in the order of the forward pass
+    model: str,
+    strategy: str,  # empty: chosen
+    options: dict[str, Any],  # compression, planning, and the fields of both, as `DistributedDataParallel` takes them
+) -> TorchSession:
+    """Return the session of a model; all ranks together. Without planning= or a field of it, a bucket is a layer."""
+    compression = from_options(Compression, options.pop("compression", None), "compression", options)
+    plans = "planning" in options or any(each.name in options for each in fields(Planning))
+    options |= {"strategy": strategy} if strategy.partition("(")[0] in ALL_REDUCES else {}
+    planning = from_options(Planning, options.pop("planning", None), "planning", options)
+    if options:
+        raise TypeError(f"BulkSynchronous() got an unexpected keyword argument {next(iter(options))!r}")
+    if planning.replan_drift:
+        raise PlanError(
+            "replan_drift with algorithm 'split', whose buckets are under way between iterations; leave it out"
+        )
+    scheme = compression.scheme()
+    leaves_out = scheme.codec is not None or scheme.momentum.is_used or planning.plan is not None
+    if not plans and scheme.codec != AUTO:
+        planning = Planning(
+            strategy=planning.strategy, plan=_own_plan(world, parameters, layers, scheme, planning.strategy)
+        )
+    gradients = [
+        Gradient(name, tuple(each.shape), str(each.dtype).removeprefix("torch.")) for name, each in parameters.items()
+    ]
+    return TorchSession(
+        world,
+        gradients,
+        compression=compression,
+        planning=planning,
+        framework="torch",
+        model=model,
+        halves=True,
+        leaves_out=leaves_out,
+    )
+
+
+def _own_plan(
+    world: World,
+    parameters: Mapping[str, torch.nn.Parameter],
+    layers: Sequence[Iterable[torch.nn.Parameter]],
+    scheme: Scheme,
+    strategy: str,
+) -> Plan:
+    """Return a plan with a bucket for each layer, the last first."""
+    chosen = strategy if strategy != AUTO else "ring" if scheme.codec is None else scheme.strategies[0]
+    scheme.check_strategy(chosen)
+    names_of = {id(each): name for name, each in parameters.items()}
+    buckets = []
+    for layer in reversed([tuple(each) for each in layers]):
+        held = tuple(names_of[id(each)] for each in reversed(layer))
+        buckets.append(Bucket(held, sum(each.nbytes for each in layer), chosen, scheme.codec))
+    return Plan("model", world.size, OWN_PLANNER, tuple(buckets))

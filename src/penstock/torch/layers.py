@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -10,16 +11,18 @@ from penstock.errors import PlanError
 Group = tuple[str, list[torch.nn.Parameter]]  # submodules that travel together: their names, and what they own
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layer:
-    """Parameters that one submodule owns, with one buffer that holds all their elements.
-
-    Behind them it has one element for each parameter, whose sum says how many ranks had a gradient.
-    """
+    """Parameters that one submodule owns, with one buffer that holds all their elements."""
 
     name: str
     parameters: tuple[torch.nn.Parameter, ...]
-    flat: torch.Tensor  # the elements of all parameters, then one for each
+
+    @cached_property
+    def flat(self) -> torch.Tensor:
+        """The elements of all parameters, then one for each, whose sum says how many ranks had a gradient."""
+        numel = sum(parameter.numel() for parameter in self.parameters)
+        return torch.empty(numel + len(self.parameters), dtype=self.parameters[0].dtype)
 
     def pack_gradients(self, divide_by: int) -> None:
         """Fill the buffer with the gradients, divided; a parameter without one counts as zero."""
@@ -105,5 +108,4 @@ def _layer(name: str, parameters: list[torch.nn.Parameter]) -> Layer:
     kinds = {(parameter.dtype, parameter.device.type) for parameter in parameters}
     if len(kinds) > 1 or next(iter(kinds))[1] != "cpu":
         raise PlanError(f"layer {name!r} has parameters of {sorted(map(str, kinds))}; wanted one type, on the CPU")
-    numel = sum(parameter.numel() for parameter in parameters)
-    return Layer(name, tuple(parameters), torch.empty(numel + len(parameters), dtype=parameters[0].dtype))
+    return Layer(name, tuple(parameters))

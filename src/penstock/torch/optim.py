@@ -1,6 +1,6 @@
 """AdamW whose momentum is exchanged instead of gradients, in as little as one bit a value.
 
-    model = DDP(model, codec="onebit(block=256)")
+    model = DDP(model, codec="onebit(block=256)")        # or fully_shard_with(model, mesh, codec="onebit(block=256)")
     optimizer = CompressedAdamW(model.parameters(), lr=1e-3, ddp=model, warmup_steps=300)
 
 Adam divides by the root of a second moment v that it learns from gradients. A coarse codec's error goes into v as if
@@ -27,13 +27,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
-from penstock.codecs.registry import SPARSE_CODECS, make_codec
+from penstock.codecs.registry import SPARSE_CODECS, is_low_rank, make_codec
 from penstock.codecs.spec import parse_spec
 from penstock.errors import CodecError
 from penstock.exchange.compression import AUTO, check_known
 from penstock.torch.ddp import DistributedDataParallel
+from penstock.torch.fsdp.sharding import ShardedModule
 
 WARMUP_CODEC = "blocks(bits=4)"
 COUNT = "exchanged_steps"  # of each group of parameters: steps so far, which warming up counts
@@ -48,7 +50,8 @@ Parts = Sequence[tuple[str, torch.Tensor]]  # gradients of a bucket by name, fla
 class CompressedAdamW(torch.optim.AdamW):
     """torch's AdamW for a wrapper with a codec; without `ddp`, or where that has no codec, torch's to the bit.
 
-    ddp: the wrapper whose gradients it steps with. All parameters that the wrapper averages must be in this optimizer.
+    ddp: the wrapper, or the module of `fully_shard_with`, whose gradients it steps with. All parameters that it
+    averages must be in this optimizer.
     warmup_steps: steps before momentum is exchanged, 10% to 20% of all and not fewer than the learning rate rises for.
     warmup_codec: what carries gradients until then instead of the wrapper's codec; None: nothing is compressed.
     max_norm: once momentum is exchanged, each rank's own gradient is clipped to this norm before it goes into its
@@ -66,7 +69,7 @@ class CompressedAdamW(torch.optim.AdamW):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
-        ddp: DistributedDataParallel | None = None,
+        ddp: DistributedDataParallel | ShardedModule | None = None,
         warmup_steps: int | None = None,
         warmup_codec: str | None = WARMUP_CODEC,
         max_norm: float | None = None,
@@ -78,6 +81,11 @@ class CompressedAdamW(torch.optim.AdamW):
             return
         codec = ddp.exchange_memory.compression.codec
         _check(codec, warmup_steps, warmup_codec, max_norm, options)
+        if max_norm is not None and isinstance(ddp, ShardedModule):
+            raise CodecError(
+                "max_norm with shards: a rank knows the norm of its own part only; leave it out, and clip gradients "
+                "with torch.nn.utils.clip_grad_norm_ while warming up"
+            )
         assert warmup_steps is not None
         self._moments = Moments(self, ddp, warmup_steps, warmup_codec, max_norm)
         ddp.exchange_memory.moments = self._moments
@@ -136,7 +144,7 @@ class Moments:
     def __init__(
         self,
         optimizer: CompressedAdamW,
-        ddp: DistributedDataParallel,
+        ddp: DistributedDataParallel | ShardedModule,
         warmup_steps: int,
         warmup_codec: str | None,
         max_norm: float | None,
@@ -144,11 +152,12 @@ class Moments:
         self.warmup_steps, self._warmup_codec, self._max_norm = warmup_steps, warmup_codec, max_norm
         self.arrived: set[torch.Tensor] = set()  # parameters whose `grad` is momentum since the last step
         self._optimizer, self._memory = optimizer, ddp.exchange_memory
-        self._parameters = {name: each for name, each in ddp.module.named_parameters() if each.requires_grad}
+        module, group, may_lack = _averaged_by(ddp)
+        self._parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}  # the optimizer's, by parameter
         self._roots: dict[torch.Tensor, torch.Tensor] = {}  # sqrt(v) + eps of parameters whose v is frozen
         self._limits: dict[torch.Tensor, torch.Tensor] = {}  # norms that their gradients are clipped to
-        self._largest = LIMIT * math.sqrt(dist.get_world_size(ddp.process_group))
+        self._largest = LIMIT * math.sqrt(dist.get_world_size(group))
         self._came: dict[torch.Tensor, torch.Tensor] = {}  # norms of gradients as they came, before the user clips
         self.forget()
         if left := [name for name, each in self._parameters.items() if each not in self._groups]:
@@ -156,7 +165,7 @@ class Moments:
                 f"CompressedAdamW does not have parameter {left[0]!r}, which its wrapper averages by the same codec; "
                 "give it all parameters that are trained, or freeze those before wrapping"
             )
-        if ddp.find_unused_parameters:
+        if may_lack:
             raise CodecError(
                 "CompressedAdamW with find_unused_parameters=True: a parameter without a gradient would lose what its "
                 "momentum owes; use torch.optim.AdamW with codec='blocks(bits=4)'"
@@ -220,16 +229,16 @@ class Moments:
             if SQUARES not in self.state(each):
                 self.state(each)[SQUARES] = torch.zeros_like(each, memory_format=torch.preserve_format)
         if found:
-            gradients = [each.grad for each in found if each.grad is not None]
+            gradients = [_here(each.grad) for each in found if each.grad is not None]
             if self._came:
                 gradients = list(torch._foreach_mul(gradients, self._clipped_by()))
-            squares = [self.state(each)[SQUARES] for each in found]
+            squares = [_here(self.state(each)[SQUARES]) for each in found]
             count = self.warmup_steps - self.warmup_steps // 2
             torch._foreach_addcmul_(squares, gradients, gradients, value=1 / count)
 
     def _clipped_by(self) -> torch.Tensor:
         """Return how much longer gradients were when they came than they are now, at least 1."""
-        now = [each.grad for each in self._came if each.grad is not None]
+        now = [_here(each.grad) for each in self._came if each.grad is not None]
         came = [norm for each, norm in self._came.items() if each.grad is not None]
         lengths = [torch.linalg.vector_norm(torch.stack(each)) for each in (came, torch._foreach_norm(now))]
         self._came = {}
@@ -267,10 +276,10 @@ class Moments:
         if parameter not in self._roots:
             state = self.state(parameter)
             if not state.get(FROZEN):
-                squares = state.pop(SQUARES, state["exp_avg_sq"])
+                squares = _here(state.pop(SQUARES, state["exp_avg_sq"]))
                 if squares.is_cuda:  # made on the optimizer's stream, read on a bucket's
                     squares.record_stream(torch.cuda.current_stream(squares.device))
-                state["exp_avg_sq"].copy_(_with_floor(squares))
+                _here(state["exp_avg_sq"]).copy_(_with_floor(squares))
                 state[FROZEN] = True
             self._roots[parameter] = _flat(state["exp_avg_sq"]).sqrt().add_(self._groups[parameter]["eps"])
         return self._roots[parameter]
@@ -287,11 +296,15 @@ class Moments:
         torch._foreach_mul_(parts, list(factors.clamp_max_(1.0).unbind()))
 
     def _shares(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Return each parameter's part of the norm that gradients are clipped to."""
+        """Return each parameter's part of the norm that gradients are clipped to; by size where no moment is known."""
+        assert self._max_norm is not None
         states = {each: self.state(each) for each in self._parameters.values()}
         squares = {each: state.get(SQUARES, state["exp_avg_sq"]).float().sum() for each, state in states.items()}
-        whole = torch.stack(list(squares.values())).sum()
-        return {each: self._max_norm * (square / whole).sqrt() for each, square in squares.items()}
+        whole, numel = torch.stack(list(squares.values())).sum(), sum(each.numel() for each in squares)
+        shares = {
+            each: torch.where(whole > 0, square / whole, each.numel() / numel) for each, square in squares.items()
+        }
+        return {each: self._max_norm * share.sqrt() for each, share in shares.items()}
 
 
 def _step_frozen(
@@ -302,19 +315,21 @@ def _step_frozen(
         return
     beta1, rate = group["betas"][0], float(group["lr"])
     states = [moments.state(each) for each in parameters]
-    averages = [state["exp_avg"] for state in states]
+    averages, weights = [_here(state["exp_avg"]) for state in states], [_here(each) for each in parameters]
     for average, parameter in zip(averages, parameters, strict=True):
         assert parameter.grad is not None
         if parameter in arrived:
-            average.copy_(parameter.grad)
+            average.copy_(_here(parameter.grad))
         else:  # it travelled dense, as while a plan is made
-            average.lerp_(parameter.grad, 1 - beta1)
+            average.lerp_(_here(parameter.grad), 1 - beta1)
     for state in states:
         state["step"] += 1
-    roots = [moments.root(each).as_strided(each.shape, each.stride()) for each in parameters]
-    torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+    roots = [
+        moments.root(each).as_strided(here.shape, here.stride()) for each, here in zip(parameters, weights, strict=True)
+    ]
+    torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
     torch._foreach_addcdiv_(
-        parameters, averages, roots, scalars=[-rate / (1 - beta1 ** float(state["step"])) for state in states]
+        weights, averages, roots, scalars=[-rate / (1 - beta1 ** float(state["step"])) for state in states]
     )
 
 
@@ -339,7 +354,23 @@ def _with_floor(squares: torch.Tensor) -> torch.Tensor:
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's memory in order, as buckets hold gradients: dense, in whatever order its dimensions are."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+    here = _here(tensor)
+    return here.as_strided((here.numel(),), (1,))
+
+
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor: all of it, unless it is sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _averaged_by(
+    ddp: DistributedDataParallel | ShardedModule,
+) -> tuple[torch.nn.Module, dist.ProcessGroup, bool]:
+    """Return the module whose gradients are averaged, over which ranks, and whether some may lack one."""
+    if isinstance(ddp, DistributedDataParallel):
+        return ddp.module, ddp.process_group, bool(ddp.find_unused_parameters)
+    assert isinstance(ddp, torch.nn.Module), "fully_shard_with makes modules"
+    return ddp, ddp.replica_group, False
 
 
 def _check(codec: str, warmup_steps: object, warmup_codec: object, max_norm: object, options: dict[str, Any]) -> None:
@@ -354,6 +385,8 @@ def _check(codec: str, warmup_steps: object, warmup_codec: object, max_norm: obj
     for spec in (codec, warmup_codec):
         if spec not in (None, AUTO) and parse_spec(str(spec))[0] in SPARSE_CODECS:
             raise CodecError(f"CompressedAdamW with codec {spec!r}, which sends few entries; wanted onebit or blocks")
+        if spec is not None and is_low_rank(str(spec)):
+            raise CodecError(f"CompressedAdamW with codec {spec!r}, which factors gradients; wanted onebit or blocks")
     if max_norm is not None and not (isinstance(max_norm, int | float) and max_norm > 0):
         raise CodecError(f"max_norm is {max_norm!r}; wanted more than 0, or None")
     for name in ("amsgrad", "maximize", "fused", "capturable", "differentiable"):

@@ -11,28 +11,40 @@
 | `reduce_broadcast` | Alg. 2 | gradients to rank 0, which updates; weights to all ranks | after the backward pass |
 | `all_reduce` | Alg. 3 | gradients to all ranks, which all update; weights from rank 0 every 5 steps | after it |
 | `layers` | Alg. 1 | as Alg. 2, layer by layer | gradients during backward, weights during the next forward pass |
-| `split` | ours | an all-reduce per layer, in two halves | one during backward, one during the next forward pass |
+| `split` | ours | an all-reduce per bucket, in two halves | one during backward, one during the next forward pass |
+
+`split` takes codecs, plans and planners as `DistributedDataParallel` does: `codec="onebit"`, `plan="plan.json"`,
+`planner="exact"`; without a plan each layer is a bucket, and layers of less than 2 MiB are put together.
 
 All of them compute what plain data parallelism computes. Parameters may have no gradient, on some ranks or on all. Each
 rank's buffers stay its own. Schedulers take `bsp.optimizers`, one or one for each layer, and are stepped after
 `bsp.step()`; in the algorithms that update on rank 0 only, their state is there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from penstock.adaptor.world import World
+from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
-from penstock.runtime.communicator import Communicator
-from penstock.runtime.transport.c10d import C10dTransport
+from penstock.exchange.compression import Compression
+from penstock.exchange.state import State
+from penstock.exchange.traffic import Traffic
+from penstock.plan import Plan
+from penstock.planning.planning import Decision, Planning
+from penstock.run_record import RouteUse
+from penstock.runtime.connect import GLOO
+from penstock.runtime.launch import Place
 from penstock.strategies import names
-from penstock.torch.engines import own_group
-from penstock.torch.hook import TIMEOUT_SECONDS
-from penstock.torch.layered import Layers, Split
-from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast, Sender
+from penstock.timeline import Timeline
+from penstock.torch.engines import check_engine, message_seconds, own_transport
+from penstock.torch.layered import ALL_REDUCES, Layers, Split, TorchSession
+from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast
+from penstock.torch.watch import OptimizerWatch
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "reduce_broadcast": ReduceBroadcast,
@@ -40,11 +52,17 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "layers": Layers,
     "split": Split,
 }
-OPERATIONS = ("reduce", "broadcast", "all_reduce", "reduce_scatter", "all_gather")
+OPERATIONS = ("reduce", "broadcast", "all_reduce")
 
 
 class BulkSynchronous(torch.nn.Module):
-    """A module that is trained by one of the algorithms above; `make_optimizer` is called per layer where layered."""
+    """A module that is trained by one of the algorithms above; `make_optimizer` is called per layer where layered.
+
+    engine: what carries messages: None, gloo; `mpi`, MPI beside the process group, where mpirun started the ranks.
+    compression, codec, planning, and the fields of a `Compression` and a `Planning` as keywords, are for `split`, and
+    mean what they do in `DistributedDataParallel`. It plans where it is given a planner, network or trace, and follows
+    a plan; it cannot plan again (`replan_drift`).
+    """
 
     def __init__(
         self,
@@ -54,27 +72,45 @@ class BulkSynchronous(torch.nn.Module):
         strategy: str = "",
         resync_every: int = 5,
         process_group: dist.ProcessGroup | None = None,
+        *,
+        compression: Compression | None = None,
+        codec: str | Codec | None = None,
+        planning: Planning | None = None,
+        engine: str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
+        given = {"compression": compression, "codec": codec, "planning": planning}
+        options |= {name: value for name, value in given.items() if value is not None}
         if algorithm not in ALGORITHMS:
             raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}")
-        if strategy and not any(strategy in names(operation) for operation in OPERATIONS):
-            known = sorted({name for operation in OPERATIONS for name in names(operation)})
-            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(known)}")
+        if options and algorithm != "split":
+            raise PlanError(f"{next(iter(options))}= with algorithm {algorithm!r}; wanted 'split', or leave it out")
+        known = sorted({name for operation in OPERATIONS for name in names(operation)})
+        known += ALL_REDUCES if algorithm == "split" else ()  # perhaps with options behind the name
+        if strategy and strategy.partition("(")[0] not in known:
+            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(dict.fromkeys(known))}")
         if resync_every < 1:
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
+        check_engine(engine)
         self.module = module
         group = process_group or dist.group.WORLD
         if group is None:
             raise PlanError("no process group; call torch.distributed.init_process_group first")
-        chosen = ALGORITHMS[algorithm]
-        ours = [own_group(group) for _ in range(chosen.lanes)]
-        sender = Sender([Communicator(C10dTransport(each, parent=group), TIMEOUT_SECONDS) for each in ours])
-        self._algorithm = chosen(module, make_optimizer, sender, strategy, resync_every)
+        place, seconds = Place(dist.get_rank(group), dist.get_world_size(group)), message_seconds(group)
+        world = World(place, engine or GLOO, lambda: own_transport(engine, group), timeout_seconds=seconds)
+        self._algorithm = ALGORITHMS[algorithm](module, make_optimizer, world, strategy, resync_every, options)
         self._algorithm.begin()
+        if isinstance(self._algorithm, Split):
+            session = self._algorithm.session
+            codecs = {bucket.codec for bucket in session.plan.buckets if bucket.codec} if session.plan else set()
+            named = (*session.memory.compression.named, *sorted(codecs))
+            self._optimizer = OptimizerWatch(module.parameters(), session.memory, named, world.rank == 0)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; with overlap, each layer waits for its own weights only."""
+        if torch.is_grad_enabled():
+            self._algorithm.begin_forward()
         return self.module(*inputs, **kwargs)
 
     def step(self) -> None:
@@ -100,5 +136,57 @@ class BulkSynchronous(torch.nn.Module):
         self._algorithm.finish()
 
     def close(self) -> None:
-        """Finish, remove all hooks and end the communication thread."""
+        """Finish, remove all hooks and end the communication threads."""
         self._algorithm.close()
+
+    # What came of it, of `split`
+
+    @property
+    def _session(self) -> TorchSession:
+        if not isinstance(self._algorithm, Split):
+            raise PlanError("this algorithm has no plan, codec or exchange; wanted algorithm='split'")
+        return self._algorithm.session
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force; None while profiling."""
+        return self._session.plan
+
+    @property
+    def decision(self) -> Decision | None:
+        """The plan in force with the trace and the network it was made from; None while profiling."""
+        return self._session.decision
+
+    def measured_timeline(self) -> Timeline | None:
+        """Return what the last finished iteration took on this rank, its second halves included; after `finish()`,
+        the last one."""
+        return self._session.measured_timeline()
+
+    def record_instructions(self, on: bool = True) -> None:
+        """Let `measured_timeline` show every encode, send, recv, merge and decode of the iterations to come."""
+        self._session.record_instructions(on)
+
+    def explain(self, picture: bool = False) -> str:
+        """Say what was decided and why; what is predicted is of a wrapper that waits before each step."""
+        return self._session.explain(picture)
+
+    def bytes_sent(self) -> Traffic:
+        """Return the bytes this rank has put on the wire so far, and what a dense all-reduce of the same would have."""
+        return self._session.bytes_sent()
+
+    def routes_used(self) -> tuple[RouteUse, ...]:
+        """Return by which routes the gradients of the last iteration really travelled, with what this rank sent."""
+        return self._session.routes_used()
+
+    def exchange_state_dict(self) -> State:
+        """Return what this rank still owes of each parameter's gradient, once the last step is finished.
+
+        It belongs into a checkpoint beside the model and the optimizers. Every rank has its own.
+        """
+        self.finish()
+        return self._session.state_dict()
+
+    def load_exchange_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take over from the states of all ranks of an earlier run, whatever their number; all ranks together."""
+        self.finish()
+        self._session.load_state_dict(states)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from penstock.errors import ProfileError
+from penstock.planning.profile_summary import Pass, Profile, Times, summarise
 from penstock.torch.clocks import Clock, HostClock, clock_for, device_name, one_device
-from penstock.torch.profile_summary import Pass, Profile, Times, summarise
 from penstock.trace import ITEMSIZE, Trace
 from penstock.trace import Tensor as TracedTensor
 
@@ -68,8 +68,8 @@ class Profiler:
     >>> model = nn.Linear(4, 2)
     >>> with profiler.attached(model):
     ...     model(torch.ones(3, 4)).sum().backward()
-    >>> [tensor.name for tensor in profiler.profile().trace.tensors]
-    ['bias', 'weight']
+    >>> ", ".join(tensor.name for tensor in profiler.profile().trace.tensors)
+    'bias, weight'
     """
 
     def __init__(self, *, warmup: int = 2, iterations: int = 10, counts: Callable[[], bool] = lambda: True) -> None:

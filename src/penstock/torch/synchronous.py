@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penstock.adaptor.world import World
 from penstock.errors import PenstockError, TransportError
 from penstock.runtime.communicator import Communicator
 from penstock.strategies import names
@@ -17,21 +18,17 @@ ROOT = 0
 
 
 class Sender:
-    """Runs collectives in lanes: those of one lane one after the other, on its own thread, in the order they are given.
+    """Runs collectives one after the other, on a thread of its own, in the order they are given."""
 
-    Every lane has a communicator of its own, so that all ranks need the same order in each lane only.
-    """
-
-    def __init__(self, communicators: Sequence[Communicator]) -> None:
-        transport = communicators[0].transport
-        self.rank, self.world_size = transport.rank, transport.world_size
-        self._lanes = [(each, ThreadPoolExecutor(1, thread_name_prefix="penstock-bsp")) for each in communicators]
+    def __init__(self, communicator: Communicator) -> None:
+        self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
+        self._communicator = communicator
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-bsp")
         self._failure: BaseException | None = None  # the first; all that follows fails because of it
 
-    def start(self, operation: str, values: torch.Tensor, lane: int = 0, **options: Any) -> "Future[None]":
+    def start(self, operation: str, values: torch.Tensor, **options: Any) -> "Future[None]":
         """Start a collective on `values`, in place."""
-        communicator, thread = self._lanes[lane]
-        return thread.submit(self._run, partial(getattr(communicator, operation), values, **options))
+        return self._thread.submit(self._run, partial(getattr(self._communicator, operation), values, **options))
 
     def _run(self, collective: Callable[[], None]) -> None:
         if self._failure is not None:
@@ -44,27 +41,34 @@ class Sender:
             raise self._failure or error from None
 
     def close(self) -> None:
-        """End the threads once they have done what they were given."""
-        for _, thread in self._lanes:
-            thread.shutdown()
+        """End the thread once it has done what it was given."""
+        self._thread.shutdown()
 
 
 class Algorithm:
     """What the four have in common: the same weights at the start, and nothing to clean up."""
 
-    lanes = 1  # collectives under way at a time
-
     def __init__(
-        self, module: torch.nn.Module, make_optimizer: MakeOptimizer, sender: Sender, strategy: str, resync_every: int
+        self,
+        module: torch.nn.Module,
+        make_optimizer: MakeOptimizer,
+        world: World,
+        strategy: str,
+        resync_every: int,
+        options: dict[str, Any],  # of an exchange
     ) -> None:
-        self.module, self.make_optimizer, self.sender = module, make_optimizer, sender
-        self.strategy, self.resync_every = strategy, resync_every
+        self.module, self.make_optimizer, self.world = module, make_optimizer, world
+        self.strategy, self.resync_every, self.options = strategy, resync_every, options
+        self.sender = Sender(world.communicator)
         self.sends = True  # False in no_sync: gradients only add up
 
     def begin(self) -> None:
         """Give all ranks rank 0's weights and buffers."""
         for tensor in (*self.module.parameters(), *self.module.buffers()):
             self.sender.start("broadcast", tensor.detach(), root=ROOT).result()
+
+    def begin_forward(self) -> None:
+        """Nothing is noted of forward passes."""
 
     def step(self) -> None:
         """Exchange gradients and update weights, or start to."""

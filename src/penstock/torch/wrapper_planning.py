@@ -22,8 +22,10 @@ from penstock.plan import Plan, Route
 from penstock.planning.agree import from_rank_0, nodes_of
 from penstock.planning.candidates import candidates, first_of_each_codec
 from penstock.planning.explain import explain, summary, text_picture
+from penstock.planning.given import Given
 from penstock.planning.observed import Drift, Sending, communication_seconds, measured_timeline
 from penstock.planning.planning import WARMUP, Decision, Settings
+from penstock.program.composition import LANES
 from penstock.runtime.hosts import Nodes, share_hosts
 from penstock.runtime.pages import give_back_pages
 from penstock.runtime.rehearse import Compiling
@@ -40,9 +42,8 @@ from penstock.torch.buckets import (
     release_buckets,
     sending_order,
 )
-from penstock.torch.check_inputs import Given
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.collective_errors import GroupRanks, together
 from penstock.torch.engines import engine_of
 from penstock.torch.profile import Profiler, gradient_sizes
 from penstock.torch.watch import BackwardPasses, OptimizerWatch
@@ -191,6 +192,8 @@ class WrapperPlanning:
         self.memory.change_group(self._group)
         self.buckets.forget()
         self._hold()
+        if self._wrapper._lazy_init_ran:
+            self.buckets.name_lost_ranks()
 
     def register(self, hook: Hook) -> None:
         """Register a communication hook of the user's; refuse it where the hook is needed for what was asked of us."""
@@ -225,6 +228,8 @@ class WrapperPlanning:
         """Hold the plan again, in a wrapper that was copied or unpickled."""
         self.buckets.resume()
         self._hold()
+        if self._wrapper._lazy_init_ran:
+            self.buckets.name_lost_ranks()
         self._passes = self._watch_passes()
         self._optimizer = self._watch_optimizer()
 
@@ -241,7 +246,7 @@ class WrapperPlanning:
         found = self.buckets.parameters
         nbytes = {each.name: each.nbytes for each in found}
         may_lack = self._some_may_lack or any(each.is_sparse for each in found)
-        given.agree(nbytes, may_lack, compression, self._group)
+        given.agree(nbytes, may_lack, compression, self._ranks)
 
     def _go_on_planning(self) -> None:
         hook = self.buckets.user_hook
@@ -345,7 +350,8 @@ class WrapperPlanning:
         )
         survey = Survey(gauge, self.settings.measurements, self._ready_for, self._voice)
         question = Question(self._routes(), network, self.settings.measure_seconds, self._choice)
-        return survey.find(question)
+        with together("measuring the network", self._group, self.buckets.hang_up):
+            return survey.find(question)
 
     def _choice(self, network: Network) -> "Choice":
         """Return what the plan is to be chosen from, on rank 0."""
@@ -354,7 +360,8 @@ class WrapperPlanning:
         trace, known, settings = self._trace(), self._decision, self.settings
         slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
         auto, trusted = self.memory.compression.codec == AUTO, settings.network is not None and known is None
-        return Choice(trace, settings.planner, self._routes(), auto, trusted, slowdown)
+        lanes = LANES if self._device.type == "cpu" else 1  # on a GPU, what is queued is not timed in lanes
+        return Choice(trace, settings.planner, self._routes(), auto, trusted, slowdown, lanes, settings.bulk)
 
     def _decide(self, network: Network, routes: tuple[Route, ...]) -> Decision:
         from penstock.planning.choose import choose
@@ -363,7 +370,7 @@ class WrapperPlanning:
 
     def _find_nodes(self) -> None:
         """Ask which ranks share a host, where a plan may compress between hosts only."""
-        if self.settings.strategy == AUTO and self.memory.compression.local_strategy and not self._nodes:
+        if self.settings.strategy == AUTO and self.memory.compression.local_strategy() and not self._nodes:
             self._nodes = nodes_of(self._ranks)
 
     def _trace(self) -> Trace:
@@ -381,12 +388,16 @@ class WrapperPlanning:
             case Order.LAST_REGISTERED_FIRST:
                 return in_order(known, dict(reversed(planned.items())))
 
+    @property
+    def _engine(self) -> str:
+        """What carries gradients, by name."""
+        return self.settings.engine or engine_of(self._group, self._device)
+
     def _routes(self) -> tuple[Route, ...]:
         if self.buckets.user_hook is not None:
             return (Route(NATIVE),)  # the hook sends the buckets, and does not say how
-        engine = self.settings.engine or engine_of(self._group, self._device)
         settings, shares_hosts = self.settings, share_hosts(self._nodes)
-        return candidates(settings.strategy, self.memory.compression, settings.planner, engine, shares_hosts)
+        return candidates(settings.strategy, self.memory.compression, settings.planner, self._engine, shares_hosts)
 
     # What came of it
 
@@ -411,7 +422,7 @@ class WrapperPlanning:
     def _hold(self) -> None:
         """Hold the plan; without one, torch's buckets: where none can come, a codec compresses them as they are."""
         if self._decision is not None:
-            self.buckets.hold(self._decision.plan)
+            self.buckets.hold(self._decision.plan, self._decision.network)
         else:
             self.buckets.keep(self._route_without_a_plan() if self.obstacle else Route(NATIVE))
 
@@ -419,7 +430,8 @@ class WrapperPlanning:
         compression, strategy = self.memory.compression, self.settings.strategy
         if compression.codec in (None, AUTO):
             return Route(NATIVE)
-        return Route(compression.strategies[0] if strategy == AUTO else strategy, compression.codec)
+        preferred = compression.strategies_by(self._engine)[0]
+        return Route(preferred if strategy == AUTO else strategy, compression.codec)
 
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""

@@ -1,0 +1,206 @@
+"""Sharded training: bits of torch's own HSDP where nothing is compressed, nothing lost where something is."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch_fsdp as fsdp
+from spawn import spawn, spawn_outcomes
+
+QUICK = (
+    "bf16 with accumulation",
+    "one message for all",
+    "gradients in one bucket, kept after a step",
+    "accumulation with messages",
+    "layers without gradients",
+    "an optimizer that steps in backward",
+)  # of the cases that torch's own is compared with; all of them take a minute
+CODECS = ("blocks(bits=4)", "onebit", "bf16")
+RING = {"codec": "blocks(bits=4)", **fsdp.quick(strategy="ring")}
+
+
+@pytest.fixture(scope="module")
+def two_by_two():
+    """Some cases on two hosts of two ranks, in one set of processes."""
+    return spawn(4, fsdp.every_case, (2, 2), {name: fsdp.CASES[name] for name in QUICK})
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_uncompressed_training_has_the_bits_of_torch_s_own_hsdp(two_by_two, case):
+    assert [found[case] for found in two_by_two] == [""] * 4
+
+
+@pytest.mark.slow
+def test_every_other_uncompressed_training_has_them_too():
+    others = {name: case for name, case in fsdp.CASES.items() if name not in QUICK}
+    for found in spawn(4, fsdp.every_case, (2, 2), others):
+        assert found == dict.fromkeys(others, "")
+
+
+def test_replicas_that_are_not_cut_have_the_bits_of_torch_s_own_hsdp():
+    for found in spawn(3, fsdp.every_case, (3, 1), fsdp.THREE):
+        assert found == dict.fromkeys(fsdp.THREE, "")
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape", "sizes"),
+    [
+        ("blocks(bits=4)", (2, 2), fsdp.Sizes()),
+        pytest.param("blocks(bits=4)", (2, 2), fsdp.EVEN, marks=pytest.mark.slow),
+        pytest.param("onebit", (3, 1), fsdp.EVEN, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_applied_and_what_is_owed_are_the_gradients_by_element(codec, shape, sizes):
+    for off, owed, trained in spawn(shape[0] * shape[1], fsdp.conserved, shape, codec, sizes):
+        assert off < 1e-6
+        assert owed > 1e-4
+        assert trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 1)])
+def test_ranks_have_the_same_weights_with_any_codec(codec, shape):
+    ranks = spawn(shape[0] * shape[1], fsdp.alike, shape, {"codec": codec, **fsdp.quick(workers=shape[0])})
+    for losses, weights, said in ranks:
+        assert fsdp.same(weights, ranks[0][1])
+        assert losses[-1] < 2.0
+        assert f"+{codec}" in said
+        assert "predicted network" in said
+        assert "measured network" in said
+
+
+def test_a_codec_is_measured_planned_and_explained():
+    """Nothing is given: the ranks profile, measure between replicas, plan and follow."""
+    options = {"codec": "blocks(bits=4)", "profile_iterations": 2, "measure_seconds": 0.3, "measurements": False}
+    ranks = spawn(4, fsdp.alike, (2, 2), options)
+    assert len({said.splitlines()[0] for _, _, said in ranks}) == 1
+    for _, weights, said in ranks:
+        assert said.startswith("plan ")
+        assert "by ring+blocks(bits=4) on 2 workers" in said
+        assert fsdp.same(weights, ranks[0][1])
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 1), pytest.param((1, 4), marks=pytest.mark.slow), pytest.param((2, 2), marks=pytest.mark.slow),
+              pytest.param((3, 1), marks=pytest.mark.slow), pytest.param((1, 2), marks=pytest.mark.slow)]
+)  # fmt: skip
+def test_what_replicas_owe_is_taken_over_on_another_mesh_by_element(tmp_path, shape):
+    folder = str(tmp_path / "checkpoint")
+    before = spawn(4, fsdp.save_state, (2, 2), folder, RING)[0]
+    after = spawn(shape[0] * shape[1], fsdp.load_state, shape, folder, {"codec": "blocks(bits=4)"})
+    assert any(np.abs(values).max() > 0 for key, values in before.items() if key != "iterations")
+    for found in after:
+        assert found.keys() == before.keys()
+        assert found.pop("iterations") == before["iterations"]
+        for key, values in found.items():
+            assert values.shape[0] == shape[0]
+            np.testing.assert_allclose(values.sum(0), before[key].sum(0), rtol=1e-6, atol=1e-9)
+            if shape[0] >= 2:
+                np.testing.assert_array_equal(values[:2], before[key])
+
+
+@pytest.mark.slow
+def test_velocities_of_a_sparse_codec_are_taken_over_too(tmp_path):
+    folder, options = str(tmp_path / "checkpoint"), {"codec": "gtopk", "density": 0.2, "momentum": 0.5}
+    before = spawn(4, fsdp.save_state, (2, 2), folder, options | {"profile_iterations": 2, "measure_seconds": 0.3})[0]
+    after = spawn(2, fsdp.load_state, (2, 1), folder, options)[0]
+    assert {kind for kind, *_ in map(tuple, before)} >= {"residual", "velocity"}
+    for key in before.keys() - {"iterations"}:
+        np.testing.assert_array_equal(after[key], before[key])
+    assert any(np.abs(before[key]).max() > 0 for key in before if key[0] == "velocity")
+
+
+MESSAGES = {
+    "one dimension": "mesh has 1 dimension, (2,); wanted two, replicas by shards: init_device_mesh",
+    "no mesh": "mesh is None; wanted a DeviceMesh of two dimensions",
+    "no names": "mesh has no names for its dimensions",
+    "other options": "codec is 'terngrad' on rank 0 and 'onebit' on rank 3; give all ranks the same",
+    "other models": "on rank 2; give all ranks the same model",
+    "other reshard": "reshard_after_forward is False on rank 0 and True on rank 1",
+    "unknown": "fully_shard_with() got an unexpected keyword argument 'bucket_cap_mb'",
+    "clip": "a rank knows the norm of its own part only; use torch.nn.utils.clip_grad_norm_",
+    "twice": "the module was given to fully_shard_with before",
+    "sharded on the whole mesh": "module 'blocks.0' was sharded on the whole mesh, so torch averages its replicas",
+    "a hook": "module '(root)' has an all-reduce hook already",
+    "a name": "the module has an attribute 'plan' of its own",
+    "other names": "mesh_dim_names is ('replicate', 'shard') on rank 0 and ('host', 'gpu') on rank 3",
+    "layers": "layers is 3; wanted a class of modules",
+    "nan": "holds NaN or infinity on some rank",
+    "foreign state": "on rank 1, sharded exchange state: nothing: found 'no such parameter'",
+}
+ALONE = ("nan", "foreign state")  # one spoils the ranks for others, one trains
+
+
+@pytest.fixture(scope="module")
+def refusals():
+    """What is raised on each rank, all cases in one set of processes."""
+    return spawn(4, fsdp.every_refusal, [name for name in MESSAGES if name not in ALONE])
+
+
+@pytest.mark.parametrize("wrong", [name for name in MESSAGES if name not in ALONE])
+def test_what_is_wrong_is_said_on_every_rank(refusals, wrong):
+    for found in refusals:
+        assert MESSAGES[wrong] in found[wrong]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ALONE)
+def test_what_goes_wrong_later_is_said_on_every_rank_too(wrong):
+    for each in spawn_outcomes(4, fsdp.refused, wrong):
+        assert MESSAGES[wrong] in str(each.value)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_noticed_by_all_others():
+    found = [each.value for each in spawn_outcomes(4, fsdp.survive, 3)]
+    assert found[3] is None
+    assert "TransportError" in found[1]  # its replica
+    assert "rank" in found[1]
+    assert all(each != "nothing" for each in found[:3])
+
+
+@pytest.mark.slow
+def test_momentum_is_exchanged_by_compressed_adamw():
+    ranks = spawn(4, fsdp.by_momentum, (2, 2))
+    for plain, coded, weights, frozen in ranks:
+        assert fsdp.same(weights, ranks[0][2])
+        assert frozen == len(weights)
+        assert coded[:8] != coded[-8:]
+        assert np.mean(coded[-10:]) < 1.05 * np.mean(plain[-10:])
+
+
+@pytest.mark.slow
+def test_a_mesh_may_be_part_of_a_larger_one():
+    first, second, third, fourth = spawn(4, fsdp.part_of_a_mesh)
+    assert fsdp.same(first, second)
+    assert fsdp.same(third, fourth)
+    assert not fsdp.same(first, third)
+
+
+@pytest.mark.slow
+def test_a_plan_is_made_again_where_communication_drifts_and_can_be_given():
+    for found in spawn(4, fsdp.planned_again):
+        assert found["hashes"][1] == ""
+        assert "planning again when communication drifts by 50%: on, 1 times so far" in found["said"]
+        assert found["given"]
+        assert {"compute", "network"} < set(found["lanes"])
+        assert len(found["lanes"]) > 3  # and every instruction
+        assert found["routes"][0].endswith(f"by ring+blocks(bits=4), in {len(found['buckets'])} messages")
+        assert found["traffic"].sent_nbytes > 0
+        assert found["held"] > 0
+
+
+@pytest.mark.slow
+def test_torch_compile_changes_no_bit():
+    assert spawn(4, fsdp.compiled, (2, 2)) == [""] * 4
+
+
+def test_zero_redundancy_optimizer_steps_with_our_wrapper_s_gradients():
+    ranks = spawn(2, fsdp.with_zero)
+    whole = sum(each.size for each in ranks[0][1])
+    assert fsdp.same(ranks[0][1], ranks[1][1])
+    assert ranks[0][2] + ranks[1][2] == whole  # moments are there once
+    for losses, _, kept in ranks:
+        assert kept < whole
+        assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])

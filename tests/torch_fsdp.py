@@ -1,0 +1,505 @@
+"""What ranks do in tests of sharded training; `native` is torch's own HSDP."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard
+from torch.utils.checkpoint import checkpoint
+
+from penstock.errors import PenstockError
+from penstock.network import LinearCost, Network
+from penstock.plan import Plan
+from penstock.torch import DistributedDataParallel as OurDDP
+from penstock.torch import fully_shard_with
+from penstock.torch.optim import CompressedAdamW
+
+NAMES = ("replicate", "shard")
+ROUTES = ("native", "ring", "ring+blocks(bits=4)", "ring+onebit", "ring+bf16")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model: `width` and `inside` say whether shards are padded on two ranks."""
+
+    width: int = 7
+    inside: int = 13
+    outputs: int = 5
+    tokens: int = 11
+    scaled: bool = True  # each layer has a parameter of one element
+    layers: int = 3
+    calls: int = 1  # of each layer, in a pass
+    skips: bool = False  # the second layer in odd passes, and the last layer's scale in all
+    recomputes: bool = False  # activations of layers
+
+
+EVEN = Sizes(8, 16, 6, 12, scaled=False)
+
+
+class Block(nn.Module):
+    """A layer."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(sizes.width, sizes.inside), nn.Linear(sizes.inside, sizes.width)
+        self.scale = nn.Parameter(torch.ones(1)) if sizes.scaled else None
+
+    def forward(self, values: torch.Tensor, scaled: bool = True) -> torch.Tensor:
+        found = self.down(torch.tanh(self.up(values)))
+        return values + (found if self.scale is None or not scaled else self.scale * found)
+
+
+class Model(nn.Module):
+    """Layers between an input that is looked up and an output."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes, self.passes = sizes, 0
+        self.table = nn.Embedding(sizes.tokens, sizes.width)
+        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.out = nn.Linear(sizes.width, sizes.outputs)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        values, sizes = self.table(tokens), self.sizes
+        self.passes += 1
+        for index, block in enumerate(self.blocks):
+            if sizes.skips and index == 1 and self.passes % 2:
+                continue
+            for _ in range(sizes.calls):
+                arguments = (values, not (sizes.skips and index == 2))
+                values = checkpoint(block, *arguments, use_reentrant=False) if sizes.recomputes else block(*arguments)
+        found: torch.Tensor = self.out(values)
+        return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training by torch's own and by ours."""
+
+    sizes: Sizes = Sizes()
+    torch: Mapping[str, Any] = field(default_factory=dict)  # options of both
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: int = 1  # passes before a step
+    by: str = "set_requires_gradient_sync"  # what is off in all of them but the last; "": nothing
+    to_none: bool = True  # gradients are set to None after a step
+    clip: float | None = None
+    in_backward: bool = False  # the optimizer steps as gradients come
+    freezes: bool = False  # the first layer
+    steps: int = 6
+
+
+def network(workers: int) -> Network:
+    """Return a network for tests that do not measure."""
+    return Network(workers, 1e-4, 1e-9, 1e-10, dict.fromkeys(ROUTES, LinearCost(1e-4, 1e-9)))
+
+
+def quick(planner: str = "exact", workers: int = 2, **options: Any) -> dict[str, Any]:
+    """Return options that neither measure nor profile for long."""
+    return {"planner": planner, "network": network(workers), "profile_iterations": 2, "measure_seconds": 0.5, **options}
+
+
+def by_columns(parameter: nn.Parameter) -> Shard | None:
+    return Shard(1) if parameter.ndim == 2 else None
+
+
+RING = quick(strategy="ring")
+BF16 = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)}
+BF16_SUMS = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+FP16_SUMS = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.float16)}
+COLUMNS = {"shard_placement_fn": by_columns}
+LATER = "set_requires_all_reduce"
+
+CASES: dict[str, Case] = {
+    "as torch sends": Case(),
+    "bf16 with accumulation": Case(torch=BF16, accumulate=2),
+    "50 steps in bf16 with accumulation": Case(torch=BF16, accumulate=2, steps=50),
+    "50 steps in bf16 with accumulation, by our ring": Case(EVEN, torch=BF16, ours=RING, accumulate=2, steps=50),
+    "one message a layer, by our ring": Case(ours=quick("wfbp", strategy="ring", bulk=False)),
+    "one message a layer, those in bulks": Case(ours=quick("wfbp", strategy="ring")),
+    "one message for all": Case(ours=quick("single", strategy="ring")),
+    "torch's all-reduce of one message": Case(ours=quick("single", strategy="native")),
+    "gradients in buckets": Case(EVEN, ours=RING),
+    "gradients in buckets, kept after a step": Case(EVEN, ours=RING, to_none=False),
+    "gradients in one bucket, kept after a step": Case(EVEN, ours=quick("single", strategy="ring"), to_none=False),
+    "padded shards, kept after a step": Case(ours=RING, to_none=False),
+    "accumulation without messages": Case(EVEN, ours=RING, accumulate=3),
+    "accumulation with messages": Case(EVEN, ours=RING, accumulate=3, by=""),
+    "accumulation with messages as torch sends": Case(accumulate=3, by=""),
+    "accumulation inside hosts": Case(EVEN, ours=RING, accumulate=3, by=LATER),
+    "accumulation inside hosts as torch sends": Case(accumulate=3, by=LATER),
+    "bf16, sums in fp32": Case(EVEN, torch=BF16, ours=RING),
+    "bf16, sums in bf16": Case(EVEN, torch=BF16_SUMS, ours=RING),
+    "bf16, sums in bf16, padded, accumulated": Case(torch=BF16_SUMS, ours=RING, accumulate=2, by=""),
+    "fp16": Case(torch=FP16_SUMS, ours=RING),
+    "fp16 as torch sends": Case(torch=FP16_SUMS),
+    "clipping": Case(ours=RING, clip=0.1),
+    "weights kept after forward": Case(torch={"reshard_after_forward": False}, ours=RING),
+    "activation checkpointing": Case(Sizes(recomputes=True), ours=RING),
+    "a layer that is called twice": Case(Sizes(calls=2), ours=RING),
+    "a layer that is called twice, as torch sends": Case(Sizes(calls=2)),
+    "layers without gradients": Case(Sizes(skips=True), ours=quick("single", strategy="ring")),
+    "a frozen layer": Case(ours=RING, freezes=True),
+    "cut by columns": Case(EVEN, torch=COLUMNS, ours=RING),
+    "an optimizer that steps in backward": Case(EVEN, ours=RING, in_backward=True),
+    "CPU offload": Case(EVEN, torch={"offload_policy": CPUOffloadPolicy(pin_memory=False)}, ours=RING),
+}
+THREE = {
+    "as torch sends": Case(),
+    "bf16, sums in bf16, accumulated": Case(torch=BF16_SUMS, by="", accumulate=2),
+}
+
+
+def mesh_of(shape: tuple[int, int], device: str = "cpu") -> DeviceMesh:
+    return init_device_mesh(device, shape, mesh_dim_names=NAMES)
+
+
+def made(sizes: Sizes = Sizes(), freezes: bool = False) -> Model:  # noqa: B008  # a frozen value
+    torch.manual_seed(0)
+    model = Model(sizes)
+    if freezes:
+        model.blocks[0].requires_grad_(False)
+    return model
+
+
+def native(model: nn.Module, mesh: DeviceMesh, **options: Any) -> Any:
+    """Return torch's own HSDP of a model."""
+    for each in model.blocks:  # type: ignore[union-attr]
+        fully_shard(each, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def ours(model: nn.Module, mesh: DeviceMesh, **options: Any) -> Any:
+    return fully_shard_with(model, mesh, layers=Block, **options)
+
+
+def loss_of(model: Any, rank: int, step: int, device: str = "cpu") -> torch.Tensor:
+    """Return the loss of a batch that differs by rank and step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    tokens = torch.randint(model.sizes.tokens, (12,), generator=generator)
+    wanted = torch.randint(model.sizes.outputs, (12,), generator=generator)
+    return nn.functional.cross_entropy(model(tokens.to(device)).float(), wanted.to(device))
+
+
+def weights(model: nn.Module) -> list[Any]:
+    """Return all parameters, whole, as arrays."""
+    return [each.full_tensor().detach().cpu().numpy().copy() for each in model.parameters()]  # type: ignore[attr-defined]
+
+
+def same(first: list[Any], second: list[Any]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def train(model: Any, rank: int, case: Case, device: str = "cpu") -> list[float]:
+    """Train by AdamW; return the loss of each step."""
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+    if case.in_backward:
+        step_in_backward(model)
+    losses = []
+    for step in range(case.steps):
+        for part in range(case.accumulate):
+            if case.by:
+                getattr(model, case.by)(part == case.accumulate - 1)
+            loss = loss_of(model, rank, step * case.accumulate + part, device)
+            (loss / case.accumulate).backward()  # type: ignore[no-untyped-call]
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), case.clip)
+        if not case.in_backward:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=case.to_none)
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def step_in_backward(model: nn.Module) -> None:
+    """Step each parameter as soon as torch has written its gradient."""
+
+    def step(parameter: Any) -> None:
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(step)  # type: ignore[no-untyped-call]
+
+
+def compared(rank: int, mesh: DeviceMesh, case: Case) -> str:
+    """Train by torch's own and by ours; say what differs."""
+    models = [
+        native(made(case.sizes, case.freezes), mesh, **case.torch),
+        ours(made(case.sizes, case.freezes), mesh, **case.torch, **case.ours),
+    ]
+    losses = [train(each, rank, case) for each in models]
+    if not same(*map(weights, models)):
+        return f"weights differ after losses {losses}"
+    if case.ours and not case.in_backward and models[1].plan is None:
+        return "no plan"
+    return "" if losses[0] == losses[1] else f"losses {losses}"
+
+
+def every_case(rank: int, shape: tuple[int, int], cases: Mapping[str, Case]) -> dict[str, str]:
+    """Return what differs in each case."""
+    mesh, found = mesh_of(shape), {}
+    for name, case in cases.items():
+        try:
+            found[name] = compared(rank, mesh, case)
+        except PenstockError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+# Codecs: what is applied and what is owed are the gradients.
+
+
+def conserved(rank: int, shape: tuple[int, int], codec: str, sizes: Sizes) -> tuple[float, float, bool]:
+    """Return how far the applied and the owed are from the gradients, by element, and how much is owed.
+
+    Weights stay what they are, so that the gradients of torch's own are those that were to be averaged.
+    """
+    mesh = mesh_of(shape)
+    one, other = (
+        native(made(sizes), mesh),
+        ours(made(sizes), mesh, codec=codec, **quick(workers=shape[0], strategy="ring")),
+    )
+    wanted, applied = [0.0] * 99, [0.0] * 99
+    for step in range(6):
+        for model, total in ((one, wanted), (other, applied)):
+            model.zero_grad()
+            loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
+            for index, each in enumerate(model.parameters()):
+                total[index] = total[index] + each.grad.full_tensor().double().numpy()
+    owed = [each.full_tensor().double().sum(0).numpy() for each in other.exchange_state_dict()["residual"].values()]
+    names = list(other.exchange_state_dict()["residual"])
+    by_name = dict(zip(names, owed, strict=True))
+    rest = [by_name[name] for name, _ in other.named_parameters()]
+    off = max(float(np.abs(w - a - r).max()) for w, a, r in zip(wanted, applied, rest, strict=False))
+    largest = max(float(np.abs(r).max()) for r in rest)
+    alike = all(each.grad is not None for each in other.parameters())
+    return off, largest, alike and other.plan is not None
+
+
+def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[list[float], list[Any], str]:
+    """Train with a codec; return losses, weights and what is explained."""
+    model = ours(made(), mesh_of(shape), **options)
+    losses = train(model, rank, Case(steps=10, clip=1.0))
+    return losses, weights(model), model.explain(picture=True)
+
+
+# State: saved on one mesh, loaded on another.
+
+
+def save_state(rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Train, save with torch.distributed.checkpoint; return what all replicas owe together, by element."""
+    model = ours(made(), mesh_of(shape), **options)
+    train(model, rank, Case(steps=8))
+    state = {"model": model.state_dict(), "exchange": model.exchange_state_dict()}
+    dcp.save(state, checkpoint_id=folder)
+    return owed_by(state["exchange"])
+
+
+def load_state(rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Load on this mesh; return what all replicas owe together, and that training goes on."""
+    model = ours(made(), mesh_of(shape), **options)
+    state = {"model": model.state_dict(), "exchange": model.exchange_state_to_load(folder)}
+    dcp.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    model.load_exchange_state_dict(state["exchange"])
+    found = owed_by(model.exchange_state_dict())
+    train(model, rank, Case(steps=4))
+    return found
+
+
+def owed_by(state: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = [kind for kind in ("residual", "velocity") if kind in state]
+    found = {(kind, name): each.full_tensor().numpy().copy() for kind in kinds for name, each in state[kind].items()}
+    return found | {"iterations": state["iterations"]}
+
+
+# What goes wrong.
+
+
+def refused(rank: int, wrong: str) -> str:
+    """Return what is raised on this rank."""
+    mesh = mesh_of((2, 2))
+    try:
+        WRONG[wrong](rank, mesh)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def every_refusal(rank: int, names: list[str]) -> dict[str, str]:
+    return {name: refused(rank, name) for name in names}
+
+
+def _sharded_on_the_whole(rank: int, mesh: DeviceMesh) -> None:
+    model = made()
+    fully_shard(model.blocks[0], mesh=mesh)
+    fully_shard_with(model, mesh)
+
+
+def _hooked(rank: int, mesh: DeviceMesh) -> None:
+    model: Any = fully_shard(made(), mesh=mesh["shard"])
+    model.set_all_reduce_hook(print)
+    fully_shard_with(model, mesh)
+
+
+def _with_a_name(rank: int, mesh: DeviceMesh) -> None:
+    model = made()
+    model.plan = 3
+    fully_shard_with(model, mesh)
+
+
+def _nan(rank: int, mesh: DeviceMesh) -> None:
+    model = ours(made(), mesh, codec="blocks(bits=4)", **quick(strategy="ring"))
+    for step in range(6):
+        loss = loss_of(model, rank, step)
+        (loss * (float("nan") if step == 4 and rank == 3 else 1.0)).backward()  # type: ignore[no-untyped-call]
+
+
+def _foreign_state(rank: int, mesh: DeviceMesh) -> None:
+    model = ours(made(), mesh, codec="blocks(bits=4)")
+    state = model.exchange_state_dict()
+    if rank == 1:
+        state["residual"]["nothing"] = state["residual"].pop("out.bias")
+    model.load_exchange_state_dict(state)
+
+
+WRONG: dict[str, Callable[[int, DeviceMesh], Any]] = {
+    "one dimension": lambda rank, mesh: fully_shard_with(made(), mesh["shard"]),
+    "no mesh": lambda rank, mesh: fully_shard_with(made(), None),  # type: ignore[arg-type]
+    "no names": lambda rank, mesh: fully_shard_with(made(), DeviceMesh("cpu", mesh.mesh)),
+    "other options": lambda rank, mesh: fully_shard_with(made(), mesh, codec="onebit" if rank == 3 else "terngrad"),
+    "other models": lambda rank, mesh: fully_shard_with(made(Sizes(width=8 if rank == 2 else 7)), mesh),
+    "other reshard": lambda rank, mesh: fully_shard_with(made(), mesh, reshard_after_forward=rank == 1),
+    "unknown": lambda rank, mesh: fully_shard_with(made(), mesh, bucket_cap_mb=3),
+    "clip": lambda rank, mesh: fully_shard_with(made(), mesh, codec="topk", clip=1.0),
+    "twice": lambda rank, mesh: fully_shard_with(fully_shard_with(made(), mesh), mesh),
+    "sharded on the whole mesh": _sharded_on_the_whole,
+    "a hook": _hooked,
+    "a name": _with_a_name,
+    "other names": lambda rank, mesh: fully_shard_with(
+        made(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "gpu") if rank == 3 else NAMES)
+    ),
+    "layers": lambda rank, mesh: fully_shard_with(made(), mesh, layers=3),  # type: ignore[arg-type]
+    "nan": _nan,
+    "foreign state": _foreign_state,
+}
+
+
+def survive(rank: int, victim: int) -> str:
+    """Return what training raises when `victim` was killed."""
+    model = ours(made(), mesh_of((2, 2)), codec="blocks(bits=4)", **quick(strategy="ring"))
+    try:
+        for step in range(100):
+            if rank == victim and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+# Optimizers and torch.compile.
+
+
+def by_momentum(rank: int, shape: tuple[int, int]) -> tuple[list[float], list[float], list[Any], int]:
+    """Train by AdamW and by CompressedAdamW; return both's losses, weights, and how many second moments are frozen."""
+    mesh, found = mesh_of(shape), []
+    one = native(made(EVEN), mesh)
+    other = ours(made(EVEN), mesh, codec="onebit(block=16)", **quick(workers=shape[0], strategy="ring"))
+    options = {"lr": 0.01, "betas": (0.9, 0.95)}
+    optimizers = [
+        torch.optim.AdamW(one.parameters(), **options),  # type: ignore[arg-type]
+        CompressedAdamW(other.parameters(), ddp=other, warmup_steps=10, **options),  # type: ignore[arg-type]
+    ]
+    for model, optimizer in zip((one, other), optimizers, strict=True):
+        losses = []
+        for step in range(60):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step % 5)
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        found.append(losses)
+    return found[0], found[1], weights(other), sum("is_frozen" in each for each in optimizers[1].state.values())
+
+
+def compiled(rank: int, shape: tuple[int, int]) -> str:
+    """Train with torch.compile by torch's own and by ours; say what differs."""
+    mesh = mesh_of(shape)
+    models = [native(made(EVEN), mesh), ours(made(EVEN), mesh, **RING)]
+    for model in models:
+        train(torch.compile(model, backend="aot_eager"), rank, Case())
+    if models[1].plan is None:
+        return "no plan"
+    return "" if same(*map(weights, models)) else "weights differ"
+
+
+def with_zero(rank: int) -> tuple[list[float], list[Any], int]:
+    """Train our DDP wrapper with ZeroRedundancyOptimizer; return losses, weights, and how many moments are here."""
+    torch.manual_seed(0)
+    model = OurDDP(Model(EVEN), codec="blocks(bits=4)", **quick(strategy="ring"))
+    model.sizes = EVEN
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    losses = []
+    for step in range(30):
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, step % 5)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    kept = sum(value["exp_avg"].numel() for value in optimizer.optim.state.values())
+    return losses, [each.detach().numpy().copy() for each in model.parameters()], kept
+
+
+# Planning.
+
+
+def planned_again(rank: int) -> dict[str, Any]:
+    """Plan for a network where startups take a second, and find out that they do not; then train by that plan."""
+    mesh, lines = mesh_of((2, 2)), {"native": LinearCost(1.0, 1e-9)}
+    slow = Network(2, 1.0, 1e-9, 1e-10, lines)
+    options = {"strategy": "native", "profile_iterations": 2, "measure_seconds": 0.3, "measurements": False}
+    model = ours(made(), mesh, network=slow, replan_drift=0.5, **options)
+    hashes = []
+    for step in range(26):
+        model.zero_grad()
+        loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
+        hashes.append(model.plan.hash if model.plan else "")
+    said = model.explain()
+    again = ours(made(), mesh, codec="blocks(bits=4)", plan=coded(model.plan))
+    again.record_instructions()
+    train(again, rank, Case(steps=3))
+    timeline = again.measured_timeline()
+    return {
+        "hashes": hashes,
+        "said": said,
+        "given": again.plan.hash == coded(model.plan).hash,
+        "lanes": sorted({span.lane for span in timeline.spans}),
+        "buckets": [span.name for span in timeline.lane("network")],
+        "traffic": again.bytes_sent(),
+        "routes": [str(each) for each in again.routes_used()],
+        "held": again.held_seconds,
+    }
+
+
+def coded(plan: Plan) -> Plan:
+    """Return a plan whose buckets are compressed."""
+    return replace(plan, buckets=tuple(replace(each, strategy="ring", codec="blocks(bits=4)") for each in plan.buckets))
+
+
+def part_of_a_mesh(rank: int) -> list[Any]:
+    """Train two models at once, each on two of four ranks, as stages of a pipeline would."""
+    whole = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("stage", *NAMES))
+    model = ours(made(EVEN), whole[NAMES], codec="blocks(bits=4)", **quick(strategy="ring"))
+    train(model, rank, Case(steps=6))
+    return weights(model)
