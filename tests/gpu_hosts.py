@@ -227,9 +227,10 @@ CHECKS: dict[str, Callable[[str], str]] = {
 }
 
 
-def main(device: str) -> int:
+def run_checks(checks: dict[str, Callable[[str], str]], device: str) -> int:
+    """Run checks, a line each; return how many failed."""
     failures = 0
-    for name, check in CHECKS.items():
+    for name, check in checks.items():
         started = time.monotonic()
         try:
             said = f"ok      {check(device)}"
@@ -244,4 +245,4 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         print(json.dumps(ROLES[sys.argv[1]](sys.argv[2], int(sys.argv[3]))), flush=True)
     else:
-        sys.exit(main("cpu" if "--cpu" in sys.argv else "cuda"))
+        sys.exit(run_checks(CHECKS, "cpu" if "--cpu" in sys.argv else "cuda"))

@@ -56,6 +56,14 @@ class Tiny:
         return 16 * self.loss(model, torch.randn(16, 8, generator=generator)).item(), 16
 
 
+@dataclass(frozen=True)
+class TinySgd(Tiny):
+    """The same with SGD, whose momentum can be the exchange's."""
+
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.5)
+
+
 def failing():
     return Tiny(fails_at=3)
 

@@ -43,6 +43,14 @@ def test_plan_prints_the_plan_as_json(files):
     assert plan["workers"] == 32
 
 
+def test_bulks_are_written_with_the_plan_and_counted_as_messages(files):
+    arguments = ("plan", files / "t.json", "--network", files / "n.json", "--planner", "wfbp", "--bulk")
+    assert "buckets of wfbp" in succeed(*arguments, "--out", files / "p.json")
+    plan = load_plan(files / "p.json")
+    assert len(plan.buckets) == 20
+    assert 1 <= len(plan.messages) < 20
+
+
 def test_compare_does_it_for_all_planners(files):
     plans = json.loads(succeed("plan", files / "t.json", "--network", files / "n.json", "--compare", "--json"))
     assert [plan["planner"] for plan in plans] == PLANNERS
@@ -89,7 +97,7 @@ def test_joint_chooses_among_strategies_codecs_and_partitions(files):
 def test_codecs_without_curves_say_how_to_measure_them(files):
     result = penstock("plan", files / "t.json", "--network", "gtop-k-1gbe", "--planner", "joint", "--codecs", "onebit")
     assert result.returncode == 2
-    assert "has no curves of codec 'onebit'; it has: none; measure them with `penstock measure" in result.stderr
+    assert "has no curves of codec 'onebit'; it has: sparse; measure them with `penstock measure" in result.stderr
 
 
 def test_simulate_prints_rows_as_json(files):
@@ -131,10 +139,17 @@ def test_reproduce_prints_all_papers_and_says_what_it_needs():
     text = succeed("reproduce")
     assert "Table 4, resnet50: tensors" in text
     assert "need the authors' trace" in text
+    for kind in ("checked against what the paper prints", "the paper's formula on our machine", "not checkable here"):
+        assert f"mg-wfbp: {kind}" in text
     papers = json.loads(succeed("reproduce", "all", "--json"))
     assert list(papers) == ["mg-wfbp", "gtop-k", "linear-pipeline", "hipress"]
-    for claim in (claim for claims in papers.values() for claim in claims):
-        assert claim["verdict"].startswith(("matches", "differs", "ours only", "not built yet"))
+    claims = [claim for claims in papers.values() for claim in claims]
+    for claim in claims:
+        assert claim["verdict"].startswith(("matches", "differs", "measured", "not checked: "))
+        assert claim["verdict"].startswith("measured") == claim["kind"].startswith("the paper's formula")
+    checked = [claim for claim in claims if claim["kind"].startswith("checked")]
+    held = sum(claim["holds"] for claim in checked)
+    assert f"\n{len(checked)} checked against what the papers print: {held} hold" in text
 
 
 def test_reproduce_redraws_the_figures(tmp_path):
@@ -197,3 +212,15 @@ def test_a_cut_off_file_is_one_line_and_exit_code_2(files):
     assert result.returncode == 2
     assert f"{files / 't.json'}: JSON: found" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_published_clusters_plan_and_simulate_with_their_codecs():
+    text = "plan vgg19 --network hipress-100gbps --codecs onebit --planner joint --json"
+    plan = json.loads(succeed(*text.split()))
+    assert {bucket["codec"] for bucket in plan["buckets"]} >= {"onebit"}
+    text = "plan vgg16 --network gtop-k-1gbe --all-reduce gtopk --json"
+    plan = json.loads(succeed(*text.split()))
+    assert {(bucket["strategy"], bucket["codec"]) for bucket in plan["buckets"]} == {("gtopk", "sparse")}
+    text = "simulate vgg19 --network hipress-100gbps --codecs onebit --workers 16 --planners wfbp,joint --json"
+    dense, chosen = json.loads(succeed(*text.split()))
+    assert chosen["iteration_seconds"] < dense["iteration_seconds"]

@@ -51,7 +51,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--task", "cats"), "no task called 'cats'; wanted one of chars, digits, bert_base"),
+        (("--task", "cats"), "no task called 'cats'; wanted one of chars, chars_gpt, digits, bert_base"),
         (
             ("--task", "nowhere.py:f"),
             "there is no file 'nowhere.py'; wanted FILE.py:function or package.module:function",
@@ -63,6 +63,8 @@ def finished(tmp_path_factory):
         (("--codec", "twobit"), "codec 'twobit'; wanted one of"),
         (("--stock", "--codec", "onebit"), "--codec onebit with stock DDP, which has no codecs"),
         (("--density", "0.01"), "--density without --codec"),
+        (("--amp", "fp8"), "--amp: found 'fp8'; wanted one of bf16, fp16"),
+        (("--momentum", "1.5"), "--momentum: found 1.5; wanted 0 or more and less than 1"),
         (("--warmup", "paper"), "--warmup without --codec"),
         (
             ("--codec", "gtopk", "--warmup", "0.5,a"),

@@ -128,6 +128,15 @@ def daemons(marker):
     return [line for line in found.splitlines() if f"sleep {marker}" in line and not line.startswith("Z")]
 
 
+def wait_for_one_daemon(marker):
+    """Return once the daemon, which the control program leaves behind, has become what it is."""
+    for _ in range(100):
+        if len(daemons(marker)) == 1:
+            return
+        time.sleep(0.05)
+    assert len(daemons(marker)) == 1
+
+
 @pytest.mark.root
 def test_the_service_runs_beside_the_hosts_and_is_asked_to_end_with_them(control):
     log, marker = control()
@@ -135,7 +144,7 @@ def test_the_service_runs_beside_the_hosts_and_is_asked_to_end_with_them(control
     with emulated_cluster(hosts=2, rate="none", gpus="shared") as cluster:
         pipes = str(cluster.files / "mps")
         assert cluster.gpu == SharedGpu(cluster.files)
-        assert len(daemons(marker)) == 1
+        wait_for_one_daemon(marker)
         (daemon,) = processes_inside([cluster.layout.switch])
         status = Path(f"/proc/{daemon}/status").read_text()
         assert int(status.split("SigBlk:")[1].split()[0], 16) == 0  # it can be ended, though we held signals back
@@ -150,7 +159,7 @@ def test_the_service_runs_beside_the_hosts_and_is_asked_to_end_with_them(control
 def test_a_service_that_does_not_listen_is_killed(control):
     _, marker = control(quits="exit 1")
     with emulated_cluster(hosts=1, rate="none", gpus="shared"):
-        assert len(daemons(marker)) == 1
+        wait_for_one_daemon(marker)
     assert daemons(marker) == []
 
 
@@ -168,7 +177,7 @@ def test_a_crash_of_a_rank_leaves_the_service_for_the_next_run_and_nothing_at_th
             script = "[ $RANK = 1 ] && kill -9 $$; sleep 60"
             outcome = cluster.run(["sh", "-c", script], engine=engine, sink=Collected(), grace_seconds=0.1)
             assert outcome.exit_code == 137
-            assert len(daemons(marker)) == 1
+            wait_for_one_daemon(marker)
     assert daemons(marker) == []
 
 
@@ -194,7 +203,7 @@ def test_the_service_goes_with_a_launcher_that_is_stopped_at_once_or_at_the_next
     launcher = subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     launcher.stdout.readline()
-    assert len(daemons(marker)) == 1
+    wait_for_one_daemon(marker)
     launcher.send_signal(number)
     launcher.wait(120)
     if number == signal.SIGKILL:

@@ -72,6 +72,22 @@ def test_buckets_are_those_that_tc_makes_also_beyond_32_bits_of_rate(rate, make)
 
 
 @needs_iproute2
+def test_a_cable_is_pulled_and_a_rate_changed_while_hosts_are_there():
+    with emulated_cluster(hosts=2, rate="1gbit") as cluster:
+        host = cluster.layout.hosts[1]
+        before = queue_of(host.namespace, "eth0")
+        cluster.set_rate(1, smooth_bucket(10**6))
+        for where, interface in ((host.namespace, "eth0"), (cluster.layout.switch, host.port)):
+            assert "1Mbit" in queue_of(where, interface)
+        cluster.set_rate(1, smooth_bucket(10**9))
+        assert queue_of(host.namespace, "eth0") == before
+        for is_up, wanted in ((False, "NO-CARRIER"), (True, "LOWER_UP")):
+            cluster.set_link(1, is_up)
+            (link,) = read("ip", "-j", "-n", host.namespace, "link", "show", "dev", "eth0")
+            assert wanted in link["flags"]
+
+
+@needs_iproute2
 def test_every_host_has_its_address_large_frames_and_cubic():
     with emulated_cluster(hosts=2, rate="1gbit") as cluster:
         for host in cluster.layout.hosts:

@@ -52,11 +52,13 @@ def test_a_shipped_name_wins_over_a_file_unless_the_file_is_named_by_path(tmp_pa
     assert find_trace("./resnet50").model == "VGG-16"
 
 
-@pytest.mark.parametrize("name", ["resnet51", "missing.json", ""])
-def test_an_unknown_name_is_one_line_that_lists_the_shipped_ones(name):
+@pytest.mark.parametrize(
+    ("name", "hint"), [("resnet51", " (did you mean 'resnet50'?)"), ("missing.json", ""), ("", "")]
+)
+def test_an_unknown_name_is_one_line_that_lists_the_shipped_ones(name, hint):
     with pytest.raises(TraceError) as caught:
         find_trace(name)
-    assert str(caught.value) == f"{name!r} is neither a file nor a shipped trace; shipped are {TEN}"
+    assert str(caught.value) == f"{name!r} is neither a file nor a shipped trace; shipped are {TEN}{hint}"
 
 
 def test_load_shipped_reads_no_files():

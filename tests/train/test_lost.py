@@ -7,15 +7,15 @@ import pytest
 
 import train_jobs
 from penstock.network import LinearCost, Network, save_network
-from penstock.train import save_state
-from penstock.train.job import complete_checkpoints, find_checkpoint
+from penstock.torch.saved_folder import complete_checkpoints, publish
+from penstock.train.job import find_checkpoint
 from spawn import spawn, spawn_outcomes
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
 STEP = ("penstock.train.loop", "to_device", 3)  # others share buffers, or already wait in a ring of ours
 DEATHS = {
     "between steps": STEP,
-    "while a checkpoint is written": ("penstock.train.save_state", "_write", 2),
+    "while a checkpoint is written": ("penstock.torch.checkpoint_folder", "_write", 2),
     "before the first step": ("penstock.train.method", "_alone_seconds", 2),
     "sharing losses": ("penstock.train.loop", "share", 2),
     "evaluating": ("penstock.train.loop", "mean_metric", 2),
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_is_being_removed_is_none_any_more(tmp_path, monkeypat
 
     monkeypatch.setattr(shutil, "rmtree", half)
     with pytest.raises(Killed):
-        save_state._publish(partial, target, 1)
+        publish(partial, target, 1)
     assert all((path / "rank-0.state").exists() for path in complete_checkpoints(tmp_path))
 
 

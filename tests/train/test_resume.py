@@ -19,6 +19,24 @@ METHODS = {
     "onebit": {"planner": "single", "strategy": "ring", "codec": "onebit"},
     "terngrad, which draws": {"planner": "wfbp", "strategy": "parameter_server", "codec": "terngrad"},
     "gtopk": {"planner": "single", "codec": "gtopk", "density": 0.1, "warmup": "0.5,0.25", "warmup_every": 3},
+    "gtopk as its paper trains": {
+        "task": f"{TINY}Sgd",
+        "planner": "single",
+        "codec": "gtopk",
+        "density": 0.1,
+        "momentum": 0.9,
+        "clip": 0.5,
+        "lr_warmup": 9,
+        "accumulate": 2,
+    },
+    "fp16 with a scaler": {
+        "task": f"{TINY}Sgd",
+        "planner": "single",
+        "strategy": "ring",
+        "codec": "onebit",
+        "amp": "fp16",
+        "lr_warmup": 9,
+    },
 }
 
 

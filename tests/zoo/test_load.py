@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the zoo is made of torch modules")
 from torch import nn  # noqa: E402
 
 from penstock.errors import TaskError  # noqa: E402
-from penstock.zoo import ZOO, Shard, find_task  # noqa: E402
+from penstock.zoo import Shard, find_task  # noqa: E402
 from penstock.zoo.load import FUNCTION  # noqa: E402
 
 USERS = """
@@ -62,7 +62,7 @@ def test_a_bare_module_is_trained_on_random_tensors_of_the_shape_given():
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet51", (), f"no task called 'resnet51'; wanted one of chars, digits, {', '.join(ZOO)}, {FUNCTION}"),
+        ("resnet51", (), "no task called 'resnet51'; wanted one of chars, chars_gpt, digits, bert_base, "),
         ("resnet20", (3, 32, 32), "an input shape was given for resnet20, which is a Task and makes its own batches"),
         ("users_models:task", (3,), "an input shape was given for users_models:task, which is a Task and makes its"),
         ("users_models:Pair", (), "users_models:Pair returned a bare module; wanted a penstock.zoo.Task, or for `pen"),

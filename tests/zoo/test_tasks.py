@@ -135,3 +135,15 @@ def test_a_task_with_data_of_its_own_can_be_profiled():
     trace = profile_task(Chars(width=8), batch=2, iterations=2, warmup=1).trace
     assert (trace.model, trace.batch) == ("chars", 2)
     assert {tensor.name for tensor in trace.tensors} == {name for name, _ in Chars(width=8).model().named_parameters()}
+
+
+def test_the_gpt_reads_the_same_text_with_adamw_and_has_three_million_parameters():
+    task = find_task("chars_gpt")
+    model = task.model()
+    assert 3.1e6 < sum(each.numel() for each in model.parameters()) < 3.4e6
+    assert isinstance(task.optimizer(model.parameters()), torch.optim.AdamW)
+    shard = Shard(rank=0, world_size=1, batch=2, seed=1)
+    same = zip(task.batches(shard, 0), find_task("chars").batches(shard, 0), strict=False)
+    ours, theirs = next(same)
+    assert torch.equal(ours, theirs)
+    assert 5 < float(task.loss(model, ours).detach()) < 6.5  # log 256 is 5.5

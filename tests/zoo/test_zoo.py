@@ -135,7 +135,7 @@ def test_hyphens_underscores_and_case_do_not_matter(spelling):
 
 
 def test_an_unknown_model_is_one_line_that_lists_the_zoo():
-    with pytest.raises(TaskError, match="no task called 'resnet51'; wanted one of chars, digits, bert_base, "):
+    with pytest.raises(TaskError, match="no task called 'resnet51'; wanted one of chars, chars_gpt, digits, "):
         find_task("resnet51")
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, one_line
 from penstock.fields import write_json
 from penstock.machine import describe_machine, versions
 
@@ -46,9 +46,9 @@ def save_record(record: dict[str, Any], path: str | os.PathLike[str]) -> None:
 def load_record(path: Path) -> Mapping[str, Any]:
     """Return one record, checked."""
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise FormatError(str(path), "file", str(error), f"a {FORMAT} file") from error
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(str(path), "file", one_line(error), f"a {FORMAT} file") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise FormatError(str(path), "format", record.get("format") if isinstance(record, dict) else record, FORMAT)
     for name in _FIELDS:

@@ -110,7 +110,11 @@ METHODS: dict[str, Method] = {
     "ddp-fp16": Method(partial(_hooked, hook=default_hooks.fp16_compress_hook), OTHER),
     "ddp-bf16": Method(partial(_hooked, hook=default_hooks.bf16_compress_hook), OTHER),
     "ddp-powersgd": Method(partial(_hooked, hook=powerSGD_hook, state=_powersgd_state), OTHER, risky=True),
-    **{f"penstock-{name}": Method(partial(_planned, planner=name), PLANNED, plans=True) for name in PLANNERS},
+    **{  # as their papers have them: a message for each bucket
+        f"penstock-{name}": Method(partial(_planned, planner=name, bulk=False), PLANNED, plans=True)
+        for name in PLANNERS
+    },
+    "penstock-wfbp-bulk": Method(partial(_planned, planner="wfbp"), PLANNED, plans=True),
     "penstock-exact-native": Method(partial(_planned, planner="exact", strategy="native"), PLANNED, plans=True),
     **{f"penstock-bsp-{name}": Method(partial(_bulk_synchronous, algorithm=name), PLANNED) for name in ALGORITHMS},
     **{
@@ -125,6 +129,12 @@ METHODS: dict[str, Method] = {
     **{
         f"penstock-onebit-{name}": Method(partial(_planned, codec="onebit", planner=name), OTHER, plans=True)
         for name in ("selective", "joint")
+    },
+    **{
+        f"penstock-onebit-wfbp{name}": Method(
+            partial(_planned, codec="onebit", planner="wfbp", bulk=bulk), OTHER, plans=True
+        )
+        for name, bulk in (("", False), ("-bulk", True))
     },
 }
 
@@ -286,9 +296,9 @@ def _agree(subjects: Sequence[Subject], batch: int, iterations: int) -> Iterator
             "batch": batch,
             "seconds": iteration_seconds(subject.started, subject.ended, iterations),
             "nbytes": busiest.tolist(),
-            "messages": len(plan.buckets) if plan else None,
+            "messages": len(plan.messages) if plan else None,
             "strategies": ", ".join(dict.fromkeys(bucket.strategy for bucket in plan.buckets)) if plan else None,
-            "predicted_seconds": plan.iteration_seconds if plan else None,
+            "predicted_seconds": (plan.iteration_seconds or None) if plan else None,
         }
 
 

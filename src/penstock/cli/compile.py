@@ -24,12 +24,13 @@ def compile_(
     json: JsonOption = False,
 ) -> None:
     """Check a compressor and show what it compiles to; a mistake in it is shown with its line and a caret."""
+    from penstock.compll.cache import read_source
     from penstock.compll.frontend.source import compile_source
 
     if backend not in BACKENDS:
         raise CodecError(f"unknown back end {backend!r}; use {', '.join(BACKENDS)}")
     path = find_source(file)
-    program = compile_source(_read(path), path.name if path.parent == shipped() else file, parse_params(param))
+    program = compile_source(read_source(path), path.name if path.parent == shipped() else file, parse_params(param))
     text = GENERATORS[backend](program)
     if out:
         Path(out).write_text(text)
@@ -59,13 +60,6 @@ def find_source(file: str) -> Path:
     if not path.is_file():
         raise CodecError(f"no file {file!r}; name a .cll file or one of {', '.join(names)}")
     return path
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CodecError(f"{path}: found bytes that are no text ({error.reason}); wanted a .cll file") from None
 
 
 def parse_params(texts: list[str]) -> dict[str, int | float]:

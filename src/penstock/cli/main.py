@@ -10,6 +10,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.bench import bench
+from penstock.cli.check import check
 from penstock.cli.cluster import cluster
 from penstock.cli.compile import compile_
 from penstock.cli.demo import demo
@@ -23,15 +24,15 @@ from penstock.cli.reproduce import reproduce
 from penstock.cli.simulate import simulate
 from penstock.cli.train import train
 from penstock.cli.verify import verify
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, what_to_install
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
 app = typer.Typer(
     name="penstock",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(check)
 app.command()(train)
 app.command()(demo)
 app.command()(profile)
@@ -76,6 +77,10 @@ def run(command: typer.Typer, name: str) -> None:
         _refuse(str(error))
     except UsageError as error:
         _refuse(_misuse(error))
+    except ModuleNotFoundError as error:
+        if not (complaint := what_to_install(error)):
+            raise
+        _refuse(complaint)
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
         raise SystemExit(141) from None

@@ -51,7 +51,7 @@ def parse_counts(text: str, option: str) -> list[int]:
     [4, 8, 16]
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    if not all(re.fullmatch("[0-9]{1,18}", part) and int(part) > 0 for part in parts):
         raise PenstockError(f"{option}: found {text!r}; wanted whole numbers > 0 with commas between, such as 4,8,16")
     return [int(part) for part in parts]
 

@@ -31,6 +31,9 @@ def plan(
     all_reduce: AllReduceOption = "",
     codecs: Annotated[str, typer.Option(help="compressors to choose from, their curves in the network file")] = "",
     partitions: Annotated[str, typer.Option(help="numbers of pieces to choose from, with codecs")] = "1",
+    bulk: Annotated[
+        bool, typer.Option("--bulk", help="buckets in a row travel as one message where that pays")
+    ] = False,
     dtype: DtypeOption = "",
     compare: Annotated[bool, typer.Option("--compare", help="show every planner, not only --planner")] = False,
     out: Annotated[str, typer.Option(metavar="FILE", help="write the plan here")] = "",
@@ -45,7 +48,8 @@ def plan(
     from penstock.cost.clusters import find_network
     from penstock.plan import plan_document, save_plan
     from penstock.planners import PLANNERS, find_planner
-    from penstock.simulator.iteration import predict
+    from penstock.planners.batched import in_bulks
+    from penstock.simulator.iteration import predict, timed
     from penstock.traces import find_trace
 
     chosen = find_planner(planner)
@@ -55,6 +59,8 @@ def plan(
     ways = _ways(links, all_reduce, world_size, split_list(codecs), parse_counts(partitions, "--partitions"))
     compared = PLANNERS.values() if compare or not json else [chosen]
     plans = {each.name: predict(subject, each, ways, world_size) for each in compared}
+    if bulk:
+        plans = {name: timed(in_bulks(each, subject, ways), subject, ways) for name, each in plans.items()}
     if out:
         save_plan(plans[planner], out)
     _draw(plans, subject, picture, perfetto)
@@ -77,7 +83,8 @@ def _ways(network: "Network", all_reduce: str, workers: int, codecs: list[str], 
     plain = [route for route in routes if "+" not in route]
     packed = [way_for(network, route, workers, fitted_cost) for route in routes if "+" in route]
     for codec in codecs:
-        way_for(network, f"ring+{codec}", workers)  # says what to do where its curves are not there
+        if codec not in network.codecs:
+            way_for(network, f"ring+{codec}", workers)  # says what to do where its curves are not there
     return comparable([*ways_for(network, plain, codecs, partitions, workers, fitted_cost), *packed])
 
 
@@ -105,7 +112,7 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
         [
             (
                 f"{name} <" if name == planner else name,
-                len(plan.buckets),
+                len(plan.messages),
                 format_seconds(plan.iteration_seconds),
                 format_seconds(plan.non_overlapped_seconds),
                 f"{plan.iteration_seconds / best:.3f}x" if best else "1.000x",
@@ -125,16 +132,16 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
                 format_seconds(span.start_seconds),
                 format_seconds(span.end_seconds),
             )
-            for index, (bucket, span) in enumerate(zip(chosen.buckets, _sendings(chosen), strict=True))
+            for index, (bucket, span) in enumerate(zip(chosen.messages, _sendings(chosen), strict=True))
         ],
     )
 
 
 def _sendings(plan: "Plan") -> "list[Span]":
-    """Return one span per bucket, from the start of its first stage to the end of its last."""
+    """Return one span per message, from the start of its first stage to the end of its last."""
     from penstock.timeline import COMPUTE, Span
 
     spans = [span for span in plan.timeline.spans if span.lane != COMPUTE]
-    stages = len(spans) // len(plan.buckets)
+    stages = len(spans) // len(plan.messages)
     groups = [spans[i : i + stages] for i in range(0, len(spans), stages)]
     return [Span(g[0].name, g[0].lane, g[0].start_seconds, g[-1].end_seconds) for g in groups]

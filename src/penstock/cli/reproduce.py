@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.reproduce.claim import Claim
     from penstock.trace import Trace
 
-_RECORDS = {"hipress": ("casync", "joint"), "gtop-k": ("gtop-k",)}  # benchmarks that a paper's claims can use
+_RECORDS = {"hipress": ("casync",), "gtop-k": ("gtop-k",)}  # benchmarks that a paper's claims can use
 PAPERS = ("mg-wfbp", "gtop-k", "linear-pipeline", "hipress")
 
 
@@ -23,11 +23,16 @@ def reproduce(
     trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
     column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
     pictures: Annotated[str, typer.Option(metavar="FOLDER", help="redraw MG-WFBP's Fig. 1, 2, 10 and 11 there")] = "",
-    record: Annotated[str, typer.Option(metavar="FILE", help="one of benchmarks/casync.py or gtop_k.py")] = "",
+    record: Annotated[
+        str, typer.Option(metavar="FILE", help="of benchmarks/casync.py or gtop_k.py, instead of ours")
+    ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Print published and computed numbers side by side, with a verdict for each."""
-    from penstock.cli.output import print_json, print_table
+    """Print the papers' numbers beside ours, in three kinds.
+
+    Checked against what the paper prints; the paper's formula on our machine beside a measurement; not checkable here.
+    """
+    from penstock.cli.output import print_json
 
     if paper not in (*PAPERS, "all"):
         raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
@@ -42,11 +47,33 @@ def reproduce(
     if json:
         print_json({name: [claim.document() for claim in claims] for name, claims in found.items()})
         return
+    from penstock.reproduce.claim import counts
+
     for name, claims in found.items():
-        rows = [(claim.what, claim.published, claim.ours, claim.how, claim.verdict) for claim in claims]
-        print_table(f"{name}: published and ours", ("what", "published", "ours", "how", "verdict"), rows)
-        if name == "mg-wfbp" and not trace:
-            print("Fig. 10 and 11 need the authors' trace: --trace googlenet_k80_layers.csv")
+        _print(name, claims)
+    print(counts([claim for claims in found.values() for claim in claims]))
+    if "mg-wfbp" in found and not trace:
+        print("MG-WFBP's Fig. 6, 10 and 11 need the authors' trace: --trace googlenet_k80_layers.csv")
+
+
+def _print(paper: str, claims: "Sequence[Claim]") -> None:
+    """Print a table for each kind of claim, so that they cannot be taken for one another."""
+    from penstock.cli.output import print_table
+    from penstock.reproduce.claim import Kind, counts
+
+    of = {kind: [claim for claim in claims if claim.kind is kind] for kind in Kind}
+    title = f"{paper}: {{}} ({{}})"
+    checked = [(c.what, c.published, c.ours, c.how, c.tolerance, c.verdict) for c in of[Kind.CHECKED]]
+    columns: tuple[str, ...] = ("what", "printed", "ours", "how", "tolerance", "verdict")
+    print_table(title.format(Kind.CHECKED.value, len(checked)), columns, checked)
+    measured = [(c.what, c.published, c.ours, c.how, c.verdict) for c in of[Kind.MEASURED]]
+    if measured:
+        columns = ("what", "formula", "measured", "record", "difference")
+        print_table(title.format(Kind.MEASURED.value, len(measured)), columns, measured)
+    missing = [(c.what, c.published, c.verdict.removeprefix("not checked: ")) for c in of[Kind.NOT_HERE]]
+    if missing:
+        print_table(title.format(Kind.NOT_HERE.value, len(missing)), ("what", "printed", "why"), missing)
+    print(f"{paper}: {counts(claims)}\n")
 
 
 def claims_of(paper: str, trace: str = "", column: str = "tmpcomm", record: str = "") -> "list[Claim]":
@@ -83,7 +110,7 @@ def _check_record(path: str, papers: "Sequence[str]") -> None:
     wanted = [benchmark for paper in papers for benchmark in _RECORDS.get(paper, ())]
     benchmark = load_record(Path(path))["benchmark"]
     if not benchmark.startswith(tuple(wanted)):
-        kinds = " or ".join(wanted) or "none: this paper has no measured claims; leave --record out"
+        kinds = " or ".join(wanted) or "none: this paper takes no record; leave --record out"
         raise PenstockError(f"{path}: benchmark: found {benchmark!r}; wanted {kinds}")
 
 

@@ -12,6 +12,7 @@ from penstock.cli.options import (
     PictureOption,
     TraceArgument,
     parse_counts,
+    split_list,
 )
 
 
@@ -21,6 +22,7 @@ def simulate(
     workers: Annotated[str, typer.Option(help="world sizes, such as 4,8,16")] = "4,8,16,32,64,128,256,512,1024,2048",
     planners: Annotated[str, typer.Option(help="planners to compare")] = "wfbp,single,threshold,greedy,exact",
     all_reduce: AllReduceOption = "ring",
+    codecs: Annotated[str, typer.Option(help="compressors that selective and joint choose from")] = "",
     dtype: DtypeOption = "",
     jitter: Annotated[float, typer.Option(help="relative standard deviation of a worker's iteration")] = 0.0,
     straggler: Annotated[float, typer.Option(help="slow workers take this many times longer")] = 1.0,
@@ -46,7 +48,8 @@ def simulate(
         raise PlanError(f"--stragglers {stragglers} without --straggler: wanted how many times longer they take")
     slow = stragglers if straggler != 1.0 else 0
     variation = Variation(jitter, straggler, slow, iterations, seed)
-    rows = scaling_study(subject, links, counts, chosen, all_reduce, variation if jitter or slow else None)
+    varies = variation if jitter or slow else None
+    rows = scaling_study(subject, links, counts, chosen, all_reduce, varies, split_list(codecs))
     if picture:
         from penstock.report.pictures import draw_scaling
 

@@ -105,14 +105,15 @@ def _check_codec(job: Job) -> None:
     if job.codec:
         from penstock.planning.planning import check_options
 
-        check_options(job.planner, job.strategy)
-        job.compression.scheme().check_strategy(job.strategy)
+        check_options(job.planner, job.all_reduce)
+        job.compression.scheme().check_strategy(job.all_reduce)
 
 
 def _check_mpi() -> None:
-    from penstock.cli.worker_processes import is_worker, torchrun_variables
+    from penstock.cli.worker_processes import is_worker
     from penstock.cluster.building import run_command
     from penstock.cluster.worker_commands import find_mpirun
+    from penstock.runtime.launch import torchrun_variables
 
     if find_spec("mpi4py") is None:
         raise TrainError("--engine mpi needs mpi4py, which is not here; `pip install 'penstock[mpi]'`")
@@ -135,7 +136,7 @@ def with_epochs(job: Job, epochs: float) -> Job:
     from penstock.zoo import find_task
 
     task = find_task(job.task)
-    together = (job.batch or task.batch) * job.workers
+    together = (job.batch or task.batch) * job.accumulate * (job.workers - job.servers)
     return replace(job, steps=max(1, round(epochs * task.samples / together)))
 
 
@@ -150,6 +151,7 @@ def stock_of(job: Job) -> Job:
         warmup="",
         warmup_every=0,
         dense_below=0,
+        servers=0,
         engine=GLOO,
         save="",
         resume="",

@@ -31,7 +31,8 @@ class Shown:
 
 def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
     """Run the job to its end and return its record; None on workers that have none."""
-    from penstock.cli.worker_processes import is_worker, torchrun_variables
+    from penstock.cli.worker_processes import is_worker
+    from penstock.runtime.launch import torchrun_variables
 
     os.environ.update(torchrun_variables(os.environ))
     if is_worker():

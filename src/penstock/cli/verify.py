@@ -27,7 +27,10 @@ def verify(
     root: Annotated[int, typer.Option(help="of a broadcast or reduce", min=0)] = 0,
     block_numel: Annotated[int, typer.Option(help="elements of a block; 0: the strategy's default", min=0)] = 0,
     partitions: Annotated[int, typer.Option(help="of a parameter server; 0: one per aggregator", min=0)] = 0,
-    servers: Annotated[int, typer.Option(help="dedicated aggregators; 0: every rank is one", min=0)] = 0,
+    servers: Annotated[int, typer.Option(help="ranks at the end that aggregate; 0: every rank", min=0)] = 0,
+    dedicated: Annotated[
+        bool, typer.Option("--dedicated", help="servers only aggregate, and contribute nothing")
+    ] = False,
     ranks_per_node: Annotated[int, typer.Option(help="hierarchical: size of a node", min=1)] = 2,
     nodes: Annotated[str, typer.Option(help="hierarchical: ranks of each node instead: 0,2,3/1,4")] = "",
     inner: Annotated[str, typer.Option(help="hierarchical: strategy inside a node")] = "spanning_tree",
@@ -53,6 +56,7 @@ def verify(
         root,
         partitions or None,
         servers or None,
+        dedicated,
         ranks_per_node,
         _plain(inner),
         _plain(outer),

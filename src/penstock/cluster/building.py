@@ -159,13 +159,34 @@ class LimitRate(_Step):
     namespace: str
     interface: str
     bucket: Bucket
+    again: bool = False  # another limit takes the place of this one
     purpose: ClassVar[str] = "limiting a link"
     remedy: ClassVar[str] = (
         "needs a kernel with CONFIG_NET_SCH_TBF; try `modprobe sch_tbf`, or --rate none for links without a limit"
     )
 
 
-Step = NewNamespace | NewBridge | NewCable | Plug | GiveAddress | ChooseCongestionControl | LimitPackets | LimitRate
+@dataclass(frozen=True, slots=True)
+class SwitchLink(_Step):
+    """Switch an interface on or off: at a switch's end of a cable, as if that were pulled."""
+
+    namespace: str
+    interface: str
+    is_up: bool
+    purpose: ClassVar[str] = "switching a link on or off"
+
+
+Step = (
+    NewNamespace
+    | NewBridge
+    | NewCable
+    | Plug
+    | GiveAddress
+    | ChooseCongestionControl
+    | LimitPackets
+    | LimitRate
+    | SwitchLink
+)
 Buckets = Callable[[int], Bucket]  # from a rate in bits per second
 
 

@@ -15,8 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.cluster.building import (
+    NIC,
+    Bucket,
     Buckets,
     Kernel,
+    LimitRate,
+    SwitchLink,
     require_tools,
     run_command,
     setup_steps,
@@ -25,7 +29,7 @@ from penstock.cluster.building import (
 )
 from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
 from penstock.cluster.processes import Forward, Outcome, Sink, default_sink, run_workers, signals_unwind, signals_wait
-from penstock.cluster.slots import Slot, claim, clean_dead_runs, kill_inside, remove_run
+from penstock.cluster.slots import Slot, claim, clean_dead_runs, kill_inside, processes_inside, remove_run
 from penstock.cluster.topology import Layout, parse_rate, parse_rates, plan_layout
 from penstock.cluster.worker_commands import (
     find_mpirun,
@@ -80,6 +84,19 @@ class EmulatedCluster:
             workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment, self.gpu)
             return run_workers(workers, to, grace_seconds, timeout_seconds, forward=forward)
         return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds, forward)
+
+    def set_link(self, host: int, is_up: bool) -> None:
+        """Pull a host's cable out of the switch, or put it back, while programs run."""
+        this_kernel().build([SwitchLink(self.layout.switch, self.layout.hosts[host].port, is_up)])
+
+    def set_rate(self, host: int, bucket: Bucket) -> None:
+        """Give a host's link, in both directions, another rate while programs run; not a link without a limit."""
+        ends = ((self.layout.hosts[host].namespace, NIC), (self.layout.switch, self.layout.hosts[host].port))
+        this_kernel().build(LimitRate(namespace, interface, bucket, again=True) for namespace, interface in ends)
+
+    def processes(self, host: int) -> set[int]:
+        """Return the processes that run on a host now."""
+        return processes_inside([self.layout.hosts[host].namespace])
 
     def _run_mpi(
         self,

@@ -8,7 +8,7 @@ each with its simulation.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.registry import make_codec
-from penstock.cost.ways import comparable, way_for
+from penstock.cost.ways import way_for
 from penstock.network import Network
 from penstock.plan import Plan
+from penstock.program.composition import LANES, deal
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.recorder import Recorder
 from penstock.runtime.timed import largest
+from penstock.simulator.composition import simulate_plan
 from penstock.simulator.fitted import fitted_cost
-from penstock.simulator.iteration import simulate_iteration
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
 
@@ -86,19 +88,31 @@ class Gradients:
 
 
 class Replay:
-    """Replays iterations of one plan; buffers and the communication thread are made once."""
+    """Replays iterations of one plan, in lanes as training runs it; buffers and threads are made once."""
 
     def __init__(
-        self, trace: Trace, plan: Plan, communicator: Communicator, gradients: Gradients | None = None
+        self,
+        trace: Trace,
+        plan: Plan,
+        communicator: Communicator,
+        gradients: Gradients | None = None,
+        lanes: Sequence[Communicator] | None = None,  # of the communicator, where several replays share them
     ) -> None:
         plan.check_against(trace)
+        plan = plan.merged
         self._trace, self._plan, self._communicator = trace, plan, communicator
+        self._lanes = communicator.lanes(LANES) if lanes is None else lanes
+        self._lane_of = deal([bucket.strategy == "native" for bucket in plan.buckets], len(self._lanes))
         self.gradients = gradients or Gradients(trace)
         self.compresses = any(bucket.codec is not None for bucket in plan.buckets)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-replay")
+        self._threads = [ThreadPoolExecutor(1, f"penstock-replay-{lane}") for lane, _ in enumerate(self._lanes)]
         self._places = list(_places(trace, plan))
         index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
         self._kept = [self._residual(number) for number in range(len(plan.buckets))]
+        self._codecs = [
+            None if bucket.codec is None else self.gradients.codec(bucket.codec).for_bucket(number)
+            for number, bucket in enumerate(plan.buckets)
+        ]
         self._bucket_after = {index_of[bucket.tensors[-1]]: number for number, bucket in enumerate(plan.buckets)}
 
     def run(self, start_together: Callable[[], object] = lambda: None) -> Replayed:
@@ -109,6 +123,7 @@ class Replay:
         """
         spans: list[Span] = []
         sent: list[Future[Span]] = []
+        self._communicator.recorder = recorder = Recorder()
         if self.compresses:
             self.gradients.renew()
         start_together()
@@ -124,26 +139,30 @@ class Replay:
         if not self._plan.overlap:
             sent = [self._send(number, start) for number in range(len(self._plan.buckets))]
         spans.extend(future.result() for future in sent)
-        return Replayed(Timeline(tuple(spans)), lateness)
+        self._communicator.recorder = None
+        return Replayed(Timeline((*spans, *recorder.timeline(start).spans)), lateness)
 
     def close(self) -> None:
-        """End the communication thread."""
-        self._thread.shutdown()
+        """End the communication threads."""
+        for thread in self._threads:
+            thread.shutdown()
 
     def _send(self, number: int, start: float) -> "Future[Span]":
-        return self._thread.submit(self._reduce, number, start)
+        return self._threads[self._lane_of[number]].submit(self._reduce, number, start)
 
     def _reduce(self, number: int, start: float) -> Span:
-        bucket = self._plan.buckets[number]
+        bucket, communicator = self._plan.buckets[number], self._lanes[self._lane_of[number]]
+        if communicator.recorder is not None:
+            communicator.recorder.name(bucket.name)
         first, bounds = self._places[number]
         values = self.gradients.values[first : first + bounds[-1]]
         begin = time.perf_counter() - start
-        if bucket.codec is None:
-            self._communicator.all_reduce(values, bucket.strategy, **bucket.route.options)
+        codec = self._codecs[number]
+        if codec is None:
+            communicator.all_reduce(values, bucket.strategy, **bucket.route.options)
         else:
-            codec, kept = self.gradients.codec(bucket.codec), self._kept[number]
-            self._communicator.all_reduce(values, bucket.strategy, codec, kept, bounds, **bucket.route.options)
-        return Span(bucket.name, "network", begin, time.perf_counter() - start, self._communicator.transport.rank)
+            communicator.all_reduce(values, bucket.strategy, codec, self._kept[number], bounds, **bucket.route.options)
+        return Span(bucket.name, "network", begin, time.perf_counter() - start, communicator.transport.rank)
 
     def _residual(self, number: int) -> PutOff | None:
         """Return where a bucket's codec keeps what it does not send, as training has it: put off.
@@ -201,6 +220,7 @@ def replay_plans(
     communicator: Communicator,
     iterations: int,
     done: Callable[[], None] = lambda: None,
+    lanes: Mapping[str, int] | None = None,  # of each plan, where it is to have fewer than all
 ) -> tuple[list[ReplayRow], dict[str, tuple[Timeline, Timeline]]]:
     """Replay every plan `iterations` times, in turn; return rows, and each plan's (simulated, measured) timelines.
 
@@ -208,7 +228,9 @@ def replay_plans(
     is a second one of those that compress, as the memory they share had its final size only after the first of all.
     """
     gradients = Gradients(trace)
-    replays = {name: Replay(trace, plan, communicator, gradients) for name, plan in plans.items()}
+    every, wanted = communicator.lanes(LANES), lanes or {}
+    shared = {name: every[: wanted.get(name, LANES)] for name in plans}
+    replays = {name: Replay(trace, plan, communicator, gradients, shared[name]) for name, plan in plans.items()}
     runs: dict[str, list[Replayed]] = {name: [] for name in plans}
     slowest: dict[str, list[float]] = {name: [] for name in plans}
     start_together = partial(largest, communicator.transport, 0.0, communicator.timeout_seconds)
@@ -225,7 +247,7 @@ def replay_plans(
     finally:
         for replay in replays.values():
             replay.close()
-    simulated = {name: _simulate(trace, plan, network) for name, plan in plans.items()}
+    simulated = {name: _simulate(trace, plan, network, len(shared[name])) for name, plan in plans.items()}
     rows = [_row(trace, plans[name], runs[name], slowest[name], simulated[name]) for name in plans]
     return rows, {name: (simulated[name], runs[name][-1].timeline) for name in plans}
 
@@ -242,11 +264,11 @@ def _warm_up(replays: list[Replay], start_together: Callable[[], object], done: 
 def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], simulated: Timeline) -> ReplayRow:
     lateness = median(run.lateness_seconds for run in runs) / trace.compute_seconds if trace.compute_seconds else 0.0
     spread = max(slowest) - min(slowest)
-    return ReplayRow(plan.planner, len(plan.buckets), median(slowest), spread, simulated.iteration_seconds, lateness)
+    return ReplayRow(plan.planner, len(plan.messages), median(slowest), spread, simulated.iteration_seconds, lateness)
 
 
-def _simulate(trace: Trace, plan: Plan, network: Network) -> Timeline:
+def _simulate(trace: Trace, plan: Plan, network: Network, lanes: int) -> Timeline:
     ways = [
         way_for(network, route, None, fitted_cost) for route in dict.fromkeys(bucket.route for bucket in plan.buckets)
     ]
-    return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
+    return simulate_plan(plan, trace, ways, network, lanes)

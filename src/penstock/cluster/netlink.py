@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from pyroute2 import IPRoute, netns
-from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_NEWQDISC, TC_H_ROOT
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
@@ -33,6 +33,7 @@ from penstock.cluster.building import (
     NewNamespace,
     Plug,
     Step,
+    SwitchLink,
     carry_out,
 )
 from penstock.cluster.topology import NAMESPACE_DIRECTORY, namespace_path
@@ -40,6 +41,7 @@ from penstock.cluster.topology import NAMESPACE_DIRECTORY, namespace_path
 CLONE_NEWNET = 0x40000000
 LOOPBACK = 1  # index of `lo` in every namespace
 _CREATE = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+_REPLACE = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE
 _ETHERNET = 1  # TC_LINKLAYER_ETHERNET: frames count as they are, and the kernel asks for no table of their costs
 _PARMS, _RATE64, _PEAK_RATE64, _BURST, _PEAK_BURST = 1, 4, 5, 6, 7  # TCA_TBF_...
 _LARGEST_RATE = 2**32 - 1  # bytes per second that the field of the first interface holds
@@ -180,8 +182,12 @@ def _limit_rate(rooms: _Rooms, step: LimitRate) -> None:
     message["index"] = rooms.index(step.namespace, step.interface)
     message["parent"] = TC_H_ROOT
     message["attrs"] = [("TCA_KIND", "tbf"), ("TCA_OPTIONS", bucket_options(step.bucket))]
-    message["header"]["type"], message["header"]["flags"] = RTM_NEWQDISC, _CREATE
+    message["header"]["type"], message["header"]["flags"] = RTM_NEWQDISC, _REPLACE if step.again else _CREATE
     rooms.inside(step.namespace).nlm_request_batch([message])
+
+
+def _switch_link(rooms: _Rooms, step: SwitchLink) -> None:
+    rooms.set_link(step.namespace, step.interface, state="up" if step.is_up else "down")
 
 
 class _Qdisc(tcmsg):  # type: ignore[misc]  # pyroute2 has no types
@@ -225,4 +231,5 @@ _ACTIONS: dict[type, Callable[[_Rooms, Any], None]] = {
     ChooseCongestionControl: _choose_congestion_control,
     LimitPackets: _limit_packets,
     LimitRate: _limit_rate,
+    SwitchLink: _switch_link,
 }

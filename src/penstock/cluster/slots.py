@@ -96,7 +96,7 @@ def _holder_lives(path: Path) -> bool:
     """Tell whether the process that noted itself in `path` runs; a file without a note is being written: alive."""
     try:
         return Path(f"/proc/{json.loads(path.read_text())['pid']}").exists()
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return True
 
 

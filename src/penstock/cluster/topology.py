@@ -135,7 +135,7 @@ def parse_delay(text: str) -> float:
 def _split(
     text: str, units: dict[str, object] | dict[str, int] | dict[str, float], complaint: str
 ) -> tuple[float, str]:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([a-z]+)\s*", text.lower())
     if match is None or match[2] not in units:
         raise ClusterError(complaint)
     return float(match[1]), match[2]

@@ -6,7 +6,7 @@ A file's `times` field says whether its times are measured or estimated.
 import os
 from importlib.resources import files
 
-from penstock.errors import TraceError
+from penstock.errors import TraceError, did_you_mean
 from penstock.fields import parse_json
 from penstock.trace import FORMAT, Trace, load_trace, trace_from_fields
 
@@ -37,8 +37,14 @@ def find_trace(name_or_path: str | os.PathLike[str]) -> Trace:
     if _shipped_name(text) is not None:
         return load_shipped(text)
     if not os.path.exists(text):
-        raise TraceError(f"{text!r} is neither a file nor a shipped trace; shipped are {', '.join(shipped())}")
+        near = did_you_mean(text, shipped())
+        raise TraceError(f"{text!r} is neither a file nor a shipped trace; shipped are {', '.join(shipped())}{near}")
     return load_trace(text)
+
+
+def is_shipped(name: str) -> bool:
+    """Return whether a trace of that name is shipped."""
+    return _shipped_name(name) is not None
 
 
 def _shipped_name(name: str) -> str | None:

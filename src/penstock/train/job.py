@@ -1,8 +1,5 @@
 """A `Job`: everything that all workers of one training run must know, as plain values that travel as JSON."""
 
-import hashlib
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
@@ -16,6 +13,7 @@ from penstock.plan import Plan, plan_document, plan_from_fields
 from penstock.planners import find_planner
 from penstock.run_record import folder_name
 from penstock.strategies import names, parse_strategy
+from penstock.torch.saved_folder import MODEL, SUMS, complete_checkpoints, rank_file, read_digests, write_digests
 from penstock.trace import Trace, trace_document, trace_from_fields
 
 if TYPE_CHECKING:
@@ -27,11 +25,12 @@ LONGEST_NAME = 100  # characters of a run's name
 DEVICES = ("cpu", "cuda")
 GLOO, MPI = "gloo", "mpi"
 ENGINES = (GLOO, MPI)
+PRECISIONS = ("bf16", "fp16")  # of --amp
 TASK_NAMES = ("chars", "digits")
 # What a checkpoint was made with and a resumed run must keep, or its bits would not be those of an unbroken one.
 KEPT = (
     "task", "batch", "seed", "codec", "density", "warmup", "warmup_every", "dense_below",
-    "planner", "strategy", "engine",
+    "momentum", "clip", "lr_warmup", "accumulate", "amp", "servers", "planner", "strategy", "engine",
 )  # fmt: skip
 
 
@@ -49,6 +48,12 @@ class Job:
     warmup: str = ""  # of sparse codecs: densities before that, by name or one after the other
     warmup_every: int = 0  # iterations for each of them; 0: 1
     dense_below: int = 0  # tensors of fewer elements travel dense
+    momentum: float = 0.0  # of SGD; with a codec the exchange's, corrected; 0: the task's own
+    clip: float = 0.0  # L2 norm of all gradients; with a codec the exchange's; 0: none
+    lr_warmup: int = 0  # iterations in which the learning rate rises to the task's
+    accumulate: int = 1  # batches of each iteration
+    amp: str = ""  # mixed precision: bf16 or fp16
+    servers: int = 0  # so many ranks at the end only aggregate
     planner: str = "exact"
     strategy: str = AUTO
     network: str = ""  # a file from `penstock measure`; "": measured
@@ -66,6 +71,11 @@ class Job:
     def is_stock(self) -> bool:
         """Whether torch's own wrapper trains."""
         return self.planner == STOCK
+
+    @property
+    def all_reduce(self) -> str:
+        """The strategy as the wrapper takes it: with servers of their own, only one will do."""
+        return f"parameter_server(servers={self.servers}, dedicated=true)" if self.servers else self.strategy
 
     @property
     def codec_spec(self) -> str | None:
@@ -86,14 +96,17 @@ class Job:
         from penstock.exchange.compression import Compression  # with all codecs, which `penstock --help` does not need
 
         warmup = self.warmup_spec, self.warmup_every or 1
-        return Compression(self.codec or None, self.density or None, *warmup, self.dense_below)
+        momentum, clip = (self.momentum, self.clip or None) if self.codec else (0.0, None)
+        sent = self.codec or None, self.density or None, *warmup, self.dense_below
+        return Compression(*sent, momentum=momentum, clip=clip)
 
     @property
     def method(self) -> str:
         """What a table calls this way of training."""
         if self.is_stock:
             return "stock DDP"
-        dense = f"{self.planner} plan" if self.strategy == AUTO else f"{self.planner} plan, {self.strategy}"
+        how = f"{self.servers} servers" if self.servers else "" if self.strategy == AUTO else self.strategy
+        dense = f"{self.planner} plan, {how}" if how else f"{self.planner} plan"
         return f"{self.codec_spec}, {dense}" if self.codec else dense
 
     def on(self, where: str, nic: str) -> "Job":
@@ -110,12 +123,31 @@ class Job:
             raise TrainError(f"--device: found {self.device!r}; wanted one of {', '.join(DEVICES)}")
         if self.engine not in ENGINES:
             raise TrainError(f"--engine: found {self.engine!r}; wanted one of {', '.join(ENGINES)}")
+        if self.amp not in ("", *PRECISIONS):
+            raise TrainError(f"--amp: found {self.amp!r}; wanted one of {', '.join(PRECISIONS)}")
+        if not 0 <= self.momentum < 1:
+            raise TrainError(f"--momentum: found {self.momentum:g}; wanted 0 or more and less than 1, such as 0.9")
+        if self.clip < 0 or self.accumulate < 1:
+            raise TrainError(f"--clip {self.clip:g}, --accumulate {self.accumulate}; wanted at least 0 and 1")
         if self.workers < 1 or self.steps < 1 or self.batch < 0:
             raise TrainError(
                 f"{self.workers} workers, {self.steps} steps, batch {self.batch}: wanted at least 1 of each"
             )
         _check_name(self.name)
+        if self.servers:
+            self._check_servers()
         self._check_method()
+
+    def _check_servers(self) -> None:
+        if self.servers >= self.workers:
+            raise TrainError(f"--servers {self.servers} of {self.workers} workers: wanted at least one that trains")
+        if self.is_stock or self.strategy != AUTO:
+            other = "stock DDP" if self.is_stock else f"--strategy {self.strategy}"
+            raise TrainError(f"--servers {self.servers} with {other}: servers are a strategy; leave out one of the two")
+        if self.device != "cpu":
+            raise TrainError(
+                f"--servers {self.servers} with --device {self.device}: servers train with cpu only so far"
+            )
 
     def _check_method(self) -> None:
         if self.is_stock:
@@ -168,14 +200,7 @@ def _read(fields: Fields, name: str, default: Any) -> Any:
 
 
 CHECKPOINT_FORMAT = "penstock-checkpoint/2"
-JOB, MODEL, SUMS = "job.json", "model.state", "SHA256SUMS"
-_NAME = re.compile(r"step-([0-9]{8,})")
-_SUM = re.compile(r"([0-9a-f]{64})  ([a-z0-9.-]+)")
-
-
-def rank_file(rank: int) -> str:
-    """Return the name of the file with what one rank alone knows."""
-    return f"rank-{rank}.state"
+JOB = "job.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +221,7 @@ class Saved:
 def write_saved(saved: Saved, digests: Mapping[str, str]) -> None:
     """Write what a checkpoint says about itself, and the digests of all its files."""
     write_json(saved.path / JOB, saved_document(saved))
-    every = {JOB: _sha256(saved.path / JOB), **digests}
-    (saved.path / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in every.items()))
-    for name in (JOB, SUMS):
-        with open(saved.path / name, "rb") as file:
-            os.fsync(file.fileno())
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    write_digests(saved.path, JOB, digests)
 
 
 def saved_document(saved: Saved) -> dict[str, Any]:
@@ -221,12 +238,6 @@ def saved_document(saved: Saved) -> dict[str, Any]:
     }
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in `folder`, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
-
-
 def find_checkpoint(folder: str) -> Saved:
     """Return the newest checkpoint in `folder`, or the one that `folder` is."""
     path = Path(folder)
@@ -234,32 +245,14 @@ def find_checkpoint(folder: str) -> Saved:
         if not (complete := complete_checkpoints(path)):
             raise TrainError(f"{folder}: no checkpoint there; wanted a folder that `penstock train --save` wrote")
         path = complete[-1]
-    digests = _read_digests(path)
+    digests = read_digests(path, JOB, CHECKPOINT_FORMAT)
     saved = read_json(path / JOB, CHECKPOINT_FORMAT, lambda fields: _saved(path, fields, digests))
-    if digests.keys() != {JOB, MODEL, *(rank_file(rank) for rank in range(saved.world_size))}:
+    ranks = range(min(saved.world_size, len(digests)))  # it may say anything
+    if saved.world_size != len(digests) - 2 or digests.keys() != {JOB, MODEL, *map(rank_file, ranks)}:
         raise FormatError(
             str(path / SUMS), "names", sorted(digests), f"{JOB}, {MODEL} and files of {saved.world_size} ranks"
         )
     return saved
-
-
-def _read_digests(path: Path) -> dict[str, str]:
-    """Return what SHA256SUMS says, once `job.json` is as it says."""
-    where = str(path / SUMS)
-    try:
-        text, found = (path / SUMS).read_text(encoding="ascii"), _sha256(path / JOB)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "bytes that are no text"
-        raise FormatError(where, "file", reason, f"the digests of a {CHECKPOINT_FORMAT} checkpoint") from error
-    lines = [_SUM.fullmatch(line) for line in text.split("\n")[:-1]]
-    digests = {line[2]: line[1] for line in lines if line is not None}
-    if len(digests) != len(lines) or not text.endswith("\n"):
-        raise FormatError(where, "file", text, "a line for each file, as sha256sum writes it")
-    if digests.get(JOB) != found:
-        raise FormatError(
-            str(path / JOB), "file", "bytes that are not those written", "a whole checkpoint: name an older one"
-        )
-    return digests
 
 
 def _saved(path: Path, fields: Fields, digests: Mapping[str, str]) -> Saved:

@@ -19,10 +19,12 @@ from penstock.planning.observed import communication_seconds
 from penstock.run_record import Evaluation, Step
 from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import together
+from penstock.torch.saved_folder import checkpoint_path
 from penstock.train.events import Event, Tell, Wish
 from penstock.train.job import Job, Saved
 from penstock.train.method import Wrapped
-from penstock.train.save_state import checkpoint_path, random_state, save_checkpoint, undisturbed
+from penstock.train.save_state import random_state, save_checkpoint, undisturbed
+from penstock.train.update import Update
 from penstock.zoo.task import Shard, Task, to_device
 
 
@@ -47,11 +49,9 @@ class Meter:
 class Loop:
     """One run on one worker, from `step` on."""
 
-    def __init__(
-        self, job: Job, task: Task, wrapped: Wrapped, optimizer: torch.optim.Optimizer, shard: Shard, tell: Tell
-    ) -> None:
-        self.job, self.task, self.wrapped, self.optimizer, self.shard, self.tell = (
-            job, task, wrapped, optimizer, shard, tell,
+    def __init__(self, job: Job, task: Task, wrapped: Wrapped, update: Update, shard: Shard, tell: Tell) -> None:
+        self.job, self.task, self.wrapped, self.update, self.shard, self.tell = (
+            job, task, wrapped, update, shard, tell,
         )  # fmt: skip
         self.device = next(wrapped.model.parameters()).device
         self.step = 0
@@ -61,7 +61,7 @@ class Loop:
     def run(self, wish: Wish) -> bool:
         """Train to the last step; return False where it was stopped before."""
         self.first, self.meter = self.step, Meter(self.wrapped, self.job.nic)
-        batches = self.task.batches(self.shard, self.step)
+        batches = self.task.batches(self.shard, self.step * self.job.accumulate)
         if self.step == 0:
             self.evaluate()
         look = 1
@@ -84,9 +84,9 @@ class Loop:
             if number == self.job.steps:
                 self.wrapped.record_instructions()  # the last iteration is the one that reports draw
             start = perf_counter()
-            losses.append(self._one(batches))
+            losses.append(self._one(batches, number))
             seconds.append(perf_counter() - start)
-        mean, stop, mean_seconds = share(losses, bool(wish.made), sum(seconds) / count)
+        mean, stop, mean_seconds = share(losses, bool(wish.made), sum(seconds) / count, self.shard.world_size)
         self.history.add_steps(self.step + 1, mean, seconds)
         self.step += count
         timeline = self.wrapped.measured_timeline()
@@ -94,16 +94,14 @@ class Loop:
             self.history.communications.append(communication_seconds(timeline))
         return stop, mean_seconds
 
-    def _one(self, batches: Iterator[Any]) -> Tensor:
+    def _one(self, batches: Iterator[Any], number: int) -> Tensor:
         start = perf_counter()
-        batch = to_device(next(batches), self.device)
+        taken = [to_device(next(batches), self.device) for _ in range(self.job.accumulate)]
         fetched = perf_counter()
-        loss = self.task.loss(self.wrapped.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.update.gradients(self.task, self.wrapped.model, taken)
         synchronise(self.device)
         passed = perf_counter()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.update.apply(number)
         synchronise(self.device)
         self.history.updates.append(perf_counter() - passed + fetched - start)
         self.wrapped.count_iteration()
@@ -114,7 +112,7 @@ class Loop:
         sent, dense = self.meter.per_iteration(self.step - self.first)
         split = self.history.split(self.computing_seconds)
         whole, plan = split.iteration_seconds, self.wrapped.plan
-        together = self.shard.batch * self.shard.world_size
+        together = self.shard.batch * self.job.accumulate * self.shard.world_size
         values = {
             "steps": self.job.steps,
             "seconds": self.history.seconds,
@@ -123,7 +121,7 @@ class Loop:
             "samples_per_second": together / whole if whole else None,
             "bytes_per_iteration": sent,
             "dense_bytes_per_iteration": dense,
-            "plan": f"{len(plan.buckets)} messages by {plan.planner}" if plan else "torch's own buckets",
+            "plan": f"{len(plan.messages)} messages by {plan.planner}" if plan else "torch's own buckets",
         }
         self.tell(Event("steps", self.step, values))
 
@@ -143,11 +141,11 @@ class Loop:
         """Write a checkpoint."""
         common = {
             "model": self.wrapped.model.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            **self.update.state(),
             "history": self.history.state(),
         }
         own = {"exchange": self.wrapped.exchange_state(), "random": random_state()}
-        path, world_size = checkpoint_path(self.job.save, self.step), self.shard.world_size
+        path, world_size = checkpoint_path(self.job.save, self.step), self.shard.world_size + self.job.servers
         plan, found = self.wrapped.plan, self.wrapped.found
         save_checkpoint(Saved(path, self.step, self.history.seconds, world_size, self.job, plan, *found), common, own)
         self.tell(Event("saved", self.step, {"path": str(path)}))
@@ -228,9 +226,13 @@ class History:
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint kept."""
-        self.steps = [Step(*each) for each in state["steps"]]
-        self.evaluations = [Evaluation(*each) for each in state["evaluations"]]
+        self.steps = [Step(*_moment(*each)) for each in state["steps"]]
+        self.evaluations = [Evaluation(*_moment(*each)) for each in state["evaluations"]]
         self.seconds = self.steps[-1].seconds if self.steps else 0.0
+
+
+def _moment(step: int, seconds: float, value: float | None) -> tuple[int, float, float | None]:
+    return int(step), float(seconds), None if value is None else float(value)
 
 
 def finite(value: float) -> float | None:
@@ -245,14 +247,17 @@ LOOK_SECONDS = 0.5  # between looks at whether a stop was requested
 MOST_STEPS = 100  # between looks
 
 
-def share(losses: list[Tensor], wants_to_stop: bool, seconds: float) -> tuple[list[float], bool, float]:
-    """Return the losses averaged over ranks, whether any rank wants to stop, and the seconds averaged over ranks."""
+def share(losses: list[Tensor], wants_to_stop: bool, seconds: float, training: int) -> tuple[list[float], bool, float]:
+    """Return the losses averaged over ranks, whether any rank wants to stop, and the seconds averaged over ranks.
+
+    `training` ranks have losses; all others' are 0.
+    """
     own = torch.stack([loss.detach().double().cpu() for loss in losses])
     box = torch.cat([own, torch.tensor([float(wants_to_stop), seconds], dtype=torch.float64)])
     with together("sharing losses", None):
         dist.all_reduce(box)
-    *mean, stop, mean_seconds = (box / dist.get_world_size()).tolist()
-    return mean, stop > 0, mean_seconds
+    stop, mean_seconds = (box[-2:] / dist.get_world_size()).tolist()
+    return (box[:-2] / training).tolist(), stop > 0, mean_seconds
 
 
 def steps_until_look(seconds_per_step: float) -> int:
@@ -275,14 +280,18 @@ def same_buffers(module: nn.Module) -> None:
             dist.broadcast(buffer, 0)
 
 
-def same_weights(module: nn.Module) -> str:
-    """Return the digest of all parameters; raise on every rank unless all ranks hold the same bits."""
+def same_weights(module: nn.Module, training: int | None = None) -> str:
+    """Return the digest of all parameters; raise on every rank unless all ranks hold the same bits.
+
+    Only the first `training` ranks are compared, if it is given: others have no weights of their own.
+    """
     digest = hashlib.sha256()
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     found: list[Any] = [None] * dist.get_world_size()
     with together("comparing weights", None):
         dist.all_gather_object(found, digest.hexdigest())
+    found = found[:training]
     if len(set(found)) > 1:
         apart = next(rank for rank, each in enumerate(found) if each != found[0])
         raise MismatchError(f"rank {apart} ended with other weights than rank 0; please report this")

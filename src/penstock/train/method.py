@@ -1,5 +1,6 @@
 """The wrapper a job trains with: torch's own DistributedDataParallel, or ours with the job's plan and codec."""
 
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -23,7 +24,6 @@ from penstock.torch.collective_errors import together
 from penstock.trace import Trace
 from penstock.train.job import MPI, Job, Saved
 from penstock.train.save_state import undisturbed
-from penstock.zoo.task import Task
 
 PROFILED = 5  # iterations that the wrapper profiles before it plans
 
@@ -31,12 +31,19 @@ PROFILED = 5  # iterations that the wrapper profiles before it plans
 class Wrapped:
     """A model that is trained by several workers, with the questions that a report asks of it."""
 
-    def __init__(self, module: nn.Module, job: Job, device: torch.device, saved: Saved | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        job: Job,
+        device: torch.device,
+        saved: Saved | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         """`saved` is the run that goes on with as many workers as before: its plan is kept."""
         plan = saved.plan if saved is not None else None
         self._saved = saved
         options: dict[str, Any] = {"device_ids": [device.index]} if device.type == "cuda" else {}
-        self._ours = None if job.is_stock else _planned(module, job, plan, options)
+        self._ours = None if job.is_stock else _planned(module, job, plan, options, scaler)
         self.model: TorchDDP = self._ours or TorchDDP(module, **options)
         # Once planned, torch settles its buckets in the second iteration; from then on nothing changes any more.
         self.settling_iterations = 2 if job.is_stock or plan is not None else PROFILED + 2
@@ -100,14 +107,17 @@ class Wrapped:
             self._ours.load_exchange_state_dict([state for state in states if state is not None])
 
 
-def _planned(module: nn.Module, job: Job, plan: Plan | None, options: dict[str, Any]) -> PlannedDDP:
+def _planned(
+    module: nn.Module, job: Job, plan: Plan | None, options: dict[str, Any], scaler: torch.amp.GradScaler | None
+) -> PlannedDDP:
     return PlannedDDP(
         module,
         compression=job.compression,
         planning=Planning(
-            job.planner, job.strategy, network=job.network or None, plan=plan, profile_iterations=PROFILED
+            job.planner, job.all_reduce, network=job.network or None, plan=plan, profile_iterations=PROFILED
         ),
         engine=job.engine if job.engine == MPI else None,
+        grad_scaler=scaler,
         **options,
     )
 
@@ -124,9 +134,10 @@ def gradient_nbytes(module: nn.Module) -> int:
 
 
 TIMED = 3  # iterations without communication
+Loss = Callable[[TorchDDP], torch.Tensor]  # of the first batch
 
 
-def settle(task: Task, wrapped: Wrapped, batch: Any, device: torch.device) -> float:
+def settle(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
     """Bring the wrapper into its lasting state and return the seconds that computing alone takes, on the slowest rank.
 
     Computing alone is a forward and a backward pass under `no_sync`, on all ranks at once: they share what they share.
@@ -137,9 +148,9 @@ def settle(task: Task, wrapped: Wrapped, batch: Any, device: torch.device) -> fl
         dist.all_gather_object(owed, wrapped.exchange_state())
     with undisturbed():
         for _ in range(wrapped.settling_iterations):
-            _compute(task, wrapped, batch)
+            _compute(loss, wrapped)
             wrapped.count_iteration()
-        seconds = median(_alone_seconds(task, wrapped, batch, device) for _ in range(TIMED))
+        seconds = median(_alone_seconds(loss, wrapped, device) for _ in range(TIMED))
     wrapped.model.zero_grad(set_to_none=True)
     wrapped.load_exchange_states(owed)
     with torch.no_grad():
@@ -148,17 +159,17 @@ def settle(task: Task, wrapped: Wrapped, batch: Any, device: torch.device) -> fl
     return slowest_seconds(seconds)
 
 
-def _compute(task: Task, wrapped: Wrapped, batch: Any) -> None:
+def _compute(loss: Loss, wrapped: Wrapped) -> None:
     wrapped.model.zero_grad(set_to_none=True)
-    task.loss(wrapped.model, batch).backward()  # type: ignore[no-untyped-call]
+    loss(wrapped.model).backward()  # type: ignore[no-untyped-call]
 
 
-def _alone_seconds(task: Task, wrapped: Wrapped, batch: Any, device: torch.device) -> float:
+def _alone_seconds(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
     with together("starting together", None):
         dist.barrier()
     start = perf_counter()
     with wrapped.model.no_sync():
-        _compute(task, wrapped, batch)
+        _compute(loss, wrapped)
     synchronise(device)
     return perf_counter() - start
 

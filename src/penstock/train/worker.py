@@ -29,11 +29,14 @@ from penstock.timeline import Span, Timeline
 from penstock.torch.clocks import device_name
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
+from penstock.torch.saved_folder import MODEL, rank_file
 from penstock.train.events import Event, Tell, Wish, drop_event, tell_launcher
 from penstock.train.job import MPI, Job, Saved, find_checkpoint, job_from_fields
 from penstock.train.loop import Loop, same_weights
 from penstock.train.method import Wrapped, settle
-from penstock.train.save_state import load_common, load_own, seed_everything, set_random_state
+from penstock.train.save_state import fitting, load_common, load_own, seed_everything, set_random_state
+from penstock.train.serving import Serving
+from penstock.train.update import Update, make_scaler
 from penstock.zoo.load import find_task
 from penstock.zoo.task import Shard, to_device
 
@@ -56,7 +59,7 @@ def _work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
     loop.tell(Event("ready", loop.step, told))
     finished = loop.run(wish)
     record = make_record(loop)
-    digest = same_weights(loop.wrapped.model.module)
+    digest = same_weights(loop.wrapped.model.module, loop.shard.world_size)
     values = {"record": run_document(record), "weights_sha256": digest}
     loop.tell(Event("done" if finished else "stopped", loop.step, values))
     return finished
@@ -66,14 +69,19 @@ def _begin(job: Job, tell: Tell, device: torch.device, rank: int, world_size: in
     """Build everything and bring it to where training starts or goes on."""
     saved = find_checkpoint(job.resume) if job.resume else None
     task = find_task(job.task)
-    shard = Shard(rank, world_size, job.batch or task.batch, job.seed)
+    shard = Shard(rank, world_size - job.servers, job.batch or task.batch, job.seed)
     seed_everything(job.seed)
     module = task.model().to(device)
+    if rank >= shard.world_size:
+        task = Serving(task, module)
     same_world = saved is not None and saved.world_size == world_size
-    wrapped = Wrapped(module, job, device, saved if same_world else None)
-    loop = Loop(job, task, wrapped, task.optimizer(wrapped.model.parameters()), shard, tell)
+    scaler = make_scaler(job, device)
+    wrapped = Wrapped(module, job, device, saved if same_world else None, scaler)
+    update = Update(job, task.optimizer(wrapped.model.parameters()), device, scaler)
+    loop = Loop(job, task, wrapped, update, shard, tell)
     seed_everything(job.seed * 65_537 + rank)
-    loop.computing_seconds = settle(task, wrapped, to_device(next(task.batches(shard, 0)), device), device)
+    batch = to_device(next(task.batches(shard, 0)), device)
+    loop.computing_seconds = job.accumulate * settle(lambda model: update.loss(task, model, batch), wrapped, device)
     if saved is not None:
         _take_over(loop, saved, same_world)
     return loop
@@ -83,13 +91,15 @@ def _take_over(loop: Loop, saved: Saved, same_world: bool) -> None:
     """Put everything as it was when the checkpoint was written."""
     common = load_common(saved, loop.device)
     own = [load_own(saved, rank) for rank in range(saved.world_size)]
-    loop.wrapped.model.module.load_state_dict(common["model"])
-    loop.optimizer.load_state_dict(common["optimizer"])
+    with fitting(saved, MODEL):
+        loop.wrapped.model.module.load_state_dict(common["model"])
+        loop.update.load(common)
+        loop.history.load(common["history"])
     loop.wrapped.load_exchange_states([each["exchange"] for each in own])
-    loop.history.load(common["history"])
     loop.step = saved.step
     if same_world:
-        set_random_state(own[loop.shard.rank]["random"])
+        with fitting(saved, rank_file(loop.shard.rank)):
+            set_random_state(own[loop.shard.rank]["random"])
 
 
 def device_for(name: str, local_rank: int) -> torch.device:
@@ -194,7 +204,7 @@ def make_record(loop: Loop) -> RunRecord:
         compute_seconds=split.compute_seconds,
         hidden_seconds=split.hidden_seconds,
         exposed_seconds=split.exposed_seconds,
-        samples_per_second=loop.shard.batch * loop.shard.world_size / whole if whole else None,
+        samples_per_second=loop.shard.batch * loop.job.accumulate * loop.shard.world_size / whole if whole else None,
         bytes_per_iteration=sent,
         dense_bytes_per_iteration=dense,
         plan=plan,

@@ -1,4 +1,4 @@
-"""The two tasks that learn something: `chars`, text by an LSTM, and `digits`, images by a convolutional network."""
+"""The tasks that learn something: text by an LSTM (`chars`) or a GPT (`chars_gpt`), and images (`digits`)."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.errors import TaskError
+from penstock.zoo.language_models import GPT
 from penstock.zoo.task import Shard
 
 # `chars`: an LSTM that learns to write Python's manual, character by character.
@@ -89,6 +90,25 @@ class Chars:
         batch = windows(text, starts, self.window).to(next(model.parameters()).device)
         count = len(starts) * self.window
         return self.loss(model, batch).item() * count / math.log(2), count
+
+
+@dataclass(frozen=True, slots=True)
+class CharsGpt(Chars):
+    """The same text by a GPT of 3.2 million parameters with AdamW: what most people train, in small."""
+
+    width: int = 256
+    layers: int = 4
+    batch: int = 4
+    learning_rate: float = 1e-3
+    name: str = "chars_gpt"
+
+    def model(self) -> nn.Module:
+        """Return a fresh GPT."""
+        return GPT(BYTES, self.window, width=self.width, depth=self.layers, heads=4, dropout=0.0)
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return AdamW."""
+        return torch.optim.AdamW(parameters, lr=self.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def windows(text: Tensor, starts: list[int], width: int) -> Tensor:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import TaskError
+from penstock.errors import TaskError, did_you_mean
 from penstock.zoo.image_models import densenet201, googlenet, resnet20, resnet50, resnet152, vgg16, vgg16_cifar, vgg19
 from penstock.zoo.language_models import bert_base, bert_large, gpt2, gpt_small, lstm_ptb
-from penstock.zoo.learning_tasks import Chars, Digits
+from penstock.zoo.learning_tasks import Chars, CharsGpt, Digits
 from penstock.zoo.task import MEMBERS, RandomTask, Task
 
 ZOO: dict[str, Callable[[], RandomTask]] = {
@@ -35,7 +35,7 @@ ZOO: dict[str, Callable[[], RandomTask]] = {
     "vgg16_cifar": vgg16_cifar,
     "vgg19": vgg19,
 }
-TASKS: dict[str, Callable[[], Task]] = {"chars": Chars, "digits": Digits, **ZOO}
+TASKS: dict[str, Callable[[], Task]] = {"chars": Chars, "chars_gpt": CharsGpt, "digits": Digits, **ZOO}
 FUNCTION = "FILE.py:function or package.module:function"
 
 
@@ -61,7 +61,8 @@ def _ready_made(name: str) -> Task:
     for candidate, task in TASKS.items():
         if _spelling(candidate) == _spelling(name):
             return task()
-    raise TaskError(f"no task called {name!r}; wanted one of {', '.join(TASKS)}, {FUNCTION}")
+    near = did_you_mean(name, TASKS)
+    raise TaskError(f"no task called {name!r}; wanted one of {', '.join(TASKS)}, {FUNCTION}{near}")
 
 
 def _spelling(name: str) -> str:
