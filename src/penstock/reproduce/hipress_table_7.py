@@ -8,26 +8,16 @@ Cells are computed with the paper's counts; where only the planner's give the pu
 
 from dataclasses import dataclass
 
+from penstock.cost.clusters import CLUSTERS, HIPRESS_RATIO, curve_of_elements
 from penstock.cost.papers import CASYNC, sync_seconds
-from penstock.curves import CodecCurves, Curve
 from penstock.planners.selective import Choice, choose
-from penstock.reproduce.claim import Claim
+from penstock.reproduce.claim import Claim, check_equal
 
-_MS_PER_ELEMENT = 1e-3 / 4  # -> seconds per byte
 _MIB = 2**20
-
-
-def _curve(per_element_ms: float, startup_ms: float, floor_ms: float) -> Curve:
-    return Curve(per_element_ms * _MS_PER_ELEMENT, startup_ms * 1e-3, floor_ms * 1e-3)
-
-
-SEND = _curve(8.5005e-07, 0.20337, 0.09766)
-RATIO = 1 / 16  # the planner's; one bit for a float32 would be 1/32
-ONEBIT = CodecCurves(
-    RATIO, _curve(1.4133e-08, 0.058938, 0.05408), _curve(RATIO * 6.2041e-09, 0.13956, 0.07287)
-)  # the planner's decode is of the payload's elements, ours of the gradient's
-GATHER = {4: _curve(2.7156e-06, 0.4193, 0.15573), 16: _curve(1.2937e-05, 1.4406, 0.59503)}
-BROADCAST = {4: _curve(2.7157e-06, 0.22156, 0.1482), 16: _curve(1.2915e-05, 0.45538, 0.58353)}
+RATIO, ONEBIT = HIPRESS_RATIO, CLUSTERS["hipress-100gbps"].codecs["onebit"]
+SEND = curve_of_elements(8.5005e-07, 0.20337, 0.09766)
+GATHER = {4: curve_of_elements(2.7156e-06, 0.4193, 0.15573), 16: curve_of_elements(1.2937e-05, 1.4406, 0.59503)}
+BROADCAST = {4: curve_of_elements(2.7157e-06, 0.22156, 0.1482), 16: curve_of_elements(1.2915e-05, 0.45538, 0.58353)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ _DECODES = (
     "decodes grow with K too, it is 6 as published"
 )
 
-_OTHERS = "differs: the constants it ships with are not those behind the table; erratum 7 found 7 too"
+_OTHERS = "the constants it ships with are not those behind the table; erratum 7 found 7 too"
 
 TABLE_7 = (
     Cell("casync_ps_colocated", 4, 4, True, 2), Cell("casync_ps_colocated", 16, 4, True, 1, _SAME_SENDS),
@@ -80,7 +70,7 @@ def table_7() -> list[Claim]:
     """Return a claim for each cell, and how many the planner's own counts give."""
     matching = sum(planners_choice(cell) == (cell.compress, cell.partitions) for cell in TABLE_7)
     what = "Table 7: cells that the shipped planner's own counts give"
-    return [*(_claim(cell) for cell in TABLE_7), Claim(what, "12", str(matching), "computed", _OTHERS)]
+    return [*(_claim(cell) for cell in TABLE_7), check_equal(what, 12, matching, "computed", _OTHERS)]
 
 
 def our_choice(cell: Cell) -> Choice:
@@ -118,6 +108,5 @@ def _claim(cell: Cell) -> Claim:
     name = "PS" if "ps" in cell.strategy else "Ring"
     published, found = (cell.compress, cell.partitions), (ours.compress, ours.partitions)
     more = 100 * (published_seconds(cell) / ours.seconds - 1)
-    verdict = "matches" if published == found else f"differs: {cell.why}; published is {more:.0f}% slower here"
     what = f"Table 7, {cell.mib} MB, {name}, {cell.nodes} nodes: compress, partitions"
-    return Claim(what, str(published), str(found), "computed", verdict)
+    return check_equal(what, published, found, "computed", f"{cell.why}; published is {more:.0f}% slower here")
