@@ -261,3 +261,17 @@ def test_a_run_of_which_little_is_known_still_makes_a_page(open_page, tmp_path):
     assert page.locator("#methods").is_visible()
     for section in ("timeline", "plan", "bytes", "whatif", "breakdown"):
         assert not page.locator(f"#{section}").is_visible()
+
+
+def test_on_a_phone_a_wide_table_says_that_there_is_more_until_it_is_scrolled_to_its_end(open_page):
+    page = open_page(viewport={"width": 390, "height": 844})
+    has_hint = "element => element.hasAttribute('data-more')"
+    assert page.eval_on_selector("#methods-table", has_hint)
+    page.eval_on_selector("#methods-table", "element => { element.scrollLeft = element.scrollWidth }")
+    page.wait_for_selector("#methods-table:not([data-more])", state="attached")
+    assert not open_page().eval_on_selector("#buckets-table, #methods-table", has_hint)
+
+
+def test_loss_against_seconds_comes_first(open_page):
+    order = open_page().eval_on_selector_all("main section, .chart", "found => found.map(each => each.id)")
+    assert order[:2] == ["curves", "loss-by-seconds"]

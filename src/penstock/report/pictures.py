@@ -16,13 +16,14 @@ from penstock.plan import Route, cut_into_buckets
 from penstock.planners import PLANNERS
 from penstock.simulator.iteration import predict, simulate_iteration
 from penstock.simulator.scaling import ScalingRow, scaling_study
-from penstock.timeline import COMPUTE, Timeline
+from penstock.timeline import COMMUNICATION, COMPUTATION, COMPUTE, Timeline, bucket_of
 from penstock.trace import Tensor, Trace
 
 matplotlib.use("Agg")  # files only: no window, no display needed
 
 _LANE_COLOURS = {COMPUTE: ("#4c78a8", "#9ecae9"), "network": ("#f58518", "#ffbf79")}
 _OTHER_COLOURS = ("#54a24b", "#88d27a")
+_BUCKET_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d")  # in turn
 _STYLES = {
     "naive": ("#9d9d9d", ":"),
     "wfbp": ("#4c78a8", "--"),
@@ -48,11 +49,16 @@ def draw_timelines(timelines: Mapping[str, Timeline], path: str | os.PathLike[st
 
 def _draw_lanes(axis: Axes, timeline: Timeline, scale: float) -> None:
     lanes = list(dict.fromkeys(span.lane for span in timeline.spans))
+    both = sorted((*timeline.lane(COMPUTATION), *timeline.lane(COMMUNICATION)), key=lambda span: span.start_seconds)
+    buckets = {name: count for count, name in enumerate(dict.fromkeys(bucket_of(span.name) for span in both))}
     for row, lane in enumerate(lanes):
         colours = _LANE_COLOURS.get(lane, _OTHER_COLOURS)
         spans = timeline.lane(lane)
         bars = [(span.start_seconds / scale, span.seconds / scale) for span in spans]
-        axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=[colours[i % 2] for i in range(len(bars))], linewidth=0)
+        faces = [colours[index % 2] for index in range(len(bars))]
+        if lane in (COMPUTATION, COMMUNICATION):
+            faces = [_BUCKET_COLOURS[buckets[bucket_of(span.name)] % len(_BUCKET_COLOURS)] for span in spans]
+        axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=faces, linewidth=0)
     axis.axvline(timeline.compute_seconds / scale, color="#2b2b2b", linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(lanes)), lanes)
     axis.invert_yaxis()

@@ -47,8 +47,9 @@ def plan_view(run: FoundRun) -> dict[str, Any] | None:
 def _about(plan: Plan) -> str:
     tensors = sum(len(bucket.tensors) for bucket in plan.buckets)
     total = sum(bucket.nbytes for bucket in plan.buckets)
+    sent = f" that travel as {len(plan.messages)} messages," if plan.bulks else ""
     return (
-        f"{tensors} tensors, {total / 1e6:.4g} MB of gradients, in {len(plan.buckets)} buckets by planner "
+        f"{tensors} tensors, {total / 1e6:.4g} MB of gradients, in {len(plan.buckets)} buckets{sent} by planner "
         f"{plan.planner} for {plan.workers} workers; {plan.times} times; hash {plan.hash}."
     )
 

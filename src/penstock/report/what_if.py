@@ -38,7 +38,7 @@ def _model(run: FoundRun, group: Sequence[FoundRun]) -> dict[str, Any]:
         "strategy": next((name for name in network.all_reduce if name in closed_forms()), "ring"),
         "trace": trace_document(trace),
         "network": network_document(_with_codecs(network, group)),
-        "measured": _efficiencies(group),
+        "measured": _efficiencies(trace.compute_seconds, group),
     }
 
 
@@ -50,20 +50,18 @@ def _with_codecs(network: Network, group: Sequence[FoundRun]) -> Network:
     return replace(network, codecs=found)
 
 
-def _efficiencies(group: Sequence[FoundRun]) -> list[dict[str, Any]]:
+def _efficiencies(compute_seconds: float, group: Sequence[FoundRun]) -> list[dict[str, Any]]:
     """Return what each run reached: computation over iteration, which is speed-up over workers.
 
-    The computation is one for all of them, the least that any run measured: they compute the same, and whatever else
-    a machine does, their own communication first of all, only adds to it. Each divided by its own, the run that was
-    disturbed most would seem the most efficient.
+    The computation is that of the trace, as for the predicted curves: dots and curves can be compared. Each divided by
+    its own, the run that was disturbed most would seem the most efficient.
     """
-    computed = [run.record.compute_seconds for run in group if run.record.compute_seconds is not None]
     return [
         {
             "name": run.name,
             "workers": run.record.workers,
-            "efficiency": min(computed) / run.record.iteration_seconds,
+            "efficiency": min(1.0, compute_seconds / run.record.iteration_seconds),
         }
         for run in group
-        if computed and run.record.iteration_seconds
+        if run.record.iteration_seconds
     ]

@@ -55,6 +55,15 @@ function table(columns, rows, mark = () => null, caption = null) {
     html("tbody", {}, body));
 }
 
+// Say under a table that is wider than its place that there is more to see; a scrolled one needs no telling.
+function hintAtMore(element) {
+  const look = () => element.toggleAttribute("data-more", element.scrollWidth - element.clientWidth - element.scrollLeft > 8);
+  new ResizeObserver(look).observe(element);
+  element.addEventListener("scroll", look, { passive: true });
+  new MutationObserver(look).observe(element, { childList: true });
+  look();
+}
+
 // A chooser among names; `choose` is called with the index. Null where there is nothing to choose.
 function chooser(label, names, choose) {
   if (names.length < 2) return null;

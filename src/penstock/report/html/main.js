@@ -32,4 +32,5 @@ drawBreakdown(REPORT);
 const TIMELINE = drawTimelines(REPORT);
 drawPlans(REPORT);
 const WHAT_IF = drawWhatIf(REPORT);
+document.querySelectorAll(".scroll").forEach(hintAtMore);
 document.documentElement.dataset.ready = "true";

@@ -26,7 +26,7 @@ function hatching(pen, colour, paper) {
 
 function paintTimeline(pen, view, width, height) {
   const inks = timelineInks(view.canvas);
-  const hatched = Object.fromEntries(["compute", "encode", "wire", "decode"].map((kind) => [kind, hatching(pen, inks[kind], inks.paper)]));
+  const hatched = {}; // by colour
   pen.clearRect(0, 0, width, height);
   pen.font = `11px ${getComputedStyle(view.canvas).fontFamily}`;
   pen.textBaseline = "middle";
@@ -55,17 +55,19 @@ function paintTimeAxis(pen, view, inks, width, height) {
 }
 
 function paintSpans(pen, view, row, y, inks, hatched) {
-  const kind = kindOf(row.lane);
+  const byBucket = row.lane === "computation" || row.lane === "communication";
   const predicted = row.how === "predicted";
   for (const span of row.spans) {
     const left = Math.max(view.x(span.start_seconds), view.labelWidth);
     const right = Math.min(view.x(span.end_seconds), view.labelWidth + view.plotWidth);
     if (right < view.labelWidth || left > view.labelWidth + view.plotWidth || right - left < 0) continue;
     const wide = Math.max(right - left, 0.5);
-    pen.fillStyle = predicted ? hatched[kind] : inks[kind];
+    const colour = byBucket ? view.colours[bucketOf(span)] : inks[kindOf(row.lane)];
+    if (predicted) hatched[colour] = hatched[colour] || hatching(pen, colour, inks.paper);
+    pen.fillStyle = predicted ? hatched[colour] : colour;
     pen.fillRect(left, y, wide, LANE_HEIGHT);
     if (wide < 4) continue;
-    pen.strokeStyle = predicted ? inks[kind] : inks.paper;
+    pen.strokeStyle = predicted ? colour : inks.paper;
     pen.strokeRect(left + 0.5, y + 0.5, wide - 1, LANE_HEIGHT - 1);
     if (wide > 40) paintSpanName(pen, span.name, left, y, wide, predicted, inks);
   }
