@@ -20,11 +20,14 @@ from penstock.cli.routes import check_routes
 from penstock.cluster.iteration_replay import replay_plans
 from penstock.cost.ways import comparable
 from penstock.errors import PenstockError
-from penstock.plan import parse_route
+from penstock.network import Network
+from penstock.plan import Plan, parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure_network import NATIVE, measure_network
 from penstock.runtime.transport import Transport
+from penstock.simulator.composition import plan_in_lanes
 from penstock.simulator.iteration import predict_robust
+from penstock.trace import Trace
 from penstock.traces import find_trace
 from study import RANK, start
 
@@ -63,15 +66,17 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     network = measure_network(
         transport, seconds=seconds, strategies=routes, codecs=codecs, whole_nbytes=sum(trace.nbytes)
     ).network
-    plans = {each.name: each.plan(trace, network) for each in found}
+    plans = {each.name: _in_lanes(each, each.plan(trace, network), trace, network) for each in found}
     if job.study == "joint":
         chosen = found[-1]
-        plans["joint"] = predict_robust(trace, chosen.planner, comparable(chosen.ways(network)), hosts)
+        robust = predict_robust(trace, chosen.planner, comparable(chosen.ways(network)), hosts)
+        plans["joint"] = _in_lanes(chosen, robust, trace, network)
         quickest = sorted(plans, key=lambda name: plans[name].iteration_seconds)
         kept = {"joint", *[name for name in quickest if name != "joint"][: job.only]}
         plans = {name: plan for name, plan in plans.items() if name in kept}
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
-    rows, _ = replay_plans(trace, plans, network, communicator, job.iterations, lambda: done(job.trace))
+    lanes = {each.name: each.lanes for each in found}
+    rows, _ = replay_plans(trace, plans, network, communicator, job.iterations, lambda: done(job.trace), lanes)
     for name, row in zip(plans, rows, strict=True):
         packed = sum(bucket.nbytes for bucket in plans[name].buckets if bucket.codec is not None)
         document = row.document()
@@ -79,6 +84,11 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
         share = packed / max(1, sum(trace.nbytes))
         used = ", ".join(dict.fromkeys(str(bucket.route) for bucket in plans[name].buckets))
         yield {"what": job.trace, "how": name, "routes": used, "compressed_share": share, **document}
+
+
+def _in_lanes(made: Configuration, plan: Plan, trace: Trace, network: Network) -> Plan:
+    """Return a configuration's plan, timed and, by planners that choose, planned for its lanes."""
+    return plan_in_lanes(plan, trace, comparable(made.ways(network)), network, made.lanes, bulk=made.bulk)
 
 
 def casync_rows(place: Place, job: CasyncJob, done: Done) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,8 @@ from penstock.cost.ways import Way, comparable, way_for
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planners import PLANNERS, Planner
-from penstock.planners.fixed import plan_threshold
+from penstock.planners.rules import plan_threshold
+from penstock.program.composition import LANES
 from penstock.runtime.measure_network import NATIVE
 from penstock.simulator.iteration import predict
 from penstock.trace import Trace
@@ -35,6 +36,8 @@ class Configuration:
     name: str
     planner: Planner
     routes: tuple[str, ...]
+    lanes: int = LANES  # buckets under way at a time where it is replayed; predicted is one after the other
+    bulk: bool = False  # small ones travel together, as the plan says
 
     def plan(self, trace: Trace, network: Network, workers: int | None = None) -> Plan:
         """Return its plan for a trace, predicted on a network."""
@@ -61,17 +64,16 @@ def joint(dense: str, codecs: Sequence[str]) -> Configuration:
 def steps(strategy: str, codec: str, hosts: int) -> list[Configuration]:
     """Return the steps of Fig. 11, each with what the one before has.
 
-    With one piece per rank little of a tensor is encoded while another part of it travels. Pipelining: more pieces,
-    where that is faster by the lines that were measured through the executor (Eq. 1-2; a tensor below four million
-    elements is cut into one piece per rank by itself, too). Bulk: tensors are batched by size, in stock DDP's buckets.
-    Selective: batches, and how each is compressed or not, are chosen together.
+    Stock: DDP's buckets by the engine's own all-reduce. Codec: each tensor compressed, one after the other. Pipelining:
+    tensors are encoded while others travel, in lanes. Bulk: those in a row travel as one message where that pays.
+    Selective: what is compressed, how and in how many pieces, and what travels together, are chosen at once.
     """
     packed, whole, finer = f"{strategy}+{codec}", f"{strategy}+{codec}/{hosts}", f"{strategy}+{codec}/{4 * hosts}"
     every = (NATIVE, packed, whole, finer, f"ring+{codec}", f"parameter_server+{codec}", f"all_gather+{codec}")
     return [
         Configuration("stock", PLANNERS["threshold"], (NATIVE,)),
-        Configuration("+ codec", PLANNERS["wfbp"], (whole,)),
-        Configuration("+ pipelining", PLANNERS["selective"], (whole, packed, finer)),
-        Configuration("+ bulk", PLANNERS["threshold"], (packed,)),
+        Configuration("+ codec", PLANNERS["wfbp"], (whole,), lanes=1),
+        Configuration("+ pipelining", PLANNERS["wfbp"], (whole,)),
+        Configuration("+ bulk", PLANNERS["wfbp"], (whole,), bulk=True),
         Configuration("+ selective", PLANNERS["joint"], tuple(dict.fromkeys(every))),
     ]

@@ -1,6 +1,10 @@
-"""Many small messages, compressed gradients on their way to aggregators: at will, as rank 0 decides, or by schedule."""
+"""Many small messages, compressed gradients on their way to aggregators: at will, in bulks, or as rank 0 decides.
 
-from collections.abc import Callable, Iterator
+`bulks` is what training does: the plan says once which gradients travel together, and each bulk is sent when its last
+gradient is ready. `steady` also fixes who sends to whom when, and `online` decides both while gradients become ready.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
@@ -17,16 +21,21 @@ from penstock.bench.jobs import Place, run_job, serve
 from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts
 from penstock.cli.output import format_seconds, print_json, print_table, progress
+from penstock.cost.ways import Way
+from penstock.network import LinearCost
+from penstock.planners import PLANNERS
+from penstock.planners.batched import in_bulks
 from penstock.runtime.measure_network import measure_network
 from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport
+from penstock.simulator.iteration import predict
 from penstock.trace import Trace
 from penstock.traces import find_trace
 from study import RANK, start
 
 WAIT_SECONDS = 60.0
 HEADER_NBYTES = 57  # of a onebit payload
-DECIDERS = ("at will", "online", "steady")
+DECIDERS = ("at will", "bulks", "online", "steady")
 WORKER = (__file__, RANK)
 TIMEOUT_SECONDS = 300.0
 
@@ -43,11 +52,37 @@ class CoordinatorJob:
 
 def pushes(trace: Trace, world_size: int) -> list[Message]:
     """Return every rank's piece of every tensor for every aggregator: one bit an element, one piece a rank."""
+    gradients = zip(trace.tensors, trace.ready_seconds, strict=True)
+    return _from_all_to_all(
+        [(each.name, _piece_nbytes([each.numel], world_size), at) for each, at in gradients], world_size
+    )
+
+
+def bulk_pushes(trace: Trace, world_size: int, link: LinearCost) -> list[Message]:
+    """Return the same in the bulks of a plan with a bucket for each tensor."""
+    others, numel = world_size - 1, {each.name: each.numel for each in trace.tensors}
+    line = LinearCost(others * link.a_seconds, others * link.b_seconds_per_byte / (32 * world_size))
+    way = Way("push", (line,), seconds_per_tensor=others * link.b_seconds_per_byte * HEADER_NBYTES)
+    plan = predict(trace, PLANNERS["wfbp"], [way], world_size)
+    messages = in_bulks(plan, trace, [way]).messages
+    at = dict(zip(numel, trace.ready_seconds, strict=True))
+    return _from_all_to_all(
+        [
+            (each.name, _piece_nbytes([numel[name] for name in each.tensors], world_size), at[each.tensors[-1]])
+            for each in messages
+        ],
+        world_size,
+    )
+
+
+def _piece_nbytes(numels: Sequence[int], world_size: int) -> int:
+    return sum(HEADER_NBYTES + numel // (8 * world_size) for numel in numels)
+
+
+def _from_all_to_all(pieces: Sequence[tuple[str, int, float]], world_size: int) -> list[Message]:
     return [
-        Message(
-            f"{tensor.name}:{source}>{target}", HEADER_NBYTES + tensor.numel // (8 * world_size), source, target, at
-        )
-        for tensor, at in zip(trace.tensors, trace.ready_seconds, strict=True)
+        Message(f"{name}:{source}>{target}", nbytes, source, target, at)
+        for name, nbytes, at in pieces
         for source in range(world_size)
         for target in range(world_size)
         if source != target
@@ -58,23 +93,38 @@ def measure_job(transport: Transport, job: CoordinatorJob, done: Callable[[str],
     """Yield a row for each decider; the deciders take turns."""
     trace, bulk = find_trace(job.trace), Bulk(job.threshold_nbytes, job.timeout_seconds)
     table = pushes(trace, transport.world_size)
-    memory = {one.name: np.zeros(one.nbytes, np.uint8) for one in table if transport.rank in one.link}
-    lanes = Lanes(transport, table, memory, WAIT_SECONDS)
     network = measure_network(transport).network
+    in_bulks = bulk_pushes(trace, transport.world_size, network.link)
+    lanes, bulks = (_lanes(transport, each) for each in (table, in_bulks))
     schedule = plan_rounds(table, network.link, bulk)
     side = Online(lanes, bulk)
     times: dict[str, list[float]] = {name: [] for name in DECIDERS}
     for _ in range(job.iterations + 1):
         for name, found in times.items():
-            found.append(_iteration(lanes, trace, name, side, schedule))
+            found.append(_iteration(bulks if name == "bulks" else lanes, name, side, schedule))
             done(name)
     side.close()
     lanes.close()
+    bulks.close()
+    batches = {"bulks": len(bulks.mine), "steady": sum(sending.batch.link[0] == 0 for sending in schedule)}
     for name, found in times.items():
-        yield _row(job.trace, name, table, schedule, found[1:])
+        yield {
+            "what": job.trace,
+            "how": name,
+            "messages_per_rank": sum(message.source == 0 for message in table),
+            "batches_per_rank": batches.get(name),
+            "measured_seconds": median(found[1:]),
+            "spread": max(found[1:]) - min(found[1:]),
+            "simulated_seconds": max(sending.end_seconds for sending in schedule) if name == "steady" else None,
+        }
 
 
-def _iteration(lanes: Lanes, trace: Trace, decider: str, side: Online, schedule: list[Sending]) -> float:
+def _lanes(transport: Transport, table: Sequence[Message]) -> Lanes:
+    memory = {one.name: np.zeros(one.nbytes, np.uint8) for one in table if transport.rank in one.link}
+    return Lanes(transport, table, memory, WAIT_SECONDS)
+
+
+def _iteration(lanes: Lanes, decider: str, side: Online, schedule: list[Sending]) -> float:
     """Run one iteration, gradients ready when the trace says; return its seconds on the slowest rank."""
     lanes.begin()
     largest(lanes.transport, 0.0)  # start together
@@ -99,19 +149,6 @@ def _post_in_time(lanes: Lanes, post: Callable[[str], None], start: float) -> No
         post(message.name)
 
 
-def _row(trace: str, name: str, table: list[Message], schedule: list[Sending], times: list[float]) -> dict[str, Any]:
-    is_steady = name == "steady"
-    return {
-        "what": trace,
-        "how": name,
-        "messages_per_rank": sum(message.source == 0 for message in table),
-        "batches_per_rank": sum(sending.batch.link[0] == 0 for sending in schedule) if is_steady else None,
-        "measured_seconds": median(times),
-        "spread": max(times) - min(times),
-        "simulated_seconds": max(sending.end_seconds for sending in schedule) if is_steady else None,
-    }
-
-
 def coordinator(
     hosts: Annotated[str, typer.Option(help="numbers of emulated hosts")] = "4",
     rate: Annotated[str, typer.Option(help="of each NIC")] = "1gbit",
@@ -122,7 +159,7 @@ def coordinator(
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Push a model's compressed gradients to aggregators on emulated hosts, by three deciders in turn. Needs root."""
+    """Push a model's compressed gradients to aggregators on emulated hosts, by four deciders in turn. Needs root."""
     find_trace(trace)
     job = CoordinatorJob(trace, iterations, threshold, timeout)
     places = [Place(count, rate) for count in parse_counts(hosts, "--hosts")]

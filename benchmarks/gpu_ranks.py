@@ -420,18 +420,6 @@ def host_hook() -> tuple[Any, Hook]:
     return sender, hook
 
 
-def in_turn(codec: str) -> tuple[Any, Hook]:
-    """Return penstock's hook with two process groups that buckets have in turn."""
-    world = dist.group.WORLD
-    kept, messages.PROCESS_GROUPS = messages._OWN.pop(world, None), 2
-    try:
-        return comm_hook("parameter_server", codec=codec)
-    finally:
-        messages.PROCESS_GROUPS = 1
-        if kept is not None:
-            messages._OWN[world] = kept
-
-
 def stock(make_hook: Callable[[], tuple[Any, Hook]] | None = None, **options: Any) -> Method:
     """Return torch's wrapper, with a hook or with its own all-reduce."""
 
@@ -477,8 +465,6 @@ METHODS = {
     "onebit hook, ring": stock(lambda: comm_hook("ring", codec="onebit")),
     "onebit hook, all_gather": stock(lambda: comm_hook("all_gather", codec="onebit")),
     "onebit hook, hierarchical": stock(lambda: comm_hook("hierarchical", codec="onebit")),
-    "onebit hook, two groups": stock(lambda: in_turn("onebit")),
-    "blocks(bits=4) hook, two groups": stock(lambda: in_turn("blocks(bits=4)")),
     "blocks(bits=4) hook": stock(lambda: comm_hook("parameter_server", codec="blocks(bits=4)")),
     "dense plan": ours(),
     "onebit": ours(codec="onebit"),

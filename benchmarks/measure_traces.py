@@ -24,9 +24,9 @@ from typing import Any
 import penstock.traces
 from penstock.bench.record import make_record, save_record
 from penstock.fields import Fields, read_json
+from penstock.planning.profile_summary import spread
 from penstock.torch.clocks import device_name, synchronise
 from penstock.torch.profile import Profiler
-from penstock.torch.profile_summary import spread
 from penstock.trace import Trace, save_trace, trace_document, trace_from_fields
 from penstock.traces import shipped
 from penstock.zoo import find_task

@@ -1,10 +1,12 @@
 """The page of benchmarks, made from the JSON records alone: nothing on it is typed by hand.
 
-`python benchmarks/page.py` writes docs/benchmarks.md with its pictures, and puts figures of the records into pages
-written by hand, so that they cannot be out of date. Such a page holds the place open with `<!-- quote NAME -->` and
-`<!-- end -->`, with an empty line inside each; what stands between them is made by `QUOTES[NAME]`.
+`python benchmarks/page.py` writes docs/benchmarks.md with its pictures, where long tables are told in a few rows, and
+benchmarks/results/README.md, where they stand whole. It puts figures of the records into pages written by hand, so that
+they cannot be out of date. Such a page holds the place open with `<!-- quote NAME -->` and `<!-- end -->`, with an
+empty line inside each; what stands between them is made by `QUOTES[NAME]`.
 """
 
+import json as json_module  # `json` is an option
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,10 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from collective_claims import claims as collective_claims
-from page_pictures import draw_benchmarks
-from page_quotes import QUOTES
+from page_pictures import draw_benchmarks, draw_time_to_loss
+from page_quotes import GPU, QUOTES, TIME_TO_LOSS
 from page_sections import position, section_of
-from page_tables import markdown_table
+from page_tables import markdown_table, telling_table
 from penstock.bench.record import load_record
 from penstock.cli.options import JsonOption
 from penstock.cli.output import print_json
@@ -38,23 +40,33 @@ MOVED = {  # verbs of `penstock bench` that records name and that are scripts, o
 }
 _PLACE = re.compile(r"(<!-- quote (\S+) -->\n\n).*?(\n\n<!-- end -->)", flags=re.DOTALL)
 Record = Mapping[str, Any]
+MOST_TABLES = 1  # of a section on the page; the records after it are told by their claims
+MOST_MISSED = 3  # claims that a record missed, on the page
+MOST_ROWS = 10  # of a table on the page; of a longer one the rows in which we lose or win the most
+WHOLE = "README.md"  # beside the records: every row of every table
 _HEAD = """# Benchmarks
 
-Made by `python benchmarks/page.py` from the records in [benchmarks/results]({results}); `make bench`
-measures anew what needs no GPU and fits into half an hour.
-Times are medians, `spread` is maximum - minimum. Rows in which a peer is faster than we are say so, in bold.
+Made by `python benchmarks/page.py` from the records in [benchmarks/results]({results}), where every row
+[stands whole]({results}/README.md), with machine, versions and commit; `make bench` measures anew what needs no GPU
+and fits into half an hour. Times are medians, `spread` is maximum - minimum. Rows in which a peer is faster than we
+are say so, in bold; of long tables, those come first.
 """
 
 
-def claims_text(record: Mapping[str, Any]) -> str:
-    """Return how many of a record's claims hold, each that does not with what it lacks, and the record's note."""
+def claims_text(record: Mapping[str, Any], most: int | None = None) -> str:
+    """Return how many of a record's claims hold, each that does not with what it lacks, and the record's note.
+
+    Of more than `most` that do not, those that lack the most.
+    """
     claims: Sequence[Mapping[str, Any]] = record.get("claims") or _claims(record)
     missed = [claim for claim in claims if not claim["holds"]]
     lines = []
     if claims:
         held = f"{len(claims) - len(missed)} of {len(claims)}"
         lines += [f"Of what was asked, {held} holds" + (". Missed:\n" if missed else ".\n")]
-        lines += [_line(claim) for claim in missed]
+        worst = sorted(missed, key=lambda claim: -abs(claim["value"] / claim["wanted"] - 1)) if most else missed
+        lines += [_line(claim) for claim in worst[:most]]
+        lines += [f"- and {len(missed) - most} more, in the record"] if most and len(missed) > most else []
         lines += [""] if missed else []
     lines += [f"{record['note']}\n"] if record.get("note") else []
     return "".join(f"{line}\n" for line in lines)
@@ -120,8 +132,8 @@ def pages_with_quotes(docs: Path) -> list[Path]:
 
 
 def load_records(folder: Path) -> dict[str, Record]:
-    """Return the records of a folder by file name, in the order of the page."""
-    paths = sorted(folder.glob("*.json"))
+    """Return the records of a folder by file name, in the order of the page; those of `make soak` count no seconds."""
+    paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("soak-"))
     if not paths:
         raise PenstockError(
             f"no benchmark records in {folder}; wanted .json files written by `penstock bench NAME --out`"
@@ -130,24 +142,53 @@ def load_records(folder: Path) -> dict[str, Record]:
     return dict(sorted(records.items(), key=lambda item: (position(item[1]["benchmark"]), len(item[0]), item[0])))
 
 
-def make_page(records: Mapping[str, Record], results: str, pictures: Mapping[str, str]) -> str:
-    """Return the page; `results` leads from it to the records, `pictures` maps a benchmark to its picture."""
+def quotable(folder: Path) -> dict[str, Any]:
+    """Return what pages may quote: records by file name, and those below the folder by kind, as lists."""
+    below = [json_module.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+    timed = [each for each in below if each.get("benchmark") == TIME_TO_LOSS]
+    ranks = [each for each in below if any("ms_per_iteration" in row for row in each.get("rows", ()))]
+    kinds = {GPU: ranks, TIME_TO_LOSS: timed}
+    return {**load_records(folder), **{kind: found for kind, found in kinds.items() if found}}
+
+
+def make_page(
+    records: Mapping[str, Record], results: str, pictures: Mapping[str, str], most_rows: int = MOST_ROWS
+) -> str:
+    """Return the page; `results` leads from it to the records, `pictures` maps a benchmark to its picture.
+
+    Tables have at most `most_rows` rows; 0: all.
+    """
     parts = [_HEAD.format(results=results)]
     for benchmark, files in groupby(records, key=lambda name: records[name]["benchmark"]):
         section = section_of(benchmark)
         parts.append(f"## {section.title}\n")
         parts += [f"{section.text}\n"] if section.text else []
         parts += [f"![{section.title}]({pictures[benchmark]})\n"] if benchmark in pictures else []
-        for name in files:
-            parts.append(_record_text(name, records[name], results))
+        for number, name in enumerate(files):
+            told = "" if most_rows and number >= MOST_TABLES else _table_text(records[name], most_rows)
+            parts.append(told + _record_text(name, records[name], results, most_rows))
     return "\n".join(parts)
 
 
-def _record_text(name: str, record: Record, results: str) -> str:
+def _table_text(record: Record, most_rows: int) -> str:
     section = section_of(record["benchmark"])
     rows: Sequence[Mapping[str, Any]] = record["rows"]
-    table = markdown_table(rows, section.rivalry, section.hidden, section.shares) if rows else "No rows.\n"
-    return f"{table}\n{claims_text(record)}{_provenance(name, record, results)}\n{_startup(record)}"
+    if not rows:
+        return "No rows.\n\n"
+    if most_rows and len(rows) > most_rows:
+        return telling_table(rows, section.rivalry, section.hidden, section.shares, most_rows) + "\n"
+    return markdown_table(rows, section.rivalry, section.hidden, section.shares) + "\n"
+
+
+def _record_text(name: str, record: Record, results: str, most_rows: int) -> str:
+    if not most_rows:
+        return f"{claims_text(record)}{_provenance(name, record, results)}\n{_startup(record)}"
+    return f"{claims_text(record, MOST_MISSED)}{_source(name, record, results)}"
+
+
+def _source(name: str, record: Record, results: str) -> str:
+    """Return the record's name and what made it; the rest stands in the record."""
+    return f"[{name}]({results}/{name}): `{command_now(record['command'])}`, {record['date']}.\n"
 
 
 def _startup(record: Record) -> str:
@@ -193,6 +234,9 @@ def write_page(records: Mapping[str, Record], results: Path, out: Path) -> list[
     pictures = draw_benchmarks(rows, out.parent / "pictures")
     links = {benchmark: f"pictures/{path.name}" for benchmark, path in pictures.items()}
     out.write_text(make_page(records, os.path.relpath(results, out.parent), links))
+    back = os.path.relpath(out.parent, results)
+    whole = {benchmark: f"{back}/{link}" for benchmark, link in links.items()}
+    (results / WHOLE).write_text(make_page(records, ".", whole, most_rows=0))
     return list(pictures.values())
 
 
@@ -206,7 +250,10 @@ def page(
     """Write tables and pictures of all benchmark records, and update the pages that quote them."""
     records = load_records(results)
     pictures = write_page(records, results, out)
-    updated = update_pages(pages_with_quotes(out.parent), records)
+    found = quotable(results)
+    if TIME_TO_LOSS in found:
+        pictures.append(draw_time_to_loss(found[TIME_TO_LOSS], out.parent / "pictures"))
+    updated = update_pages(pages_with_quotes(out.parent), found)
     if json:
         told = {"page": str(out), "records": list(records), "pictures": [str(path) for path in pictures]}
         print_json(told | {"updated": [str(path) for path in updated]})

@@ -161,3 +161,23 @@ PICTURES: dict[str, Callable[[Rows], Figure]] = {
     "scaling": draw_scaling,
     "rates": draw_rates,
 }
+
+
+def draw_time_to_loss(records: Sequence[Mapping[str, Any]], folder: Path) -> Path:
+    """Draw held-out loss against seconds of training for every method, a panel for each record; return the path."""
+    figure = Figure(figsize=(5.5 * len(records), 4.2), layout="constrained")
+    colours: dict[str, str] = {}  # of a method, the same in all panels
+    for axes, record in zip(figure.subplots(1, len(records), squeeze=False)[0], records, strict=True):
+        for row in record["rows"]:
+            colour = colours.setdefault(row["method"], f"C{len(colours)}")
+            seconds, losses = ([point[at] for point in row["curve"]] for at in (1, 2))
+            axes.plot(seconds, losses, label=row["method"], color=colour)
+        axes.set_xlabel("seconds of training, start-up and measuring included")
+        axes.set_ylabel("held-out bits per byte")
+        rate = record["rate"].replace("gbit", " Gb/s")
+        axes.set_title(f"{record['hosts']} emulated hosts at {rate}, {record['steps']} steps")
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    path = folder / "time-to-loss.png"
+    figure.savefig(path, dpi=130)
+    return path

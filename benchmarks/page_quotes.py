@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from page_tables import markdown_rows
@@ -20,6 +21,8 @@ METHODS = {
     "penstock-gtopk": 'penstock, `codec="gtopk"`, density 0.001',
     "penstock-onebit": 'penstock, `codec="onebit"`',
 }
+GPU, TIME_TO_LOSS = "gpu", "time-to-loss"  # not one file each: all records of that kind
+TIME_TO_LOSS_PICTURE = "https://raw.githubusercontent.com/penstock/penstock/main/docs/pictures/time-to-loss.png"
 STEPS = ("stock", "+ codec", "+ pipelining", "+ bulk", "+ selective")
 SPARSE = ("ring", "topk_allgather", "gtopk", "gtopk_doubling")
 TUNED = ("ddp-1", "ddp-5", "ddp-25", "ddp-100")
@@ -174,8 +177,70 @@ def coordinator_table(record: Record) -> str:
     """Return how long pushing takes by each decider, on every number of hosts."""
     found = {(row["hosts"], row["how"]): row["measured_seconds"] for row in record["rows"]}
     hosts = sorted({count for count, _ in found})
-    rows = [(how, *(f"{1e3 * found[count, how]:.0f}" for count in hosts)) for how in ("at will", "steady", "online")]
+    deciders = [how for how in ("at will", "bulks", "steady", "online") if (hosts[0], how) in found]
+    rows = [(how, *(f"{1e3 * found[count, how]:.0f}" for count in hosts)) for how in deciders]
     return markdown_rows(("ms", *(f"{count} hosts" for count in hosts)), rows)
+
+
+GPU_METHODS = {  # of benchmarks/gpu_ranks.py, in the order of the table
+    "none": "no communication at all",
+    "stock": "stock DDP",
+    "powersgd 4": "stock DDP, PowerSGD hook of rank 4",
+    "dense plan": "penstock, dense plan",
+    "blocks(bits=4)": 'penstock, `codec="blocks(bits=4)"`',
+    "auto": 'penstock, `codec="auto"`',
+    "onebit": 'penstock, `codec="onebit"`',
+    "none, AdamW": "AdamW, no communication at all",
+    "stock, AdamW": "AdamW, stock DDP",
+    "CompressedAdamW onebit(block=256)": '`CompressedAdamW`, `codec="onebit(block=256)"`',
+}
+
+
+def gpu_table(records: Sequence[Record]) -> str:
+    """Return milliseconds of every method for each model and rate; of several records the latest counts."""
+    found: dict[tuple[str, str, str], float] = {}
+    for record in sorted(records, key=lambda each: str(each.get("date", ""))):
+        for row in record["rows"]:
+            if row.get("method") in GPU_METHODS and row.get("ms_per_iteration") and row.get("hosts") == 4:
+                found[row["model"], row["rate"], row["method"]] = median(row["ms_per_iteration"])
+    columns = sorted({(model, rate) for model, rate, _ in found}, key=lambda pair: (pair[1] != "1gbit", pair[0] < "R"))
+    shown = [name for name in GPU_METHODS if any((*column, name) in found for column in columns)]
+    heads = [f"{model}, {rate.replace('gbit', ' Gb/s')}" for model, rate in columns]
+    rows = [(GPU_METHODS[name], *(_ms_beside_stock(found, *column, name) for column in columns)) for name in shown]
+    return markdown_rows(("method", *heads), rows)
+
+
+def _ms_beside_stock(found: Mapping[tuple[str, str, str], float], model: str, rate: str, method: str) -> str:
+    """Return a time and how many times as fast as stock DDP that is; what is slower than stock says so in bold."""
+    if (mine := found.get((model, rate, method))) is None:
+        return "-"
+    stock = found.get((model, rate, "stock"))
+    if method in ("none", "stock", "none, AdamW", "stock, AdamW") or stock is None or "AdamW" in method:
+        return f"{mine:.3g}"
+    ratio = stock / mine
+    return f"{mine:.3g} ({ratio:.2f}x)" if ratio > 1.01 else f"**{mine:.3g} ({ratio:.2f}x)**"
+
+
+def time_to_loss(records: Sequence[Record]) -> str:
+    """Return the picture, and when each method of each record reached what stock DDP ended with, within 1%."""
+    tables = "\n\n".join(_time_to_loss_table(record) for record in records)
+    return f"![Held-out loss against seconds of training]({TIME_TO_LOSS_PICTURE})\n\n{tables}"
+
+
+def _time_to_loss_table(record: Record) -> str:
+    rows = sorted(record["rows"], key=lambda row: row["seconds_to_within_1_percent"] or float("inf"))
+    cells = [
+        (
+            row["method"],
+            "never" if row["seconds_to_within_1_percent"] is None else f"{row['seconds_to_within_1_percent']:,.0f} s",
+            "-" if row["times_stock"] is None else f"{row['times_stock']:.2f}x",
+            f"{row['final']:.3f}",
+        )
+        for row in rows
+    ]
+    table = markdown_rows(("method", "to stock's final loss, within 1%", "times as fast", "final loss"), cells)
+    rate, machine = record["rate"].replace("gbit", " Gb/s"), record["machine"]
+    return f"{record['steps']} steps of `{record['task']}` on {record['hosts']} hosts at {rate} ({machine}):\n\n{table}"
 
 
 def _of(record: Record, method: str) -> Row:
@@ -184,6 +249,8 @@ def _of(record: Record, method: str) -> Row:
 
 
 QUOTES: Mapping[str, Quote] = {
+    "gpu": Quote((GPU,), gpu_table),
+    "time-to-loss": Quote((TIME_TO_LOSS,), time_to_loss),
     "train": Quote(("train.json",), train_table),
     "train-text": Quote(("train.json", "train-resnet50.json", "train-lstm_ptb.json"), train_text),
     "split-text": Quote(("train.json",), split_text),

@@ -74,7 +74,7 @@ SECTIONS: dict[str, Section] = {
         "What exact plans gain",
         "Replayed settings in which exact merging is predicted to gain: `threshold` is stock DDP's fixed buckets (1 "
         "MiB first, then 25 MiB), `greedy` MG-WFBP's Algorithm 1 as published. Computation waits as long as it took on "
-        "a CPU ([benchmarks/traces](../benchmarks/traces)), communication is real; `latency` is added to every message "
+        "a CPU (`benchmarks/traces`), communication is real; `latency` is added to every message "
         "of a long link, and to the engine's all-reduce as often as messages must follow one another at least. "
         "`predicted gain` and `measured gain` are the plan's time over exact's. Settings were chosen in simulation.",
         replayed(equals("exact"), other(equals("exact")), "latency_seconds"),
@@ -83,8 +83,8 @@ SECTIONS: dict[str, Section] = {
         "Compression, step by step",
         "HiPress's Fig. 11 as our own table: replayed iterations on emulated hosts, communication and compression "
         "real, computation waiting as long as the trace says. `stock` is DDP's buckets by gloo's all-reduce. `+ codec` "
-        "sends every tensor compressed, one piece per rank; `+ pipelining` cuts it into pieces small enough that one "
-        "is encoded while another travels; `+ bulk` compresses and sends what is in a bucket of DDP's together; "
+        "sends every tensor compressed, one after the other; `+ pipelining` has four under way, so that one is encoded "
+        "while another travels; `+ bulk` sends those in a row as one message where the plan says that it pays; "
         "`+ selective` is `joint`: buckets, and whether and how to compress each, chosen together. `compressed share` "
         "is of the bytes. All ranks share this machine's cores and its memory's bandwidth, so encoding is slower here "
         "than on as many hosts.",
@@ -107,10 +107,11 @@ SECTIONS: dict[str, Section] = {
     "coordinator": Section(
         "Bulk communication",
         "A model's gradients, one bit an element, each tensor in one piece per host, on their way to the aggregators "
-        "while the backward pass makes them ready. `at will`: every message is sent as soon as it is ready. `online`: "
+        "while the backward pass makes them ready. `at will`: every message is sent as soon as it is ready. `bulks`: "
+        "what training does, those in a row as one message, planned once. `online`: "
         "rank 0 hears what is ready, batches it and tells who sends to whom, no two links meeting. `steady`: the same "
         "decisions, made once and replayed without a coordinator.",
-        replayed(equals("online", "steady"), equals("at will")),
+        replayed(equals("bulks", "online", "steady"), equals("at will")),
     ),
     "scaling": Section(
         "More hosts",
@@ -188,6 +189,16 @@ SECTIONS: dict[str, Section] = {
     ),
     "profile": Section("Profiling", "What the profiler's hooks cost: iterations with and without them, in turn."),
     "links": Section("Emulated links", "What emulated links deliver, beside what was asked of them."),
+    "soak-links": Section(
+        "Links that fail",
+        "Disturbances of a running job on emulated hosts (`benchmarks/soak/links.py`): all averages of all steps are "
+        "compared with those of an undisturbed run, bit by bit.",
+    ),
+    "soak-iterations": Section(
+        "Many iterations",
+        "Memory in bytes, descriptors and threads of four ranks that train and plan again and again "
+        "(`benchmarks/soak/iterations.py` says how growth is judged), of the rank that grew most.",
+    ),
 }
 
 

@@ -23,15 +23,50 @@ class Rivalry:
         """Say by whom a row of ours is beaten, and by how much; nothing where it is not."""
         if not self.ours(self._name(row)) or not isinstance(row.get(self.seconds), float):
             return ""
-        rivals = [each for each in rows if self.peer(self._name(each)) and isinstance(each.get(self.seconds), float)]
-        rivals = [each for each in rivals if all(each.get(name) == row.get(name) for name in self.group)]
-        best = min(rivals, key=lambda each: each[self.seconds], default=None)
+        best = min(self._rivals(row, rows), key=lambda each: each[self.seconds], default=None)
         if best is None or best[self.seconds] >= row[self.seconds]:
             return ""
         return f"**slower than {self._name(best)}: {row[self.seconds] / best[self.seconds]:.3f}x**"
 
+    def ratio(self, row: Row, rows: Sequence[Row]) -> float | None:
+        """Return a row of ours over its fastest rival, in time; None where it has none."""
+        if not self.ours(self._name(row)) or not isinstance(row.get(self.seconds), float):
+            return None
+        return max((float(row[self.seconds] / each[self.seconds]) for each in self._rivals(row, rows)), default=None)
+
+    def _rivals(self, row: Row, rows: Sequence[Row]) -> list[Row]:
+        rivals = [each for each in rows if self.peer(self._name(each)) and isinstance(each.get(self.seconds), float)]
+        return [each for each in rivals if all(each.get(name) == row.get(name) for name in self.group)]
+
     def _name(self, row: Row) -> str:
         return str(row.get(self.name, ""))
+
+
+def telling_table(
+    rows: Sequence[Row],
+    rivalry: Rivalry | None,
+    hidden: Sequence[str],
+    shares: Sequence[str],
+    most_rows: int,
+) -> str:
+    """Return the rows of a long table that say the most, and how many are left out.
+
+    With rivals: rows of ours, those that lose the most first, then those that win the most. Otherwise the first ones.
+    """
+    if rivalry is None:
+        kept, told = list(rows[:most_rows]), f"The first {most_rows} of {len(rows)} rows."
+    else:
+        ratios = [(ratio, row) for row in rows if (ratio := rivalry.ratio(row, rows)) is not None]
+        ordered = sorted(ratios, key=lambda pair: -pair[0])
+        half = most_rows // 2
+        chosen = ordered[:half] + ordered[max(half, len(ordered) - half) :]
+        kept = [{**row, "time over the best rival's": f"{ratio:.2f}x"} for ratio, row in chosen]
+        lost = sum(ratio > 1 for ratio, _ in ratios)
+        told = f"Of {len(rows)} rows those of ours that lose and win the most. "
+        told += f"A rival is faster in {lost} of {len(ratios)} comparisons."
+    if not kept:
+        kept, told = list(rows[:most_rows]), f"The first {most_rows} of {len(rows)} rows."
+    return f"{told}\n\n{markdown_table(kept, None, hidden, shares)}"
 
 
 def markdown_table(

@@ -1,4 +1,5 @@
-"""How long planning takes: `exact` beside the greedy, up to 100,000 tensors, and a 2,048-worker study.
+"""How long planning takes: `exact` beside the greedy, up to 100,000 tensors, every planner by every strategy on
+10,000, and a 2,048-worker study.
 
 Instances are random with a fixed seed: gaps and sizes such that about as much is sent as computed, where the queue of
 `exact` is busiest.
@@ -17,16 +18,20 @@ from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption
 from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
 from penstock.cost.clusters import CLUSTERS
-from penstock.cost.ways import Way
+from penstock.cost.ways import Way, way_for
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
+from penstock.planners.batched import plan_batched
+from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.scaling import scaling_study
+from penstock.strategies import names
 from penstock.trace import Tensor, Trace
 from study import start
 
 SIZES = (100, 1_000, 10_000, 100_000)
 QUADRATIC_UP_TO = 1_000  # the published text is quadratic; beyond this it would take minutes
 REPEATS = 7
+PAIRS_TENSORS = 10_000
 WAY = Way("ring", (LinearCost(1e-4, 10e-6 / 40_000),))
 STUDY_WORKERS = [2**exponent for exponent in range(2, 12)]
 STUDY_PLANNERS = ("wfbp", "single", "threshold", "greedy", "exact")
@@ -85,6 +90,17 @@ def planner_rows() -> Iterator[dict[str, Any]]:
         yield from (_row(name, count, times) for name, times in _interleaved(jobs).items())
 
 
+def pair_rows() -> Iterator[dict[str, Any]]:
+    """Time every planner with every strategy that carries dense gradients, on `PAIRS_TENSORS` tensors."""
+    trace, network = random_trace(PAIRS_TENSORS), CLUSTERS["hipress-100gbps"]
+    planners = {name: planner.buckets for name, planner in PLANNERS.items()} | {"batched": plan_batched}
+    for strategy in (name for name in names("all_reduce") if name != "native"):
+        way = way_for(network, strategy, estimate=fitted_cost)
+        jobs = {name: partial(plan, trace, [way]) for name, plan in planners.items()}
+        times = _interleaved(jobs, repeats=3)
+        yield from (_row(f"{name} by {strategy}", PAIRS_TENSORS, each) for name, each in times.items())
+
+
 def study_row() -> dict[str, Any]:
     """Time the scaling study of ten world sizes and five planners on 600 tensors."""
     planners = [PLANNERS[name] for name in STUDY_PLANNERS]
@@ -119,7 +135,7 @@ def planning_time(
     """Time the planners up to 100,000 tensors, and a 2,048-worker scaling study."""
     total = 3 * len(SIZES) + 2
     rows = list(track(planner_rows(), "planners", total, console=stderr_console(), transient=True))
-    rows.append(study_row())
+    rows += [*pair_rows(), study_row()]
     record = make_record("planners", rows)
     if out:
         save_record(record, out)

@@ -47,6 +47,7 @@ RUNS: tuple[Run, ...] = (
     ("profile_overhead", "profile_cpu", ""),
     ("codecs", "codecs_cpu", "--rounds 7"),
     ("planning_time", "planners", ""),
+    ("interpreter_share", "interpreter_share", ""),
 )
 LONGER: tuple[Run, ...] = (
     ("replay", "replay-8-hosts", "--hosts 8 --iterations 1"),
@@ -57,6 +58,7 @@ LONGER: tuple[Run, ...] = (
     ("train", "train-resnet50", f"--models resnet50:1 {LARGE}"),
     ("train", "train-lstm_ptb", f"--models lstm_ptb:1 {LARGE}"),
     ("gtop_k", "gtop-k-table-7", ""),
+    ("frameworks", "frameworks", "--hosts 4 --rounds 2"),
 )
 
 

@@ -9,6 +9,7 @@ from joint import joint_rows
 from penstock.bench.jobs import Place
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
+from penstock.program.composition import LANES
 from penstock.runtime.measure_network import Measurement
 from penstock.simulator.iteration import TIE
 from penstock.trace import Tensor, Trace, save_trace
@@ -37,7 +38,10 @@ def test_each_step_adds_one_idea():
     found = steps("parameter_server", "onebit", 4)
     assert [each.name for each in found] == ["stock", "+ codec", "+ pipelining", "+ bulk", "+ selective"]
     assert found[1].routes == ("parameter_server+onebit/4",)
-    assert set(found[1].routes + found[2].routes) <= set(found[4].routes)
+    assert [each.lanes for each in found[1:]] == [1, LANES, LANES, LANES]
+    assert [each.bulk for each in found] == [False, False, False, True, False]
+    assert len({each.routes for each in found[1:4]}) == len({each.planner.name for each in found[1:4]}) == 1
+    assert set(found[1].routes) <= set(found[4].routes)
 
 
 def _measured(transport, seconds, strategies, codecs, whole_nbytes):
@@ -82,7 +86,7 @@ def test_every_decider_pushes_every_gradient(tmp_path):
     save_trace(Trace("toy", "none", 1, "float32", 0.01, tuple(Tensor(f"t{i}", 5000, 0.002) for i in range(6))), path)
     job = CoordinatorJob(path, 1, threshold_nbytes=2000, timeout_seconds=0.002)
     rows = run_ranks(3, lambda transport: list(push(transport, job, lambda _: None)))[0]
-    assert [row["how"] for row in rows] == ["at will", "online", "steady"]
+    assert [row["how"] for row in rows] == ["at will", "bulks", "online", "steady"]
     assert all(row["messages_per_rank"] == 6 * 2 for row in rows)
     assert all(row["measured_seconds"] >= 0.022 for row in rows)
-    assert rows[2]["batches_per_rank"] <= 12
+    assert all(rows[index]["batches_per_rank"] <= 12 for index in (1, 3))

@@ -44,6 +44,30 @@ def test_the_page_in_the_tree_is_what_the_records_in_the_tree_give():
     )
 
 
+def test_the_whole_tables_in_the_tree_are_what_the_records_in_the_tree_give():
+    pictures = {path.stem.removeprefix("bench-"): f"../../docs/pictures/{path.name}" for path in drawn()}
+    assert make_page(load_records(RESULTS), ".", pictures, most_rows=0) == (RESULTS / "README.md").read_text(), (
+        "benchmarks/results/README.md is not what `python benchmarks/page.py` makes; run it"
+    )
+
+
+def test_a_person_can_read_the_page():
+    assert len(re.sub(r"[|]|---:?", " ", PAGE.read_text()).split()) < 6500
+
+
+def test_of_a_long_table_the_rows_that_lose_most_come_first_and_losses_are_counted():
+    sizes = range(1, 31)
+    slow = [
+        COLLECTIVE | {"strategy": "ring", "implementation": "penstock", "nbytes": n, "seconds": n / 10} for n in sizes
+    ]
+    even = [COLLECTIVE | {"strategy": "native", "implementation": "gloo", "nbytes": n} for n in sizes]
+    record = make_record("collectives", slow + even)
+    text = make_page({"c.json": record}, "results", {})
+    assert "A rival is faster in 20 of 30 comparisons" in text
+    assert text.index("3.00x") < text.index("2.90x") < text.index("0.10x")
+    assert text.count("x |\n") == 10
+
+
 def drawn() -> list[Path]:
     """Return the pictures that belong on the page of the tree."""
     benchmarks = {record["benchmark"] for record in load_records(RESULTS).values()}
@@ -77,7 +101,7 @@ def test_losing_and_failing_rows_are_marked(folder):
 
 def test_a_record_names_machine_versions_commit_command_and_date(folder):
     records = load_records(folder / "results")
-    text = make_page(records, "results", {})
+    text = make_page(records, "results", {}, most_rows=0)
     record = records["train.json"]
     for value in (record["date"], record["commit"], record["command"], record["machine"]["cpu"],
                   f"torch {record['versions']['torch']}"):  # fmt: skip
@@ -89,7 +113,7 @@ def test_start_up_times_stand_below_the_table_of_their_record_with_their_own_sou
     rows = [method | {"start": "cold", "held_seconds": 7.25}, method | {"start": "warm", "held_seconds": 1.5}]
     startup = {"date": "some day", "command": "penstock bench train --startup-only", "commit": "abc", "rows": rows}
     save_record(make_record("train", ROWS["train"], startup=startup), tmp_path / "train.json")
-    text = make_page(load_records(tmp_path), "results", {})
+    text = make_page(load_records(tmp_path), "results", {}, most_rows=0)
     assert "| cold | 7.25 s |" in text
     assert "| warm | 1.5 s |" in text
     assert "`penstock bench train --startup-only`, some day, commit abc." in text

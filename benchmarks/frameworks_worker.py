@@ -1,0 +1,288 @@
+"""One rank of `frameworks.py`: trains one model in one framework by one method and reports what iterations took."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+
+WIDTH, LAYERS, INPUTS, CLASSES, BATCH = 1600, 5, 1024, 10, 16
+PROFILE, WARMUP = 3, 3  # iterations
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkJob:
+    """What the ranks are asked to measure."""
+
+    framework: str
+    method: str  # none, own, dense, onebit
+    iterations: int  # that count
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A way of training, ready to go."""
+
+    step: Step  # returns when weights are changed
+    parameters: int
+    session: Callable[[], Any] | None = None  # what averages, where we do
+
+
+def batch(rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return a rank's data."""
+    generator = np.random.default_rng(rank)
+    return generator.standard_normal((BATCH, INPUTS)).astype(np.float32), generator.integers(0, CLASSES, BATCH)
+
+
+def sizes() -> list[tuple[int, int]]:
+    """Return the shapes of the layers' kernels: 12M parameters with the biases."""
+    widths = [INPUTS, *([WIDTH] * LAYERS), CLASSES]
+    return list(pairwise(widths))
+
+
+def options_of(method: str) -> dict[str, Any]:
+    """Return what our adaptors are told."""
+    return {"codec": "onebit" if method == "onebit" else None, "profile_iterations": PROFILE, "measurements": False}
+
+
+def tensorflow_training(method: str) -> Training:
+    """Train a Keras model by a loop of our own inside of tf.function."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if method == "own":
+        os.environ["TF_CONFIG"] = json.dumps(_tf_config(rank, world_size))
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+
+    def model() -> Any:
+        hidden = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
+        return keras.Sequential([keras.Input((INPUTS,)), *hidden, keras.layers.Dense(CLASSES)])
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    if method == "own":
+        return _mirrored(tf, keras, model, loss, rank)
+    inputs, labels = map(tf.constant, batch(rank))
+    import penstock.tensorflow as pk
+
+    pk.init()
+    keras.utils.set_random_seed(0)
+    network, optimizer = model(), keras.optimizers.SGD(1e-4)
+    if method != "none":
+        optimizer = pk.DistributedOptimizer(optimizer, **options_of(method))
+    optimizer.build(network.trainable_variables)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            value = loss(labels, network(inputs))
+        optimizer.apply(tape.gradient(value, network.trainable_variables), network.trainable_variables)
+
+    session = None if method == "none" else lambda: pk.sessions()[-1]
+    return Training(step, network.count_params(), session)
+
+
+def _tf_config(rank: int, world_size: int) -> dict[str, Any]:
+    """Return what TensorFlow reads: emulated hosts have addresses one after the other, rank 0's first."""
+    subnet = os.environ["MASTER_ADDR"].rsplit(".", 1)[0]
+    workers = [f"{subnet}.{index + 1}:23456" for index in range(world_size)]
+    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+
+
+def _mirrored(tf: Any, keras: Any, model: Callable[[], Any], loss: Any, rank: int) -> Training:
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        communication_options=tf.distribute.experimental.CommunicationOptions(implementation=ring)
+    )
+    inputs, labels = map(tf.constant, batch(rank))  # not before: the strategy must come first
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        network, optimizer = model(), keras.optimizers.SGD(1e-4)
+        optimizer.build(network.trainable_variables)
+
+    def on_replica() -> None:
+        with tf.GradientTape() as tape:
+            value = loss(labels, network(inputs))
+        gradients = tape.gradient(value, network.trainable_variables)
+        context = tf.distribute.get_replica_context()
+        optimizer.apply(context.all_reduce(tf.distribute.ReduceOp.SUM, gradients), network.trainable_variables)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> None:
+        strategy.run(on_replica)
+
+    return Training(step, network.count_params())
+
+
+def jax_training(method: str) -> Training:
+    """Train a plain JAX model inside of jit."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if method == "own":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        address = f"{os.environ['MASTER_ADDR']}:23457"
+        jax.distributed.initialize(address, num_processes=world_size, process_id=rank)
+    keys = jax.random.split(jax.random.PRNGKey(0), len(sizes()))
+    weights = [
+        {"kernel": jax.random.normal(key, shape) / shape[0] ** 0.5, "bias": jnp.zeros(shape[1])}
+        for key, shape in zip(keys, sizes(), strict=True)
+    ]
+    inputs, labels = batch(rank)
+
+    def loss(weights: Any) -> Any:
+        found = jnp.asarray(inputs)
+        for index, layer in enumerate(weights):
+            found = found @ layer["kernel"] + layer["bias"]
+            found = jax.nn.relu(found) if index < len(weights) - 1 else found
+        return optax.softmax_cross_entropy_with_integer_labels(found, jnp.asarray(labels)).sum()
+
+    count = sum(each.size for each in jax.tree.leaves(weights))
+    if method == "own":
+        return _pmean(jax, optax, loss, weights, count)
+    if method == "none":
+        return _jitted(jax, optax, loss, optax.sgd(1e-4), weights, count, None)
+    import penstock.jax as pk  # type: ignore[import-not-found, unused-ignore]
+
+    pk.init()
+    averaging = pk.average_gradients(**options_of(method))
+    return _jitted(jax, optax, loss, optax.chain(averaging, optax.sgd(1e-4)), weights, count, averaging)
+
+
+def _jitted(jax: Any, optax: Any, loss: Any, chain: Any, weights: Any, count: int, averaging: Any) -> Training:
+    state = [weights, chain.init(weights)]
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(weights: Any, kept: Any) -> Any:
+        watched = loss if averaging is None else lambda given: loss(averaging.watch(given, kept))
+        changes, kept = chain.update(jax.grad(watched)(weights), kept, weights)
+        return optax.apply_updates(weights, changes), kept
+
+    def step() -> None:
+        state[:] = update(*state)
+        jax.block_until_ready(state)
+
+    return Training(step, count, None if averaging is None else lambda: averaging.session)
+
+
+def _pmean(jax: Any, optax: Any, loss: Any, weights: Any, count: int) -> Training:
+    chain = optax.sgd(1e-4)
+
+    def update(weights: Any, kept: Any) -> Any:
+        means = jax.lax.pmean(jax.grad(loss)(weights), "ranks")
+        changes, kept = chain.update(means, kept, weights)
+        return optax.apply_updates(weights, changes), kept
+
+    together = jax.pmap(update, axis_name="ranks", donate_argnums=(0, 1))
+    state = [jax.tree.map(lambda each: each[None], given) for given in (weights, chain.init(weights))]
+
+    def step() -> None:
+        state[:] = together(*state)
+        jax.block_until_ready(state)
+
+    return Training(step, count)
+
+
+TRAININGS: dict[str, Callable[[str], Training]] = {"tensorflow": tensorflow_training, "jax": jax_training}
+
+
+def measure(job: FrameworkJob) -> list[dict[str, Any]]:
+    """Return what iterations took; where we average, also what it takes to compute first and then exchange, in turns.
+
+    Ranks share cores, and no rank can end an exchange before the others have come to it. So computing is timed beside
+    ranks that compute too, and what follows it includes the wait for the slowest of them.
+    """
+    training = TRAININGS[job.framework](job.method)
+    for _ in range(PROFILE + WARMUP):
+        training.step()
+    if training.session is None:
+        return _rows(_timed({job.method: training.step}, job.iterations), training.parameters)
+    session = training.session()
+    computing, bare = TRAININGS[job.framework]("none").step, _bare(session)
+
+    def apart() -> None:
+        computing()
+        bare()
+
+    steps = {job.method: training.step, f"apart-{job.method}": apart, f"bare-{job.method}": bare}
+    for _ in range(WARMUP):
+        apart()
+    before = session.bytes_sent().sent_nbytes
+    taken = _timed(steps, job.iterations)
+    sent = (session.bytes_sent().sent_nbytes - before) // job.iterations
+    return _rows(taken, training.parameters, sent, [each.route for each in session.routes_used()])
+
+
+def _rows(
+    taken: Mapping[str, Sequence[tuple[float, float]]], parameters: int, sent: int = 0, routes: Sequence[Any] = ()
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "method": method,
+            "parameters": parameters,
+            "seconds": [seconds for seconds, _ in each],
+            "cpu_seconds": [cpu for _, cpu in each],
+            "sent_nbytes": sent,
+            "routes": list(routes),
+        }
+        for method, each in taken.items()
+    ]
+
+
+def _bare(session: Any) -> Step:
+    """Return what exchanges the buckets of a session's plan, from memory that is there."""
+    from penstock.exchange.exchange import Exchange
+    from penstock.exchange.parameter_state import Memory
+    from penstock.runtime.communicator import Communicator
+
+    numel = {each.name: each.numel for each in session.gradients}
+    exchange = Exchange(Communicator(session.world.new_transport()), memory=Memory(session.memory.compression))
+    exchange.follow(session.plan)
+    generator = np.random.default_rng(session.world.rank)
+    made = []
+    for bucket in session.plan.buckets:
+        each = [numel[name] for name in bucket.tensors]
+        made.append((exchange.bucket(bucket.tensors, each), generator.standard_normal(sum(each)).astype(np.float32)))
+
+    def step() -> None:
+        exchange.begin()
+        for handle in [exchange.start(bucket, values) for bucket, values in made]:
+            exchange.wait(handle)
+
+    return step
+
+
+def _timed(steps: Mapping[str, Step], iterations: int) -> dict[str, list[tuple[float, float]]]:
+    """Return what each step took, and what it took of cores on this rank; steps take turns."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
+    for _ in range(iterations):
+        for name, step in steps.items():
+            start, cpu = perf_counter(), process_time()
+            step()
+            found[name].append((perf_counter() - start, process_time() - cpu))
+    return found
+
+
+def main() -> None:
+    """Measure the job given as JSON at the end of the command line."""
+    from penstock.bench.jobs import report
+
+    job = FrameworkJob(**json.loads(sys.argv[-1]))
+    for found in measure(job):
+        report(int(os.environ["RANK"]), found)
+    sys.stdout.flush()
+    os._exit(0)  # what a framework started need not be taken down
+
+
+if __name__ == "__main__":
+    main()

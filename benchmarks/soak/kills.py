@@ -1,0 +1,656 @@
+"""Kills one rank of small training jobs, again and again, and says how the other ranks ended.
+
+    python benchmarks/soak/kills.py --cases 1000 --out benchmarks/results/soak-kills.json
+
+A case is made from its seed: engine, route, ranks, victim, signal, and the phase of training in which the signal comes,
+at a random moment of it. Good is a survivor that ends before the job's own timeout and a margin have passed, and that
+names the rank which is gone, or says that it cannot know. The record is written as cases end, and a second run goes on
+where it stopped: seeds that it has are left out. After something was mended, `--again` runs the cases that were not
+good once more, and the record keeps how they ended before.
+
+All ranks are forked from one process that has torch and penstock loaded and has started no thread; over MPI, mpirun
+starts a small program for each rank, which has the rank forked here with mpirun's environment, and ends as it ends.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # any optimizer imports it
+import torch.distributed as dist
+
+import penstock.codecs.sparse.published
+import penstock.planning.choose
+import penstock.planning.survey
+import penstock.torch.device_measure  # noqa: F401  # what a rank would import later
+from penstock.bench.record import load_record, make_record, save_record
+from penstock.cluster.building import run_command
+from penstock.cluster.worker_commands import find_mpirun
+from penstock.errors import PenstockError
+from penstock.runtime.transport.meeting import STORE, join_group
+from penstock.torch import DistributedDataParallel
+from penstock.torch.overlap import BulkSynchronous
+from penstock.torch.saved_folder import checkpoint_path
+from penstock.torch.wrapper_planning import WrapperPlanning
+from penstock.train.job import Job, Saved
+from penstock.train.save_state import random_state, save_checkpoint
+
+NAME = "soak-kills"
+NEXT_FORWARD = "next-forward"
+ROUTES: dict[str, dict[str, Any]] = {  # options of the wrapper
+    "dense native": {"strategy": "native"},
+    "dense ring": {"strategy": "ring"},
+    "onebit by ring": {"strategy": "ring", "codec": "onebit"},
+    "blocks by servers": {"strategy": "parameter_server", "codec": "blocks(bits=4)"},
+    "onebit by dedicated servers": {"strategy": "parameter_server(servers=1, dedicated=true)", "codec": "onebit"},
+    "gtopk": {"codec": "gtopk", "density": 0.05},
+    "hierarchical": {"strategy": "hierarchical(ranks_per_node=2)", "codec": "onebit"},
+    NEXT_FORWARD: {},
+}
+ENGINES = {"gloo": 0.9, "mpi": 0.1}  # and their share of cases: mpirun takes long to start
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
+WINDOWS = {  # seconds in which the signal comes after a rank has said that it is there
+    "start": 0.3,
+    "construction": 0.2,
+    "profiling": 0.1,
+    "measuring": 0.6,
+    "adoption": 0.05,
+    "backward": 0.02,
+    "between": 0.005,
+    "save": 0.03,
+}
+LATER = ("backward", "between", "save")  # come again and again
+GOOD = ("named", "cannot know")
+SILENT_SECONDS, OTHER_SECONDS = 10.0, 30.0  # the job's timeout, where only that tells of the victim, and elsewhere
+TRIES = 3  # of a case whose job failed before the signal, as on a busy machine; each with twice the timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One job and one death."""
+
+    seed: int
+    engine: str  # gloo or mpi
+    route: str
+    ranks: int
+    victim: int
+    signal: str
+    handled: bool  # SIGTERM: the rank has a handler and leaves by `sys.exit`, where Python comes to it
+    phase: str
+    nth: int  # of the phase's turns
+    share: float  # of its window
+    store: str  # where the ranks meet: in a file, or at rank 0
+    planner: str
+    timeout_seconds: float
+
+
+def case_of(seed: int, engines: Sequence[str]) -> Case:
+    """Return the case that a seed stands for."""
+    chance = random.Random(seed)
+    (engine,) = chance.choices(engines, [ENGINES[each] for each in engines])
+    route = chance.choice([name for name in ROUTES if engine == "gloo" or name != NEXT_FORWARD])
+    ranks = chance.choice((2, 3, 3, 4, 4, 5, 6, 8))
+    what = chance.choice(tuple(SIGNALS))
+    phases = [name for name in WINDOWS if route != NEXT_FORWARD or name not in ("profiling", "measuring", "adoption")]
+    phase = chance.choice(phases)
+    return Case(
+        seed,
+        engine,
+        route,
+        ranks,
+        chance.randrange(ranks),
+        what,
+        what == "SIGTERM" and chance.random() < 0.5,
+        phase,
+        chance.randint(1, 5) if phase in LATER else 1,
+        chance.random(),
+        "rank 0" if phase == "start" else chance.choice(("file", "rank 0")),
+        chance.choice(("exact", "wfbp")),
+        SILENT_SECONDS if what == "SIGSTOP" or phase == "start" else OTHER_SECONDS,
+    )
+
+
+# What a rank does
+
+
+Say = Callable[..., None]
+
+
+def rank_body(case: Case, rank: int, folder: Path, say: Say) -> None:
+    """Train until something goes wrong."""
+    torch.set_num_threads(1)
+    torch.manual_seed(case.seed)
+    if case.handled:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    say("start")
+    _join(case, rank, folder)
+    say("construction")
+    module = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(5)))
+    step = _bulk_synchronous(module, say) if case.route == NEXT_FORWARD else _wrapped(case, module, say)
+    for number in range(1_000_000):
+        step()
+        say("between")
+        if number % 4 == 3:
+            say("save")
+            _save(case, module, folder, number)
+
+
+def _join(case: Case, rank: int, folder: Path) -> None:
+    timeout = timedelta(seconds=case.timeout_seconds)
+    if case.store == "file":
+        where = f"file://{folder / 'store'}"
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=case.ranks, timeout=timeout)
+        return
+    port = (folder / "port").read_text()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    join_group("gloo", timeout)
+
+
+def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None]:
+    for name, phase in (("_survey", "measuring"), ("_adopt", "adoption")):
+        _announce(name, phase, say)
+    options: dict[str, Any] = {
+        "planner": case.planner,
+        "measure_seconds": 0.2,
+        "profile_iterations": 2,
+        "measurements": False,
+    }
+    engine = None if case.engine == "gloo" else case.engine
+    model = DistributedDataParallel(module, engine=engine, **options, **ROUTES[case.route])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        say("forward" if model.plan else "profiling")
+        loss = model(torch.randn(4, 96)).square().mean()
+        say("backward" if model.plan else "profiling")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _announce(method: str, phase: str, say: Say) -> None:
+    """Have a rank say when it begins what only the wrapper knows of."""
+    original = getattr(WrapperPlanning, method)
+
+    def announced(self: WrapperPlanning, *arguments: Any) -> Any:
+        say(phase)
+        return original(self, *arguments)
+
+    setattr(WrapperPlanning, method, announced)
+
+
+def _bulk_synchronous(module: torch.nn.Module, say: Say) -> Callable[[], None]:
+    model = BulkSynchronous(module, lambda parameters: torch.optim.SGD(parameters, lr=1e-3), algorithm="split")
+
+    def step() -> None:
+        say("forward")
+        loss = model(torch.randn(4, 96)).square().mean()
+        say("backward")
+        loss.backward()
+        model.step()
+
+    return step
+
+
+def _save(case: Case, module: torch.nn.Module, folder: Path, number: int) -> None:
+    saved = Saved(checkpoint_path(str(folder / "saved"), number), number, 1.0, case.ranks, Job(), None)
+    common = {"model": module.state_dict(), "optimizer": {}, "history": {}}
+    save_checkpoint(saved, common, {"exchange": {}, "random": random_state()})
+
+
+def live(case: Case, rank: int, folder: Path, channel: int) -> None:
+    """Be a rank: say where it is, how it ended, and leave as a script does that raised an error."""
+
+    def say(what: str, **more: Any) -> None:
+        os.write(channel, (json.dumps({"at": what, "pid": os.getpid(), **more}) + "\n").encode())
+
+    sys.stderr = open(folder / f"rank-{rank}.err", "w")  # noqa: SIM115  # until the process ends
+    os.dup2(sys.stderr.fileno(), 2)
+    try:
+        rank_body(case, rank, folder, say)
+    except Exception as error:
+        ours = isinstance(error, PenstockError)
+        frames = [f"{Path(each.filename).name}:{each.lineno}" for each in traceback.extract_tb(error.__traceback__)]
+        say("ended", kind=type(error).__name__, ours=ours, message=str(error)[:1000], where=" ".join(frames[-8:]))
+        if case.engine == "mpi":
+            os._exit(0)  # as docs/runtime.md says: MPI's own shutdown waits for messages that never come
+        sys.exit(0)  # mpirun would end the others at any other code
+
+
+# What one case does
+
+
+@dataclass(slots=True)
+class Rank:
+    """What is known of one rank, from outside."""
+
+    number: int
+    reads: int  # end of the pipe that it says things on
+    pid: int = 0
+    at: str = ""
+    turns: Counter[str] | None = None
+    ended: dict[str, Any] | None = None  # what it said at its end
+    exit_code: int | None = None
+    rest: bytes = b""
+    gone_at: float = 0.0
+    launcher: socket.socket | None = None  # what mpirun started in its place, and waits for it to end
+
+    def read(self) -> None:
+        """Take in what it has said."""
+        while select.select([self.reads], [], [], 0)[0]:
+            told = os.read(self.reads, 65536)
+            if not told:
+                return
+            *lines, self.rest = (self.rest + told).split(b"\n")
+            for line in lines:
+                event = json.loads(line)
+                self.pid = event["pid"]
+                if event["at"] == "ended":
+                    self.ended = {**event, "since": time.monotonic()}
+                else:
+                    self.at = event["at"]
+                    self.turns = (self.turns or Counter()) + Counter([self.at])
+
+    def reap(self) -> None:
+        """Notice that its process has ended."""
+        if self.exit_code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.exit_code, self.gone_at = os.waitstatus_to_exitcode(status), time.monotonic()
+                self.read()
+                if self.launcher is not None:
+                    self.launcher.sendall(str(self.exit_code).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a case ended."""
+
+    case: Case
+    phase: str  # that the victim was in
+    outcomes: dict[str, int]  # of survivors
+    slowest_seconds: float  # from the signal to the last survivor's end
+    remarks: tuple[str, ...]  # where the end of one was not good, the ends of all survivors
+
+
+def run_case(case: Case) -> Ended | None:
+    """Run a job and kill one of its ranks; None where it failed before."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        (folder / "port").write_text(str(free.getsockname()[1]))
+    mpirun = Mpirun(case, folder) if case.engine == "mpi" else None
+    ranks = mpirun.ranks if mpirun else [start_rank(case, number, folder) for number in range(case.ranks)]
+    victim, survivors = ranks[case.victim], [each for each in ranks if each.number != case.victim]
+    found = _kill_in_phase(case, ranks) and _watch(case, victim, survivors)
+    for each in ranks:
+        if each.exit_code is None:
+            os.kill(each.pid, signal.SIGKILL)
+            os.waitpid(each.pid, 0)
+        os.close(each.reads)
+    if mpirun is not None:
+        mpirun.end()
+    shutil.rmtree(folder, ignore_errors=True)
+    return found or None
+
+
+IN_PLACE_OF_A_RANK = """
+import json, os, signal, socket, sys
+link = socket.socket(socket.AF_UNIX)
+link.connect(sys.argv[1])
+link.sendall((json.dumps(dict(os.environ)) + "\\n").encode())
+code = int(link.recv(64) or b"0")
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.kill(os.getpid(), -code) if code < 0 else os._exit(code)
+"""
+
+
+class Mpirun:
+    """mpirun with fault tolerance (ULFM), whose ranks are forked here."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        meeting = socket.socket(socket.AF_UNIX)
+        meeting.bind(str(folder / "mpi"))
+        meeting.listen()
+        meeting.settimeout(60)
+        launch = [find_mpirun(run_command), "--with-ft", "ulfm", "--allow-run-as-root", "--oversubscribe"]
+        launch += ["--bind-to", "none", "-n", str(case.ranks)]
+        with open(folder / "mpirun.err", "w") as said:
+            command = [*launch, sys.executable, "-S", "-c", IN_PLACE_OF_A_RANK, str(folder / "mpi")]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+        found = {}
+        for _ in range(case.ranks):
+            link, _address = meeting.accept()
+            with link.makefile() as lines:
+                environment = json.loads(lines.readline())
+            number = int(environment["OMPI_COMM_WORLD_RANK"])
+            found[number] = start_rank(case, number, folder, environment)
+            found[number].launcher = link
+        meeting.close()
+        self.ranks = [found[number] for number in range(case.ranks)]
+
+    def end(self) -> None:
+        """Let what stands for ranks end, and mpirun with it."""
+        for each in self.ranks:
+            assert each.launcher is not None
+            each.launcher.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_rank(case: Case, number: int, folder: Path, environment: Mapping[str, str] | None = None) -> Rank:
+    """Fork a rank; it leaves by `SystemExit`, which nothing above catches."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reads)
+        if environment is not None:
+            os.environ.clear()
+            os.environ.update(environment)
+        live(case, number, folder, writes)
+    os.close(writes)
+    return Rank(number, reads, pid)
+
+
+def _kill_in_phase(case: Case, ranks: Sequence[Rank]) -> bool:
+    """Send the signal once the victim has been in the phase often enough; False where the job failed before."""
+    victim, begun = ranks[case.victim], time.monotonic()
+    while (victim.turns or Counter())[case.phase] < case.nth:
+        if time.monotonic() - begun > 20 + 2 * case.timeout_seconds:
+            return False
+        select.select([victim.reads], [], [], 0.05)
+        for each in ranks:
+            each.read()
+            each.reap()
+        if any(each.exit_code is not None or each.ended for each in ranks):
+            return False
+    time.sleep(case.share * WINDOWS[case.phase])
+    for each in ranks:
+        each.reap()
+    if any(each.exit_code is not None for each in ranks):
+        return False
+    os.kill(victim.pid, SIGNALS[case.signal])
+    victim.read()
+    return True
+
+
+def _watch(case: Case, victim: Rank, survivors: Sequence[Rank]) -> Ended:
+    """Wait for all survivors to end, or until they should have, and judge each."""
+    struck = time.monotonic()
+    deadline = struck + limit_seconds(case)
+    phase = victim.at
+    while time.monotonic() < deadline and any(each.exit_code is None for each in survivors):
+        time.sleep(0.02)
+        victim.reap()
+        for each in survivors:
+            each.read()
+            each.reap()
+    judged = [judge(case, each) for each in survivors]
+    ends = [
+        f"rank {each.number}, {_seconds(each, struck)}: {what}: {_said(each)}"
+        for each, what in zip(survivors, judged, strict=True)
+    ]
+    remarks = ends if set(judged) - {*GOOD} else []
+    slowest = max((each.gone_at for each in survivors), default=struck) - struck
+    return Ended(case, phase, dict(Counter(judged)), round(max(slowest, 0.0), 1), tuple(remarks))
+
+
+def limit_seconds(case: Case) -> float:
+    """Return how long survivors have: the job's timeout, with a margin for notes and a machine that is busy."""
+    return 1.5 * case.timeout_seconds + 40.0
+
+
+def _seconds(rank: Rank, struck: float) -> str:
+    """Return when a rank raised its error and when its process had ended, in seconds from the signal."""
+    raised = "-" if rank.ended is None else f"{rank.ended['since'] - struck:.1f}"
+    return f"{raised} and {'-' if rank.exit_code is None else f'{rank.gone_at - struck:.1f}'} s"
+
+
+def _said(rank: Rank) -> str:
+    if rank.ended is None:
+        return f"nothing, exit code {rank.exit_code}"
+    return f"{rank.ended['kind']}: {rank.ended['message']} ({rank.ended['where']})"
+
+
+BLAMED = re.compile(r"((?:rank \d+(?: and |, )?)+)(?: left no word| died| did not come)")
+PEER = re.compile(r"no message exchanged with rank (\d+)")
+DIFFERENT = re.compile(r"rank (\d+) is in call")
+CANNOT_TELL = "cannot be told"
+UNKNOWN = ("another rank gave up because one died", "which rank is not known")
+
+
+def judge(case: Case, rank: Rank) -> str:
+    """Say how a survivor ended: one of GOOD, or what was wrong."""
+    if rank.exit_code is None:
+        return "hangs" if rank.ended is None else "hangs at exit"
+    if rank.ended is None:
+        return "crashed"
+    return judge_message(rank.ended["message"], rank.ended["ours"], case.victim)
+
+
+def judge_message(message: str, ours: bool, victim: int) -> str:
+    """Judge what a survivor raised."""
+    if not ours:
+        return "raw"
+    if DIFFERENT.search(message):
+        return "blamed another"
+    blamed = BLAMED.findall(message)
+    if blamed:
+        ranks = {int(number) for number in re.findall(r"\d+", blamed[-1])}
+        if ranks == {victim}:
+            return "named"
+        told = "cannot know" if CANNOT_TELL in message else "among others"
+        return told if victim in ranks else "blamed another"
+    if STORE in message:  # which rank 0 keeps: the reader looks there
+        return "cannot know" if victim == 0 or CANNOT_TELL in message else "points at rank 0"
+    if any(each in message for each in UNKNOWN):
+        return "cannot know"
+    peer = PEER.search(message)
+    if peer is None:
+        return "silent"
+    return "named" if int(peer[1]) == victim else "blamed another"
+
+
+# All cases
+
+
+def run_until_killed(case: Case) -> Ended | None:
+    """Run a case, again with twice the timeout where the job failed before the signal came."""
+    for attempt in range(TRIES):
+        found = run_case(replace(case, timeout_seconds=case.timeout_seconds * 2**attempt))
+        if found is not None:
+            return found
+    return None
+
+
+class Tally:
+    """What a record holds of the cases so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counts: Counter[tuple[str, ...]] = Counter()  # by engine, route, signal, phase, outcome
+        self.cases: Counter[tuple[str, ...]] = Counter()  # by engine, route, signal, phase
+        self.seeds: set[int] = set()
+        self.not_good: list[dict[str, Any]] = []
+        self.not_begun: list[int] = []
+        self.run_again: list[dict[str, Any]] = []  # what was not good, and is no longer counted
+        self.slowest: dict[str, float] = {}  # by signal
+        self.commits: list[str] = []  # of earlier runs, in order
+        if path.exists():
+            self._load(load_record(path))
+
+    def _load(self, record: Mapping[str, Any]) -> None:
+        for row in record["rows"]:
+            key = (row["engine"], row["route"], row["signal"], row["phase"])
+            self.cases[key] += row["cases"]
+            for outcome, count in row["survivors"].items():
+                self.counts[*key, outcome] += count
+        self.seeds = {seed for first, last in record["seeds"] for seed in range(first, last + 1)}
+        self.not_good, self.not_begun = list(record["not_good"]), list(record["not_begun"])
+        self.run_again = list(record.get("run_again", ()))
+        self.slowest = dict(record["slowest_seconds"])
+        self.commits = [*record.get("commits", ()), record["commit"]]
+
+    def add(self, seed: int, found: dict[str, Any] | None) -> None:
+        """Count one case."""
+        self.seeds.add(seed)
+        if found is None:
+            self.not_begun.append(seed)
+            return
+        case = found["case"]
+        key = (case["engine"], case["route"], case["signal"], found["phase"])
+        self.cases[key] += 1
+        for outcome, count in found["outcomes"].items():
+            self.counts[*key, outcome] += count
+        self.slowest[case["signal"]] = max(self.slowest.get(case["signal"], 0.0), found["slowest_seconds"])
+        if found["remarks"]:
+            self.not_good.append(found)
+
+    def forget_not_good(self) -> None:
+        """Count cases that were not good no more, so that they are run again; the record keeps how they ended."""
+        for found in self.not_good:
+            case = found["case"]
+            key = (case["engine"], case["route"], case["signal"], found["phase"])
+            self.cases -= Counter([key])
+            self.counts -= Counter({(*key, outcome): count for outcome, count in found["outcomes"].items()})
+            self.seeds.remove(case["seed"])
+        self.run_again += [{**found, "commit": self.commits[-1]} for found in self.not_good]
+        self.not_good = []
+
+    def save(self) -> None:
+        """Write the record."""
+        rows = [
+            dict(zip(("engine", "route", "signal", "phase"), key, strict=True))
+            | {"cases": cases, "survivors": {each[-1]: n for each, n in sorted(self.counts.items()) if each[:4] == key}}
+            for key, cases in sorted(self.cases.items())
+        ]
+        notes = {
+            "cases": sum(self.cases.values()),
+            "survivors": self._outcomes(),
+            "good": self._share(),
+            "timeouts_seconds": {"SIGSTOP": SILENT_SECONDS, "start": SILENT_SECONDS, "others": OTHER_SECONDS},
+            "slowest_seconds": self.slowest,
+            "seeds": ranges(self.seeds),
+            "not_begun": self.not_begun,
+            "not_good": self.not_good,
+            "run_again": self.run_again,
+        }
+        record = make_record(NAME, rows, **notes)
+        earlier = [each for each in dict.fromkeys(self.commits) if each != record["commit"]]
+        save_record({**record, "commits": earlier}, self.path)
+
+    def _outcomes(self) -> dict[str, int]:
+        outcomes = Counter[str]()
+        for key, count in self.counts.items():
+            outcomes[key[-1]] += count
+        return dict(outcomes.most_common())
+
+    def _share(self) -> float:
+        outcomes = self._outcomes()
+        return round(sum(outcomes.get(each, 0) for each in GOOD) / max(1, sum(outcomes.values())), 5)
+
+    def __str__(self) -> str:
+        return f"{len(self.seeds)} cases, {self._share():.2%} good: {self._outcomes()}, slowest {self.slowest}"
+
+
+def ranges(numbers: set[int]) -> list[list[int]]:
+    """Return numbers as ranges, first and last.
+
+    >>> ranges({0, 1, 2, 5})
+    [[0, 2], [5, 5]]
+    """
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
+
+
+def run_all(seeds: Sequence[int], engines: Sequence[str], at_once: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Run cases in several processes; yield each case's end."""
+    pipes: dict[int, bytes] = {}
+    for number in range(at_once):
+        reads, writes = os.pipe()
+        if os.fork() == 0:
+            for seed in seeds[number::at_once]:
+                found = run_until_killed(case_of(seed, engines))
+                told = json.dumps([seed, None if found is None else asdict(found)]) + "\n"
+                os.write(writes, told.encode())
+            os._exit(0)
+        os.close(writes)
+        pipes[reads] = b""
+    while pipes:
+        for reads in select.select(list(pipes), [], [])[0]:
+            heard = os.read(reads, 1 << 20)
+            if not heard:
+                del pipes[reads]
+                os.wait()
+                continue
+            *lines, pipes[reads] = (pipes[reads] + heard).split(b"\n")
+            for line in lines:
+                seed, found = json.loads(line)
+                yield seed, found
+
+
+def main() -> None:
+    """Run the cases that the record does not have."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=1000, help="seeds from 0 up to this")
+    parser.add_argument("--seeds", help="only these, with commas; what is found is printed, and nothing is recorded")
+    parser.add_argument("--again", action="store_true", help="run what the record has as not good again, too")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="with commas")
+    parser.add_argument("--at-once", type=int, default=4, help="jobs")
+    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/{NAME}.json"))
+    options = parser.parse_args()
+    engines = options.engines.split(",")
+    gc.freeze()  # ranks share what this process has loaded, and need not look through it when they end
+    if options.seeds:
+        for seed in map(int, options.seeds.split(",")):
+            case = case_of(seed, engines)
+            print(case)
+            print(run_until_killed(case))
+        return
+    tally = Tally(options.out)
+    if options.again:
+        tally.forget_not_good()
+    left = [seed for seed in range(options.cases) if seed not in tally.seeds]
+    for count, (seed, found) in enumerate(run_all(left, engines, options.at_once), 1):
+        tally.add(seed, found)
+        if found is None or found["remarks"]:
+            print(seed, found, flush=True)
+        if count % 10 == 0:
+            tally.save()
+            print(tally, flush=True)
+    tally.save()
+    print(tally)
+
+
+if __name__ == "__main__":
+    main()
