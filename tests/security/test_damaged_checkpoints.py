@@ -12,9 +12,13 @@ import pytest
 import torch
 
 import train_jobs
-from penstock.errors import PenstockError
+from penstock.errors import FormatError, PenstockError
+from penstock.exchange.state import check_states
+from penstock.integrations.exchange_files import file_name, read_exchange, write_exchange
+from penstock.torch.arrays import TORCH
 from penstock.train.job import find_checkpoint
-from penstock.train.save_state import load_common, load_own
+from penstock.train.loop import History
+from penstock.train.save_state import fitting, load_common, load_own
 from spawn import spawn
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
@@ -91,7 +95,7 @@ def test_sha256sum_agrees(whole):
 
 def fill_up(rank, options, full_rank):
     """Train; from the second checkpoint on, the disk of one rank is full."""
-    from penstock.train import save_state as checkpoint
+    from penstock.torch import checkpoint_folder as checkpoint
 
     real, calls = checkpoint.write_state, []
 
@@ -149,3 +153,78 @@ def outcome(rank, options):
         return str(train_jobs.run(rank, options))
     except PenstockError as error:
         return str(error)
+
+
+def test_a_state_of_another_model_is_one_line_that_names_its_file(whole):
+    saved = find_checkpoint(str(whole))
+    common = load_common(saved, torch.device("cpu"))
+    wanted = r"model\.state: state: found .*; wanted the state of this task's model"
+    with pytest.raises(FormatError, match=wanted) as raised, fitting(saved, "model.state"):
+        torch.nn.Linear(7, 7).load_state_dict(common["model"])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("steps", [None, [None], [(1, 2)], [(1, 2, "x")], [("x", 1, 1)], 3])
+def test_a_history_that_none_has_written_does_not_fit(steps, whole):
+    with pytest.raises(FormatError), fitting(find_checkpoint(str(whole)), "model.state"):
+        History().load({"steps": steps, "evaluations": []})
+
+
+# What ranks keep, in the checkpoints of other frameworks
+
+
+def kept(rank):
+    memories = {"residual": {"weight": torch.randn(4, 6), "bias": torch.randn(6).bfloat16().float()}}
+    return {"format": "penstock-exchange/2", "rank": rank, "world_size": 2, "iterations": 3, "scale": 1.0} | {
+        "memories": memories
+    }
+
+
+def test_exchange_files_come_back_to_the_bit(tmp_path):
+    states = [kept(rank) for rank in range(2)]
+    for rank, state in enumerate(states):
+        write_exchange(tmp_path / file_name(rank, 2), state)
+    found = read_exchange(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-of-2.state", "rank-1-of-2.state"]
+    for state, again in zip(states, found, strict=True):
+        for name, value in state["memories"]["residual"].items():
+            assert torch.equal(value, again["memories"]["residual"][name])
+        assert {**state, "memories": 0} == {**again, "memories": 0}
+
+
+def test_an_exchange_file_with_any_bit_flipped_is_refused(tmp_path):
+    write_exchange(path := tmp_path / file_name(0, 1), kept(0))
+    whole = path.read_bytes()
+    draw = random.Random(1)
+    for damaged in (b"", b"x", whole[:-1], whole[: len(whole) // 2], whole + b"\n", pickle.dumps({"format": 1})):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match=f"{path}: file: found "):
+            read_exchange(tmp_path)
+    for _ in range(60):
+        bits, bit = bytearray(whole), draw.randrange(8 * len(whole))
+        bits[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bits)
+        with pytest.raises(FormatError, match=f"{path}: file: found '{len(whole)} bytes"):
+            read_exchange(tmp_path)
+
+
+def test_a_full_disk_leaves_the_exchange_file_before(tmp_path, monkeypatch):
+    write_exchange(path := tmp_path / file_name(0, 1), kept(0))
+    before = path.read_bytes()
+
+    def full(target, values):
+        target.write_bytes(b"half of")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("penstock.integrations.exchange_files.write_state", full)
+    with pytest.raises(FormatError, match="No space left on device"):
+        write_exchange(path, kept(0))
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == [before]
+
+
+@pytest.mark.parametrize(
+    "memories", [{3: {}, "x": {}}, {"residual": {3: torch.ones(2)}}, {"residual": {None: 1, "x": 2}}]
+)
+def test_a_state_with_names_that_are_no_text_is_refused(memories):
+    with pytest.raises(FormatError, match="memories"):
+        check_states([kept(0) | {"world_size": 1, "memories": memories}], {"weight": (4, 6)}, TORCH)

@@ -9,7 +9,8 @@ from penstock.cli.main import app
 from penstock.cli.train_jobs import make_job
 from penstock.errors import PenstockError, TrainError
 from penstock.run_record import folder_name, run_file
-from penstock.train.job import MODEL, Job, Saved, find_checkpoint, write_saved
+from penstock.torch.saved_folder import MODEL
+from penstock.train.job import Job, Saved, find_checkpoint, write_saved
 
 TASK = """
 from pathlib import Path
