@@ -3,21 +3,29 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all check types arrows bench bench-all docs clean
+.PHONY: setup demo test test-all test-mxnet check types arrows site bench bench-all soak docs clean
 
 setup: $(READY)
 
 # pip compiles every file of torch, for half a minute: where Python may not write bytecode, each process of a test would.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,digits,tensorboard,examples,docs,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,plot,frameworks,digits,tensorboard,examples,docs,dev]'
 	touch $(READY)
 
-demo: $(READY)
+# Where nothing is set up yet, only what the demo needs.
+DEMO := $(if $(wildcard $(READY)),$(READY),.venv/.demo)
+
+.venv/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,plot]'
+	touch .venv/.demo
+
+demo: $(DEMO)
 	$(BIN)/penstock demo --out demo
 
 check: $(READY)
-	$(MAKE) --no-print-directory --jobs 2 types arrows
+	$(MAKE) --no-print-directory --jobs 2 types arrows site
 
 types:
 	$(BIN)/mypy
@@ -37,14 +45,32 @@ test: check
 test-all: check
 	$(BIN)/python -m pytest $(WORKERS) -m 'not gpu' --hypothesis-profile=search
 
+# MXNet's last release wants a numpy below 2: an environment of its own.
+test-mxnet: .venv-mxnet/.ready
+	.venv-mxnet/bin/python -m pytest tests/mxnet
+
+.venv-mxnet/.ready: pyproject.toml tests/mxnet/requirements.txt
+	test -x .venv-mxnet/bin/python || $(PYTHON) -m venv .venv-mxnet
+	.venv-mxnet/bin/pip install --quiet --disable-pip-version-check --requirement tests/mxnet/requirements.txt
+	.venv-mxnet/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch .venv-mxnet/.ready
+
 bench: $(READY)
 	$(BIN)/python benchmarks/run_all.py
 
 bench-all: $(READY)
 	$(BIN)/python benchmarks/run_all.py --all
 
+# Kills and other hostile conditions, for hours; each goes on where its record in benchmarks/results/ stops.
+soak: $(READY)
+	$(BIN)/python benchmarks/soak/run.py
+
 docs: $(READY)
+	$(MAKE) --no-print-directory site
+
+# Strict: a broken link, or a page that the navigation leaves out, fails.
+site:
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
-	rm -rf .venv demo site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-mxnet demo site build dist .pytest_cache .mypy_cache .ruff_cache

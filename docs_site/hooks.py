@@ -1,15 +1,20 @@
 """Pages of the site that are made from the program itself, so that they cannot be out of date."""
 
+import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from penstock import __version__
 from penstock.cli.main import app
 from penstock.cli.reproduce import claims_of
+from penstock.reproduce.claim import Kind, counts
 
 PAPERS = {
     "mg-wfbp": "MG-WFBP",
@@ -26,8 +31,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version in the footer."""
+    config.copyright = f"penstock {__version__}, Apache-2.0"
+    return config
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links that leave docs/ in a checkout (examples, results, sources) name the file instead."""
+    """Put tables of parameters in their places; let links that leave docs/ in a checkout name the file instead."""
+    markdown = re.sub(r"<!-- fields (\S+) -->", lambda found: "\n".join(fields_table(found[1])), markdown)
+    markdown = re.sub(r"<!-- parameters (\S+) -->", lambda found: "\n".join(parameters_table(found[1])), markdown)
     return re.sub(r"\[([^\]]+)\]\(\.\./(?!codecs/|decisions/|pictures/)[^)]*\)", r"`\1`", markdown)
 
 
@@ -59,18 +72,71 @@ def _option(option: Any) -> str:
     return f"| {written} | {_cell(getattr(option, 'help', None) or '')} | {default} |"
 
 
+def fields_table(name: str) -> Iterator[str]:
+    """Return the fields of a dataclass, each with the comment beside it, as a table."""
+    kind = _object(name)
+    lines = inspect.getsource(kind).splitlines()
+    yield f"`{name}`: {_first_line(kind)}"
+    yield ""
+    yield "| field | type | default | meaning |\n| --- | --- | --- | --- |"
+    for one in fields(kind):
+        (line,) = [each for each in lines if re.match(rf"    {one.name}: ", each)]
+        written = re.fullmatch(r"    \w+: (?P<type>.*?)(?: = (?P<default>.*?))?(?:  # (?P<meaning>.*))?", line)
+        assert written is not None, line
+        default = "" if written["default"] is None else f"`{written['default']}`"
+        kind_of = written["type"].replace(" | ", " or ")  # a bar would end the cell
+        yield _cells(f"`{one.name}`", f"`{kind_of}`", default, written["meaning"] or "")
+
+
+def parameters_table(name: str) -> Iterator[str]:
+    """Return the parameters of a class or function, with what its docstring says of each, as a table."""
+    made = _object(name)
+    signature = inspect.signature(made.__init__ if inspect.isclass(made) else made)
+    document = " ".join((inspect.getdoc(made) or "").split())
+    yield "| parameter | type | default | meaning |\n| --- | --- | --- | --- |"
+    for one in signature.parameters.values():
+        if one.name == "self":
+            continue
+        kind = "" if one.annotation is one.empty else f"`{inspect.formatannotation(one.annotation)}`"
+        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        default = "" if one.default is one.empty else f"`{one.default!r}`"
+        said = re.search(rf"(?:^|[ .]){one.name}: (.*?)(?= \w+: |$)", document)
+        meaning = (
+            said[1] if said else {"*": "passed on to torch's", "**": "the fields above, and torch's"}.get(star, "")
+        )
+        yield _cells(f"`{star}{one.name}`", kind.replace("penstock.", "").replace(" | ", " or "), default, meaning)
+
+
+def _object(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)
+
+
+def _first_line(made: Any) -> str:
+    return (inspect.getdoc(made) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _cells(*cells: str) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
 def papers() -> Iterator[str]:
     """Return what `penstock reproduce all` prints, as Markdown."""
     yield "# The papers, reproduced"
     yield ""
-    yield "Published numbers beside ours, as `penstock reproduce all` prints them: computed from formulas, simulated,"
-    yield "emulated or replayed. Where ours differ, the verdict says why."
+    yield "What `penstock reproduce all` prints, in three kinds of rows; [the papers](../papers.md) says what is wrong"
+    yield "in them and what we do instead."
     for module, title in PAPERS.items():
+        claims = claims_of(module)
         yield f"\n## {title}\n"
-        yield "| what | published | ours | how | verdict |\n| --- | --- | --- | --- | --- |"
-        for claim in claims_of(module):
-            cells = (claim.what, claim.published, claim.ours, claim.how, claim.verdict)
-            yield f"| {' | '.join(map(_cell, cells))} |"
+        yield counts(claims)
+        for kind in Kind:
+            yield f"\n### {title}: {kind.value}\n"
+            yield "| what | printed, or the formula's | ours | how | tolerance | verdict |"
+            yield "| --- | --- | --- | --- | --- | --- |"
+            for claim in (each for each in claims if each.kind is kind):
+                cells = (claim.what, claim.published, claim.ours, claim.how, claim.tolerance, claim.verdict)
+                yield f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _cell(text: str) -> str:

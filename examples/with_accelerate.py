@@ -1,39 +1,59 @@
-"""Accelerate with planned messages: wrap the model before `prepare`, and leave it out there. Two workers, on the CPU.
+"""The shape of Accelerate's nlp_example.py: an Accelerator, `prepare`, `accelerator.backward`, `save_state`."""
 
-Needs `pip install penstock[examples]`.
-"""
+import sys
+import tempfile
 
 import torch
-from accelerate import Accelerator, debug_launcher
+from penstock.integrations.accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from penstock.torch import DistributedDataParallel
+WORDS, LENGTH = 32, 16
 
 
-def train() -> None:
-    """Learn the sum of eight numbers, two mini-batches per step."""
+class Classifier(nn.Module):
+    """Says by how much a sequence of words counts upwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 32), nn.Embedding(LENGTH, 32)
+        self.block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Return a number for each of the three answers."""
+        return self.head(self.block(self.words(words) + self.places.weight).mean(dim=1))
+
+
+def get_dataloader() -> DataLoader:
+    """Return sequences and what they count by."""
+    rows = torch.arange(512).unsqueeze(1)
+    words = (torch.arange(LENGTH) * (1 + rows % 3) + rows) % WORDS
+    return DataLoader(TensorDataset(words, rows.squeeze(1) % 3), batch_size=8)
+
+
+def training_function(folder: str) -> None:
+    """Train for two epochs and save the state."""
+    accelerator = Accelerator(cpu=True, codec="blocks(bits=4)")
     torch.manual_seed(1)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    inputs = torch.randn(1024, 8)
-    data = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    optimizer, data = accelerator.prepare(optimizer, data)  # not the model: it has its wrapper
+    model = Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer, data = accelerator.prepare(model, optimizer, get_dataloader())
     losses = []
-    for batch, targets in data:
-        with accelerator.accumulate(model):  # uses the wrapper's no_sync
-            loss = nn.functional.mse_loss(model(batch), targets)
+    for _ in range(2):
+        for words, answers in data:
+            loss = nn.functional.cross_entropy(model(words), answers)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(float(loss.detach()))
-    weights = accelerator.gather(model.module[0].weight.detach().view(1, -1))
-    if accelerator.is_main_process and model.plan is not None:
-        print(f"{accelerator.num_processes} workers, {len(losses)} mini-batches, a plan by {model.plan.planner}")
-        print(f"the loss fell below a tenth: {losses[-1] < losses[0] / 10}")
-        print(f"weights are the same everywhere: {torch.equal(weights[0], weights[1])}")
+            losses.append(loss.item())
+    accelerator.save_state(folder)
+    if accelerator.is_main_process:
+        print(f"final loss {losses[-1]:.6f}", file=sys.stderr)
+        print(f"a state was saved, the loss fell below a fifth: {losses[-1] < losses[0] / 5}")
+    accelerator.end_training()
 
 
 if __name__ == "__main__":
-    debug_launcher(train, num_processes=2)
+    with tempfile.TemporaryDirectory() as output:
+        training_function(output)

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ ELSEWHERE = (
     "penstock train",
     "penstock report",
     "penstock doctor",
+    "penstock check",
 )  # run by tests of their own
 
 
@@ -45,3 +47,28 @@ def test_make_has_the_targets_the_readme_names():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\S+)", README, flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"no target {target}"
+
+
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+LINKS = re.findall(r"\]\(([^)]+)\)", README)
+
+
+def test_links_and_images_are_absolute_so_that_they_work_on_pypi():
+    relative = [link for link in LINKS if not link.startswith(("https://", "#"))]
+    assert relative == []
+    assert all(link.startswith("https://") for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README))
+
+
+def test_every_link_into_the_repository_leads_to_a_file():
+    raw = REPOSITORY.replace("github.com", "raw.githubusercontent.com")
+    for link in LINKS:
+        for prefix in (f"{REPOSITORY}/blob/main/", f"{raw}/main/"):
+            path = link.removeprefix(prefix).split("#")[0]
+            if link.startswith(prefix):
+                assert (ROOT / path).exists(), link
+
+
+def test_the_five_papers_are_named_with_what_is_wrong_in_them():
+    table = README.split("## Five papers")[1].split("## Install")[0]
+    for name in ("MG-WFBP", "journal version", "gTop-k", "Efficient Communications", "HiPress"):
+        assert name in table
