@@ -36,9 +36,9 @@ class CountedMessages(GroupedMessages):
         return super()._start(calls)
 
 
-def several_buckets(rank, spec, strategy, together, count=4):
+def several_buckets(rank, spec, strategy, together, count=4, orders=None):
     """Average buckets, each on its own or with its later rounds among those of the next; return their bytes, when each
-    one was through, and how many groups of messages were started."""
+    one was through, and how many groups of messages were started. `orders`: of the buckets, in each step."""
     codec, messages = make_codec(spec, rank, defers_nonfinite_check=True), CountedMessages(dist.group.WORLD)
     form = codec.on_device(DEVICE)
     options = Options(block_numel=NUMEL, ranks_per_node=2)
@@ -46,8 +46,9 @@ def several_buckets(rank, spec, strategy, together, count=4):
     ready = prepare_queued(program, rank, codec, form, batches, messages)
     buckets, residuals = ([torch.zeros(NUMEL) for _ in range(count)] for _ in range(2))
     through = []
-    for step in range(2):
-        for number, (data, residual) in enumerate(zip(buckets, residuals, strict=True)):
+    for step, order in enumerate(orders or [range(count)] * 2):
+        for number in order:
+            data, residual = buckets[number], residuals[number]
             data.copy_(gradients(rank, 10 * step + number))
             ready.run(data, step, 60.0, residual=residual, scale=0.25)
             messages.behind(lambda number=number: through.append(number))

@@ -26,7 +26,9 @@ class Replays:
     """Makes replays on one device; they share memory to work in, as they run one after another on one stream."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.index = device, device.index
+        if device.type == "cuda" and self.index is None:
+            self.index = torch.cuda.current_device()
         self.pool: Any = None
         self._lanes: list[torch.cuda.Stream] = []
 
@@ -69,14 +71,13 @@ class _Replay:
     def __init__(self, owner: Replays, work: Work) -> None:
         self._owner, self._work = owner, work
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream: int | None = None  # where it was done before; torch says of a stream that it is not unlike None
+        self._stream = 0  # where it was done before; 0, the default stream, cannot be captured
 
     def run(self) -> None:
         """Do the work, in whichever way is quickest by now."""
-        stream = torch.cuda.current_stream(self._owner.device)
-        number = stream.cuda_stream
-        if number == torch.cuda.default_stream(self._owner.device).cuda_stream or self._stream != number:
-            self._stream, self._graph = number, None
+        stream = torch._C._cuda_getCurrentRawStream(self._owner.index)  # a stream object takes longer to make
+        if not stream or self._stream != stream:
+            self._stream, self._graph = stream, None
             self._work()
             return
         if self._graph is None:

@@ -115,6 +115,9 @@ class QueuedForm(Protocol):
     def queued_look(self, bucket: torch.Tensor, pieces: Sequence[Piece]) -> "Look":
         """Return what finds out, behind everything else, whether a piece became NaN."""
 
+    def replayed(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return what queues the kernels of `work` again and again, as one CUDA graph where that does the same."""
+
 
 class Look(Protocol):
     """What a bucket reports to the host, later."""

@@ -137,7 +137,7 @@ class Averaging:
         if parcel.route.codec is None:
             return parcel.route == Route(NATIVE)
         spec = self._spec(parcel.route.codec, max(memory.iterations - 1, 0))
-        if spec is None:
+        if spec is None or (parcel.is_queued and parcel.base is self._codecs.get(spec)):
             return True
         with self._lock:
             codec = self._codec(spec)

@@ -221,8 +221,10 @@ class Scheme:
 
     def codec_at(self, spec: str, iteration: int) -> str:
         """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
+        if self.schedule is None:
+            return spec
         name, parameters = parse_spec(spec)
-        if self.schedule is None or name not in SPARSE_CODECS:
+        if name not in SPARSE_CODECS:
             return spec
         return write_spec(name, parameters | {"density": self.schedule(iteration // self.stage_iterations)})
 

@@ -106,6 +106,17 @@ def test_the_second_round_of_a_bucket_goes_with_the_first_of_the_next():
         assert together[3] == alone[3]
 
 
+def test_buckets_that_come_in_another_order_do_not_write_over_one_another():
+    """Four buckets take two rooms in turn; then two of one room come one after the other."""
+    orders = [(0, 1, 2, 3), (2, 0, 3, 1)]
+    for alone, together in zip(
+        *(spawn(2, several_buckets, "onebit", "parameter_server", together, 4, orders) for together in (False, True)),
+        strict=True,
+    ):
+        assert together[0] == alone[0]
+        assert together[1] == alone[1] == [*orders[0], *orders[1]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", "hierarchical", "halving_doubling", "all_gather"])
 def test_rounds_of_several_buckets_are_sent_together_whatever_the_strategy(strategy):

@@ -39,6 +39,8 @@ class GroupedMessages:
     def launch(self, flight: Flight) -> None:
         """Queue the first stage of a bucket, and one of every bucket that is on its way; all ranks do alike."""
         self.sent_nbytes += flight.sent_nbytes
+        if any(other.room is flight.room and not other.is_landing for other in self._flights):
+            self.land()  # buckets came in another order than when they took their rooms
         self._flights.append(flight)
         self._advance()
 

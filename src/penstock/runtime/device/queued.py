@@ -23,6 +23,7 @@ a device has fewer queues than there are streams, as CUDA's devices have: the ba
 are under way. On GPT-2 over 10 Gb/s, that was a third of what communication cost.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -85,14 +86,19 @@ class Stage:
 class Flight:
     """A bucket on its way: the stages that are left, and what is to be done behind the last."""
 
-    def __init__(self, stages: Sequence[Stage], sent_nbytes: int) -> None:
-        self._left, self.sent_nbytes = [*stages][::-1], sent_nbytes
+    def __init__(self, stages: Sequence[Stage], sent_nbytes: int, room: torch.Tensor) -> None:
+        self._left, self.sent_nbytes, self.room = [*stages][::-1], sent_nbytes, room
         self.behind: list[Work] = []
 
     @property
     def has_landed(self) -> bool:
         """Whether nothing is left."""
         return not self._left
+
+    @property
+    def is_landing(self) -> bool:
+        """Whether the next stage is the last, which sends nothing."""
+        return len(self._left) == 1
 
     def advance(self) -> Sequence[Any]:
         """Queue the next stage; return what starts its messages."""
@@ -156,11 +162,25 @@ class Bindings:
     torch makes other buckets after its first iteration, and a plan makes others again; what was bound to the old ones
     holds them, their residuals and messages. A bucket that still comes does so at least once in as many runs as there
     are bindings.
+
+    Payloads lie in as many rooms as a program has rounds, which buckets take in turn: so many are on their way at a
+    time. What is queued for a bucket in a room stands in the stream behind all that the one before it did there.
     """
 
     def __init__(self) -> None:
         self._runs = 0
         self._bound: dict[Hashable, tuple[_Bound, int]] = {}  # and the run in which each was used last
+        self._rooms: dict[Hashable, torch.Tensor] = {}  # by device, rounds, and whose turn it is
+        self._given: Counter[Hashable] = Counter()
+
+    def room(self, rounds: int, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Return memory for the payloads of the next bucket that is bound."""
+        turn = self._given[device, rounds] % max(rounds, 1)
+        self._given[device, rounds] += 1
+        room = self._rooms.get((device, rounds, turn))
+        if room is None or room.numel() < nbytes:
+            room = self._rooms[device, rounds, turn] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        return room
 
     def __len__(self) -> int:
         return len(self._bound)
@@ -193,6 +213,7 @@ class Queued:
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
         self.part = program.part(rank)
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
+        self._rounds = sum(step.op is Op.SEND for step in steps)
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
 
     def run(
@@ -229,16 +250,19 @@ class Queued:
         return False
 
     def _bind(self, data: torch.Tensor, residual: torch.Tensor | None) -> "_Bound":
-        key = id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()
-        return self.messages.bindings.use(key, lambda: _Bound(self, data, residual))
+        key, bindings = (
+            (id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()),
+            self.messages.bindings,
+        )
+        room = partial(bindings.room, self._rounds, self.layout.nbytes, data.device)
+        return bindings.use(key, lambda: _Bound(self, data, residual, room()))
 
 
 class _Bound:
-    """A program on one bucket's memory; with scratch of its own, since several buckets are under way at a time."""
+    """A program on one bucket's memory, with a room for payloads."""
 
-    def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None) -> None:
-        self._owner, self._bucket, self._residual = owner, bucket, residual
-        self._scratch = torch.zeros(owner.layout.nbytes, dtype=torch.uint8, device=bucket.device)
+    def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: torch.Tensor) -> None:
+        self._owner, self._bucket, self._residual, self._room = owner, bucket, residual, room
         self._instructions = owner.program.ranks[owner.rank]
         self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
         self._ordinals = numbered(owner.layout)
@@ -250,7 +274,7 @@ class _Bound:
     def fly(self, seed: int) -> Flight:
         """Return a run of everything; `seed`: what encoders start their random numbers from."""
         self._seed[0] = seed
-        return Flight(self._stages, self._sent_nbytes)
+        return Flight(self._stages, self._sent_nbytes, self._room)
 
     def settle(self) -> None:
         """Hear of what the last run found; an iteration later the device has long got there."""
@@ -266,11 +290,15 @@ class _Bound:
                 continue
             for step in steps:
                 if step.op is Op.SEND:
-                    yield Stage(works, self._calls(step))
+                    yield Stage(self._replayed(works), self._calls(step))
                     works = []
                 else:
                     works += self._works_of(step)
-        yield Stage([*works, self._outcome.ask], ())
+        yield Stage([*self._replayed(works), self._outcome.ask], ())
+
+    def _replayed(self, works: Sequence[Work]) -> Sequence[Work]:
+        """Return the same work as one launch, where it has kernels: launching takes the host longer than they run."""
+        return [self._owner.form.replayed(partial(_each, tuple(works)))] if works else []
 
     def _calls(self, step: Step) -> Sequence[Any]:
         messages = [self._message(self._instructions[index]) for index in step.indices]
@@ -305,14 +333,14 @@ class _Bound:
     def _encoding(self, ones: Sequence[Instruction]) -> Work:
         pieces, places = self._pieces(ones)
         ordinals = [self._ordinals[piece] for piece in pieces]
-        encode = self._owner.form.queued_encoder(self._bucket, self._residual, self._scratch, pieces, places, ordinals)
+        encode = self._owner.form.queued_encoder(self._bucket, self._residual, self._room, pieces, places, ordinals)
         seed = self._seed
         return lambda: encode(seed[0])
 
     def _decoding(self, steps: Sequence[Step]) -> Work:
         found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
         adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
-        return self._owner.form.queued_decoder(self._bucket, self._scratch, found[0][0], places, adds)
+        return self._owner.form.queued_decoder(self._bucket, self._room, found[0][0], places, adds)
 
     def _pieces(self, ones: Sequence[Instruction]) -> tuple[list[Piece], list[int]]:
         """Return the pieces that instructions code, and the first byte of each payload."""
@@ -341,7 +369,7 @@ class _Bound:
     def _bytes(self, slice_: Slice | None) -> torch.Tensor:
         assert slice_ is not None
         place = self._owner.layout.place(slice_)
-        return (self._bucket.view(torch.uint8) if place.in_data else self._scratch)[place.start : place.stop]
+        return (self._bucket.view(torch.uint8) if place.in_data else self._room)[place.start : place.stop]
 
 
 class _Outcome:
@@ -362,6 +390,11 @@ class _Outcome:
             self._is_open = False
             self._mark.wait()
             self._look.finish()
+
+
+def _each(works: Sequence[Work]) -> None:
+    for work in works:
+        work()
 
 
 def _copy(out: torch.Tensor, other: torch.Tensor) -> None:
