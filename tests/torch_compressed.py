@@ -112,10 +112,12 @@ def go_on_with_other_workers(rank: int, codec: str, folder: str, before: int) ->
     """Load what `before` ranks left in a folder, train on, and return what was applied and is owed."""
     states = [torch.load(f"{folder}/{each}.pt") for each in range(before)]
     wrapper, module = _train_echo(rank, codec, range(4), Echo(), states)
-    owed = wrapper.exchange_state_dict()["memories"]["residual"]
+    kept = wrapper.exchange_state_dict()["memories"]["residual"]  # one worker keeps nothing
     return {
         "applied": -torch.cat([module.first, module.second]).detach().numpy(),
-        "owed": torch.cat([owed["first"], owed["second"]]).numpy(),
+        "owed": torch.cat([kept.get(name, torch.zeros_like(each)) for name, each in module.named_parameters()])
+        .detach()
+        .numpy(),
     }
 
 
@@ -290,7 +292,7 @@ def losses(rank: int, options: dict[str, Any], iterations: int = 60) -> list[flo
 def train_momentum(rank: int, options: dict[str, Any] | None, steps: int) -> Any:
     """Train `Echo` with momentum 0.5 in our exchange, or in torch's optimizer where there are no options."""
     module = Echo()
-    wrapper = TorchDDP(module) if options is None else OurDDP(module, codec="gtopk", momentum=0.5, **options)
+    wrapper = TorchDDP(module) if options is None else OurDDP(module, **{"codec": "gtopk", "momentum": 0.5} | options)
     optimizer = torch.optim.SGD(wrapper.parameters(), lr=1.0, momentum=0.5 if options is None else 0.0)
     for step in range(steps):
         wrapper(echo_inputs(rank, step)).backward()

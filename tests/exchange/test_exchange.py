@@ -50,7 +50,7 @@ def train(transport, memory: Memory, plan: Plan | None = None, steps: int = 4, b
 
 
 @pytest.mark.parametrize("codec", [EXACT, "onebit", "sparse(density=0.1)"])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_all_that_ranks_give_is_applied_or_owed_and_all_get_the_same(codec: str, world_size: int) -> None:
     ranks = run_ranks(world_size, lambda transport: train(transport, Memory(make_scheme(codec))))
     for names, index in (("ab", 0), ("c", 1)):
@@ -64,6 +64,23 @@ def test_all_that_ranks_give_is_applied_or_owed_and_all_get_the_same(codec: str,
             for _, exchange in ranks
         )
         np.testing.assert_allclose(applied + owed, given / world_size, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("codec", ["onebit", "sparse(density=0.1)", "terngrad"])
+def test_one_worker_keeps_its_gradients_and_adds_what_more_workers_have_not_sent(codec: str) -> None:
+    two = run_ranks(2, lambda transport: train(transport, Memory(make_scheme(codec))))
+    states = [exchange.state_dict() for _, exchange in two]
+    kept = sum(each["memories"]["residual"]["c"] for each in states)
+
+    def rank(transport):
+        memory = Memory(make_scheme(codec))
+        memory.load_state_dicts(states, 0, 1)
+        return train(transport, memory, steps=2, buckets=("c",))
+
+    ((found, exchange),) = run_ranks(1, rank)
+    np.testing.assert_allclose(found[0][0], gradients(0, 0, "c") + kept, rtol=1e-6)
+    np.testing.assert_array_equal(found[1][0], gradients(0, 1, "c"))
+    assert exchange.traffic().sent_nbytes == 0
 
 
 def test_every_tensor_of_a_bucket_travels_by_its_own_route() -> None:

@@ -86,7 +86,7 @@ def published(name: str, first: np.ndarray, rounds: int, world_size: int, steps:
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("route", ROUTES, ids=str)
 def test_averages_are_those_of_the_published_algorithms_and_all_ranks_get_the_same_bits(route, world_size) -> None:
     def body(transport):
@@ -336,7 +336,8 @@ def test_a_state_that_is_loaded_ends_what_devices_had_yet_to_say_of_the_iteratio
         memory = memory_for("lowrank(rank=2)", {"a": (20, 30), "b": (20, 30)}, arrays=OnDevice())
         communicator = Communicator(transport, messages=Queues())
         exchange = Exchange(communicator, memory=memory, route=Route("native", "lowrank(rank=2)"))
-        buckets, before, told = [exchange.bucket([name], [600]) for name in "ab"], exchange.state_dict(), []
+        buckets, before = [exchange.bucket([name], [600]) for name in "ab"], [memory.state_dict(r, 2) for r in (0, 1)]
+        told = []
         for value in (np.nan, 1.0, 1.0, 1.0):
             exchange.begin()
             handles = [exchange.start(each, np.full(600, value, np.float32)) for each in buckets]
@@ -346,11 +347,11 @@ def test_a_state_that_is_loaded_ends_what_devices_had_yet_to_say_of_the_iteratio
                 told.append("")
             except NonFiniteError:
                 told.append("not finite")
-                exchange.load_state_dict([before])
+                exchange.load_state_dict(before)
         exchange.close()
         return told
 
-    assert run_ranks(1, rank) == [["", "not finite", "", ""]]
+    assert run_ranks(2, rank) == [["", "not finite", "", ""]] * 2
 
 
 def test_zero_gradients_stay_zero_and_absent_ones_keep_what_they_owe() -> None:

@@ -28,15 +28,6 @@ def test_one_worker_needs_no_measured_line_of_the_engine():
         decide(TRACE, Network(2, 1e-4, 1e-9, 1e-10), "exact", [Route("native")])
 
 
-def test_the_measured_codec_of_one_worker_is_cut_into_buckets_that_hide_it():
-    free = decide(TRACE, Network(1, 0.0, 0.0, 1e-10), "exact", [ONEBIT]).plan
-    line = LinearCost(1e-5, 1e-10)  # 0.4 ms for each tensor, which takes 1 ms to compute
-    measured = decide(TRACE, Network(1, 0.0, 0.0, 1e-10, {str(ONEBIT): line}), "exact", [ONEBIT]).plan
-    assert free.iteration_seconds == pytest.approx(5e-3)
-    assert len(measured.buckets) > len(free.buckets)
-    assert measured.iteration_seconds == pytest.approx(5e-3 + 1e-5 + 4e-10 * (1 << 20), rel=1e-6)
-
-
 ROUTES = (Route("native"), Route("ring"), ONEBIT, Route("ring", "onebit", 8), Route("parameter_server", "onebit"))
 lines = st.builds(LinearCost, st.integers(0, 12).map(lambda a: a * 1e-3), st.integers(0, 8).map(lambda b: b * 1e-9))
 measured = st.lists(lines, min_size=len(ROUTES), max_size=len(ROUTES)).map(

@@ -135,7 +135,8 @@ class Exchange:
         self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
         self._without_native = tuple(without_native)
         self._otherwise = route or _route(self.memory.compression)
-        self.memory.compresses |= self._otherwise.codec is not None
+        self._encodes = self.world_size > 1  # one worker sends nothing, so it has nothing to encode
+        self.memory.compresses |= self._encodes and self._otherwise.codec is not None
         self._routes: dict[str, Route] = {}  # of each tensor in the plan
         self._overlap = True
         self.version = 0  # of the routes: buckets that were made before it changed are of no more use
@@ -166,7 +167,7 @@ class Exchange:
         self.communicator.network = network or self.communicator.network
         self._overlap = plan.overlap
         self._averaging.forget_programs()
-        self.memory.compresses |= any(bucket.codec for bucket in plan.buckets)
+        self.memory.compresses |= self._encodes and any(bucket.codec for bucket in plan.buckets)
         self._routes = {name: bucket.route for bucket in plan.buckets for name in bucket.tensors}
         several = (number for number, count in enumerate(plan.bulks) if count > 1)
         self._bulk_of = {name: number for number in several for name in plan.messages[number].tensors}
@@ -192,7 +193,7 @@ class Exchange:
         return self._made(names, sizes, dtype, None if self._bulk_sizes[bulk] == len(names) else bulk)
 
     def _made(self, names: Sequence[str], sizes: Sequence[int], dtype: str, bulk: int | None = None) -> ResolvedBucket:
-        routes = [self._routes.get(name, self._otherwise) for name in names]
+        routes = [self._routes.get(name, self._otherwise) if self._encodes else Route(NATIVE) for name in names]
         if dtype in self._without_native:
             routes = [Route("ring") if route == Route(NATIVE) else route for route in routes]
         starts, parcels = tuple(accumulate(sizes, initial=0)), list[Parcel]()

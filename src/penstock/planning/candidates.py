@@ -16,15 +16,21 @@ from penstock.strategies import parse_strategy
 
 
 def candidates(
-    strategy: str, compression: Scheme, planner: str, engine: str = "gloo", shares_hosts: bool = False
+    strategy: str,
+    compression: Scheme,
+    planner: str,
+    engine: str = "gloo",
+    shares_hosts: bool = False,
+    workers: int = 2,
 ) -> tuple[Route, ...]:
     """Return the routes that a plan may use, in as many pieces as strategies cut tensors by themselves.
 
     Of each codec the first is measured first. A planner that mixes, and codec="auto", have dense ones to choose from
-    too. Where ranks share hosts, compressing between hosts only is one of them.
+    too. Where ranks share hosts, compressing between hosts only is one of them. One worker sends nothing, and has
+    nothing to compress.
     """
-    dense = tuple(map(Route, _dense(strategy, engine)))
-    if compression.codec is None:
+    dense = (Route(NATIVE),) if workers == 1 else tuple(map(Route, _dense(strategy, engine)))
+    if compression.codec is None or workers == 1:
         return dense
     if compression.codec == AUTO:
         packed = (_packed(strategy, each, engine, shares_hosts) for each in compression.candidates)

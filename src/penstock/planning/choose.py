@@ -58,6 +58,8 @@ def choose(choice: Choice, network: Network, routes: tuple[Route, ...], nodes: N
     values = choice.trace, network, choice.planner, routes, choice.slowdown
     decision = decide_whether(*values, at_least(choice, network)) if choice.auto else decide(*values)
     decision = decide_in_lanes(decision, routes, choice.lanes, choice.bulk)
+    if network.workers == 1:
+        return replace(decision, notes=("one worker sends nothing, so nothing is compressed",))
     if not share_hosts(nodes):
         return decision
     found = f"{describe_nodes(nodes)}: summing inside hosts first was measured too, as hierarchical"

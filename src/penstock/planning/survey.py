@@ -75,7 +75,7 @@ class Survey:
 
     @property
     def _sends_nothing(self) -> bool:
-        return self._workers == 1 and self.gauge.device == "cpu"
+        return self._workers == 1
 
     @property
     def _workers(self) -> int:
@@ -159,7 +159,7 @@ def plan_over(
     if settings.plan is not None:
         return Decision(settings.plan)
     nodes = nodes_of(ranks)
-    routes = candidates(settings.strategy, scheme, settings.planner, engine, share_hosts(nodes))
+    routes = candidates(settings.strategy, scheme, settings.planner, engine, share_hosts(nodes), ranks.world_size)
 
     def choice(_: Network) -> Choice:
         auto, trusted = scheme.codec == AUTO, settings.network is not None

@@ -67,11 +67,8 @@ class GroupGauge(HostGauge):
         return device_link_holds(self._group, self._place, network) if self._on_device else super().holds(network)
 
     def with_line(self, network: Network, route: Route, seconds: float) -> Network:
-        """Return the network with the line of a route, and with the curves of its codec where they are of use.
-
-        One worker sends nothing; what its codec costs is measured on a GPU, where that runs beside the model.
-        """
-        if self.device != "cuda" or (self.ranks.world_size == 1 and route.codec is None):
+        """Return the network with the line of a route, and with the curves of its codec where they are of use."""
+        if self.device != "cuda":
             return super().with_line(network, route, seconds)
         if route != Route(NATIVE):
             line = measure_route(self._group, self.transport, self._place, route, seconds)

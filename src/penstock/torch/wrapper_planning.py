@@ -396,8 +396,9 @@ class WrapperPlanning:
     def _routes(self) -> tuple[Route, ...]:
         if self.buckets.user_hook is not None:
             return (Route(NATIVE),)  # the hook sends the buckets, and does not say how
-        settings, shares_hosts = self.settings, share_hosts(self._nodes)
-        return candidates(settings.strategy, self.memory.compression, settings.planner, self._engine, shares_hosts)
+        asked, workers = self.settings, dist.get_world_size(self._group)
+        compression, shares_hosts = self.memory.compression, share_hosts(self._nodes)
+        return candidates(asked.strategy, compression, asked.planner, self._engine, shares_hosts, workers)
 
     # What came of it
 

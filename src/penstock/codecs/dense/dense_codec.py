@@ -291,8 +291,10 @@ class DenseCodec(HeaderCodec):
         if last is not None:
             made = self.kernels.encode_later(values, self.arguments, seed, kept, last, body, residual.factor)
         else:
-            kept += values * np.float32(residual.factor)
-            made = self.kernels.encode(kept, self.arguments, seed, None, body)
+            latest = values * np.float32(residual.factor)
+            total = latest + kept
+            made = self.kernels.encode(latest, self.arguments, seed, kept, body)
+            kept[:] = total  # what it sends is taken off by the next call
         residual.pending = last  # memory to be used again
         residual.put_off(self, made)
         return made

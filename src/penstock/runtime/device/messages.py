@@ -36,10 +36,13 @@ class GroupedMessages:
         group = self._group
         return [(group.send if sent else group.recv, [memory], peer) for sent, memory, peer in messages]
 
-    def launch(self, flight: Flight) -> None:
-        """Queue the first stage of a bucket, and one of every bucket that is on its way; all ranks do alike."""
+    def launch(self, flight: Flight, rooms: int = 1) -> None:
+        """Queue the first stage of a bucket, and one of every bucket that is on its way; all ranks do alike.
+
+        `rooms`: so many stages must lie between two buckets in one room.
+        """
         self.sent_nbytes += flight.sent_nbytes
-        if any(other.room is flight.room and not other.is_landing for other in self._flights):
+        if any(other.room.name == flight.room.name and other.advanced < rooms for other in self._flights):
             self.land()  # buckets came in another order than when they took their rooms
         self._flights.append(flight)
         self._advance()

@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -35,10 +35,10 @@ import torch
 from penstock.codecs.codec import Codec
 from penstock.codecs.payload_block import Look, Piece, QueuedForm
 from penstock.errors import StrategyError
-from penstock.program import Instruction, Op, Program, Slice
+from penstock.program import DATA, Instruction, Op, Program, Slice
 from penstock.runtime.device.coded import numbered
 from penstock.runtime.device.mirror import Mark, Message
-from penstock.runtime.device.rounds import rounds, widen
+from penstock.runtime.device.rounds import Round, rounds, widen
 from penstock.runtime.executor import program_digest
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout, lay_out
 from penstock.strategies.batches import Batches
@@ -57,8 +57,11 @@ class Messages(Protocol):
     def calls(self, messages: Sequence[Message]) -> Sequence[Any]:
         """Return what starts messages, for the stages of a flight."""
 
-    def launch(self, flight: "Flight") -> None:
-        """Queue the first stage of a bucket, and one of every bucket that is on its way; all ranks do alike."""
+    def launch(self, flight: "Flight", rooms: int = 1) -> None:
+        """Queue the first stage of a bucket, and one of every bucket that is on its way; all ranks do alike.
+
+        `rooms`: so many stages must lie between two buckets in one room.
+        """
 
     def behind(self, work: Work) -> None:
         """Do `work` once everything of the last bucket is queued; at once where none is on its way."""
@@ -83,11 +86,20 @@ class Stage:
     calls: Sequence[Any]  # of `Messages`; the last stage has none
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """Memory for payloads that several buckets use, one after the other."""
+
+    name: tuple[int, int]  # the same on all ranks: how many there are, and which of them it is
+    memory: torch.Tensor
+
+
 class Flight:
     """A bucket on its way: the stages that are left, and what is to be done behind the last."""
 
-    def __init__(self, stages: Sequence[Stage], sent_nbytes: int, room: torch.Tensor) -> None:
+    def __init__(self, stages: Sequence[Stage], sent_nbytes: int, room: Room) -> None:
         self._left, self.sent_nbytes, self.room = [*stages][::-1], sent_nbytes, room
+        self.advanced = 0  # stages that were queued
         self.behind: list[Work] = []
 
     @property
@@ -95,14 +107,10 @@ class Flight:
         """Whether nothing is left."""
         return not self._left
 
-    @property
-    def is_landing(self) -> bool:
-        """Whether the next stage is the last, which sends nothing."""
-        return len(self._left) == 1
-
     def advance(self) -> Sequence[Any]:
         """Queue the next stage; return what starts its messages."""
         stage = self._left.pop()
+        self.advanced += 1
         for work in (*stage.works, *(() if self._left else self.behind)):
             work()
         return stage.calls
@@ -118,17 +126,25 @@ def prepare_queued(
         if one.op is Op.NATIVE or (one.op is Op.MERGE and one.write is not None and one.write.buffer in encoded):
             raise StrategyError(f"{program.strategy}: {one} on the device; send it over gloo or MPI")
     digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
-    layout = lay_out(wide.part(rank), _ITEMSIZE, codec.max_nbytes, batches)
-    return Queued(wide, rank, form, messages, layout, steps(wide, rank), digest)
+    layouts = [lay_out(wide.part(each), _ITEMSIZE, codec.max_nbytes, batches) for each in range(wide.world_size)]
+    ordered = steps_of_all(wide)
+    rooms = max(  # of all ranks, which must queue alike
+        rooms_needed(own, each, layout) for own, each, layout in zip(wide.ranks, ordered, layouts, strict=True)
+    )
+    return Queued(wide, rank, form, messages, layouts[rank], ordered[rank], rooms, digest)
 
 
-def steps(program: Program, rank: int) -> tuple[Step, ...]:
-    """Return what a rank queues, in order: what messages wait for as early as it can, everything else at the end."""
-    instructions = program.ranks[rank]
+def steps_of_all(program: Program) -> list[tuple[Step, ...]]:
+    """Return what each rank queues, in order: what messages wait for as early as it can, all else at the end."""
+    together = list(zip(*rounds(program), strict=True))
+    return [_steps(instructions, rank, together) for rank, instructions in enumerate(program.ranks)]
+
+
+def _steps(instructions: Sequence[Instruction], rank: int, together: Sequence[Sequence[Round]]) -> tuple[Step, ...]:
     needed = _awaited_by_messages(instructions)
     found: list[Step] = []
     late: list[int] = []
-    for ranks in zip(*rounds(program), strict=True):
+    for ranks in together:
         if any(one.messages for one in ranks):
             found.append(Step(Op.SEND, ranks[rank].messages))
         found += _together(instructions, [index for index in ranks[rank].computations if index in needed])
@@ -156,6 +172,33 @@ def _together(instructions: Sequence[Instruction], indices: Sequence[int]) -> It
         yield Step(op, chosen)
 
 
+def rooms_needed(instructions: Sequence[Instruction], steps: Sequence[Step], layout: Layout) -> int:
+    """Return after how many buckets a room for payloads may be used again.
+
+    With each bucket, all that are on their way queue a stage: kernels, the oldest bucket's first, then messages as one
+    group. A byte that is first written in stage w and last used in stage u is free for the bucket that comes u - w
+    later if a kernel uses it last, which stands before that bucket's; if a message does, for the next one.
+
+    Parameter servers need one room. In a ring, finished sums are passed on from round to round and decoded at the end.
+    """
+    spans, stage = list[tuple[int, int, int, int]](), 0  # bytes, stage of a write (else -1), and 2 stage + is a message
+    for step in steps:
+        for index in step.indices:
+            for slice_, written in ((instructions[index].write, stage), (instructions[index].read, -1)):
+                if slice_ is not None and slice_.buffer != DATA:
+                    place = layout.place(slice_)
+                    spans.append((place.start, place.stop, written, 2 * stage + (step.op is Op.SEND)))
+        stage += step.op is Op.SEND
+    edges = sorted({edge for start, stop, *_ in spans for edge in (start, stop)})
+    needed = 1
+    for low, high in pairwise(edges):
+        here = [(written, moment) for start, stop, written, moment in spans if start <= low and high <= stop]
+        first = min((written for written, _ in here if written >= 0), default=0)
+        last = max((moment for _, moment in here), default=0)
+        needed = max(needed, (last + 1) // 2 - first)
+    return needed
+
+
 class Bindings:
     """Programs on the memory of buckets. Those of buckets that come no more are let go, with memory on the device.
 
@@ -163,24 +206,23 @@ class Bindings:
     holds them, their residuals and messages. A bucket that still comes does so at least once in as many runs as there
     are bindings.
 
-    Payloads lie in as many rooms as a program has rounds, which buckets take in turn: so many are on their way at a
-    time. What is queued for a bucket in a room stands in the stream behind all that the one before it did there.
+    Payloads lie in rooms that buckets take in turn, as many as their program needs (`rooms_needed`). What is queued for
+    a bucket in a room stands in the stream behind all that the one before it did there.
     """
 
     def __init__(self) -> None:
         self._runs = 0
         self._bound: dict[Hashable, tuple[_Bound, int]] = {}  # and the run in which each was used last
-        self._rooms: dict[Hashable, torch.Tensor] = {}  # by device, rounds, and whose turn it is
-        self._given: Counter[Hashable] = Counter()
+        self._rooms: dict[tuple[int, int], Room] = {}  # by how many there are, and whose turn it is
+        self._given: Counter[int] = Counter()
 
-    def room(self, rounds: int, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Return memory for the payloads of the next bucket that is bound."""
-        turn = self._given[device, rounds] % max(rounds, 1)
-        self._given[device, rounds] += 1
-        room = self._rooms.get((device, rounds, turn))
-        if room is None or room.numel() < nbytes:
-            room = self._rooms[device, rounds, turn] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-        return room
+    def room(self, rooms: int, nbytes: int, device: torch.device) -> Room:
+        """Return memory for the payloads of the next bucket that is bound, one of `rooms` in turn."""
+        name = rooms, self._given[rooms] % rooms
+        self._given[rooms] += 1
+        if name not in self._rooms or self._rooms[name].memory.numel() < nbytes:
+            self._rooms[name] = Room(name, torch.zeros(nbytes, dtype=torch.uint8, device=device))
+        return self._rooms[name]
 
     def __len__(self) -> int:
         return len(self._bound)
@@ -207,13 +249,13 @@ class Queued:
 
     def __init__(
         self, program: Program, rank: int, form: QueuedForm, messages: Messages, layout: Layout,
-        steps: Sequence[Step], digest: str,
+        steps: Sequence[Step], rooms: int, digest: str,
     ) -> None:  # fmt: skip
         assert layout.batches is not None
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
         self.part = program.part(rank)
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
-        self._rounds = sum(step.op is Op.SEND for step in steps)
+        self.rooms = rooms
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
 
     def run(
@@ -243,7 +285,7 @@ class Queued:
         bound.settle()
         if scale != 1.0:
             data.mul_(scale)
-        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))))
+        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))), self.rooms)
 
     def was_sent_nan(self, data: torch.Tensor) -> bool:
         """Say nothing: whether a sum is NaN is heard of through the codec, when the bucket comes again."""
@@ -254,14 +296,14 @@ class Queued:
             (id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()),
             self.messages.bindings,
         )
-        room = partial(bindings.room, self._rounds, self.layout.nbytes, data.device)
+        room = partial(bindings.room, self.rooms, self.layout.nbytes, data.device)
         return bindings.use(key, lambda: _Bound(self, data, residual, room()))
 
 
 class _Bound:
     """A program on one bucket's memory, with a room for payloads."""
 
-    def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: torch.Tensor) -> None:
+    def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: Room) -> None:
         self._owner, self._bucket, self._residual, self._room = owner, bucket, residual, room
         self._instructions = owner.program.ranks[owner.rank]
         self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
@@ -333,14 +375,16 @@ class _Bound:
     def _encoding(self, ones: Sequence[Instruction]) -> Work:
         pieces, places = self._pieces(ones)
         ordinals = [self._ordinals[piece] for piece in pieces]
-        encode = self._owner.form.queued_encoder(self._bucket, self._residual, self._room, pieces, places, ordinals)
+        encode = self._owner.form.queued_encoder(
+            self._bucket, self._residual, self._room.memory, pieces, places, ordinals
+        )
         seed = self._seed
         return lambda: encode(seed[0])
 
     def _decoding(self, steps: Sequence[Step]) -> Work:
         found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
         adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
-        return self._owner.form.queued_decoder(self._bucket, self._room, found[0][0], places, adds)
+        return self._owner.form.queued_decoder(self._bucket, self._room.memory, found[0][0], places, adds)
 
     def _pieces(self, ones: Sequence[Instruction]) -> tuple[list[Piece], list[int]]:
         """Return the pieces that instructions code, and the first byte of each payload."""
@@ -369,7 +413,7 @@ class _Bound:
     def _bytes(self, slice_: Slice | None) -> torch.Tensor:
         assert slice_ is not None
         place = self._owner.layout.place(slice_)
-        return (self._bucket.view(torch.uint8) if place.in_data else self._room)[place.start : place.stop]
+        return (self._bucket.view(torch.uint8) if place.in_data else self._room.memory)[place.start : place.stop]
 
 
 class _Outcome:

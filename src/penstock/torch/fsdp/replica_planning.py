@@ -203,7 +203,8 @@ class ReplicaPlanning:
         return Trace(self._model, device_name(self.averages.device), 1, dtype, forward, tensors)
 
     def _routes(self) -> tuple[Route, ...]:
-        return candidates(self.settings.strategy, self.memory.compression, self.settings.planner, self._engine)
+        asked, workers = self.settings, dist.get_world_size(self.averages.replicas)
+        return candidates(asked.strategy, self.memory.compression, asked.planner, self._engine, workers=workers)
 
     @property
     def _engine(self) -> str:
