@@ -28,6 +28,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -458,6 +459,7 @@ METHODS = {
     "ddp, nothing sent, bucket view": stock(lambda: (None, send_nothing), **VIEWS),
     "stock": stock(),
     "stock, bucket view": stock(**VIEWS),
+    "fp16 hook": stock(lambda: (None, default_hooks.fp16_compress_hook)),
     "powersgd 4": stock(power_hook),
     "plain hook": stock(lambda: (PlainState(), plain_hook)),
     "onebit by host": stock(host_hook),
@@ -555,7 +557,7 @@ def time_methods(results: Results, name: str, methods: Sequence[str]) -> None:
     for turn in range(ROUNDS):
         for label, contestant in contestants.items():
             iterations = WORKLOADS[name].iterations
-            slow = label in ("stock", "stock, bucket view", "dense plan") and dist.get_world_size() > 1
+            slow = label in ("stock", "stock, bucket view", "fp16 hook", "dense plan") and dist.get_world_size() > 1
             ms, in_hook = contestant.time(max(3, iterations // 4) if slow else iterations)
             rows[label].append(ms)
             if in_hook is not None:

@@ -193,6 +193,27 @@ def wide_jobs(task: str, seed: int) -> list[Job]:
     return found + once * (seed == 0)
 
 
+def recommended_suite() -> list[Job]:
+    """Return what we recommend on every task, the most telling first, and PowerSGD at about the same bytes."""
+    blocks, power = Job("blocks4", codec="blocks(bits=4)"), Job("", carrier=POWERSGD)
+    momentum = Job("m onebit w20", codec="onebit(block=256)", optimizer="compressed")
+    wide = [replace(wide_job(task, "adamw"), name="blocks4", codec="blocks(bits=4)") for task in WIDE]
+    return [
+        *(replace(blocks, seed=seed) for seed in (0, 1, 2)),
+        replace(power, name="powersgd rank32", rank=32),
+        replace(power, name="powersgd rank16", rank=16),
+        *wide,
+        replace(blocks, workers=8),
+        replace(momentum, seed=0),
+        replace(blocks, workers=8, seed=1),
+        *(replace(each, seed=1) for each in wide),
+        replace(momentum, seed=1),
+        replace(blocks, workers=8, seed=2),
+        replace(momentum, seed=2),
+        *(replace(each, name="dense", codec=None, carrier=STOCK, seed=2) for each in wide),
+    ]
+
+
 def smoke_suite() -> list[Job]:
     """Return short runs of a tiny GPT on one or two ranks, for machines without a GPU."""
     tiny = Job("", task="tiny", workers=2, steps=30, batch=4, rises=5)
@@ -235,6 +256,7 @@ SUITES: dict[str, Callable[[], list[Job]]] = {
     "tune": tune_suite,
     "wide": wide_suite,
     "lowrank": low_rank_suite,
+    "recommended": recommended_suite,
     "smoke": smoke_suite,
 }
 
