@@ -14,7 +14,8 @@ from penstock.planners import PLANNERS
 from penstock.program import DATA, Collective, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.program.composition import compose
-from penstock.simulator.composition import Clock, plan_in_lanes, simulate_composition, simulate_plan
+from penstock.simulator.calibrate import Clock
+from penstock.simulator.composition import plan_in_lanes, simulate_composition, simulate_plan
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import predict, simulate_iteration
 from penstock.simulator.program import CodecCost

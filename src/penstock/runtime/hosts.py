@@ -17,8 +17,15 @@ def this_host() -> str:
     one host where they share its network, and otherwise as several: what they send one another leaves by an interface.
     """
     try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{kernel}/{network_namespace()}"
+        return f"{this_machine()}/{network_namespace()}"
+    except OSError:  # not Linux
+        return platform.node()
+
+
+def this_machine() -> str:
+    """Return what ranks have in common that share cores: the kernel, whatever network namespaces they are in."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # not Linux
         return platform.node()
 

@@ -1,9 +1,11 @@
 """Rounds that all ranks time together: the slowest rank's time counts, and all of them return the same."""
 
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.program import Collective
 from penstock.runtime.pages import fresh_pages
@@ -18,6 +20,7 @@ SHARE = 0.06  # of the budget, for one size
 _SURELY = 1 << 22  # measured whatever the budget: below 4 MiB a busy machine's noise hides the bandwidth
 
 Round = Callable[[Transport, Bytes, Bytes], None]  # does once what is timed, on two buffers of one size
+Answer = TypeVar("Answer")
 Points = list[tuple[float, float]]  # (bytes, seconds per round)
 
 
@@ -26,10 +29,15 @@ def largest(transport: Transport, value: float, timeout_seconds: float = WAIT_SE
 
     Each rank fills its own place, and a sum brings them together: engines differ in which maxima they offer.
     """
+    return float(gathered(transport, value, timeout_seconds).max())
+
+
+def gathered(transport: Transport, value: float, timeout_seconds: float = WAIT_SECONDS) -> NDArray[np.float64]:
+    """Return all ranks' values, by rank."""
     everyone = np.zeros(transport.world_size)
     everyone[transport.rank] = value
     transport.native(Collective.ALL_REDUCE, everyone, "float64", 0, timeout_seconds)
-    return float(everyone.max())
+    return everyone
 
 
 def agreed_points(transport: Transport, one_round: Round, seconds: float) -> Points:
@@ -54,6 +62,16 @@ def agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second:
     for _ in range(rounds):
         one_round(transport, first, second)
     return max(largest(transport, (perf_counter() - start) / rounds), 1e-9)
+
+
+def core_seconds(transport: Transport, work: Callable[[], Answer]) -> tuple[Answer, float]:
+    """Return what some rounds answer, and what a rank's process takes of the cores for all of them, on average.
+
+    Of the process and not of this thread: the engine's own threads move messages.
+    """
+    before = process_time()
+    answer = work()
+    return answer, float(gathered(transport, process_time() - before).mean())
 
 
 def noise(nbytes: int) -> Bytes:

@@ -15,23 +15,21 @@ result is that of `simulate_iteration`, and with several it differs by what over
                    communication    |s s|s s|
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from penstock.cost.ways import NETWORK_LANE, Way, comparable
 from penstock.network import Network
-from penstock.plan import Bucket, Plan, Route, cut_into_buckets
+from penstock.plan import Plan, Route, cut_into_buckets
 from penstock.planners import PLANNERS
 from penstock.planners.batched import in_bulks
 from penstock.program import Op, Program
 from penstock.program.composition import LANES, Composition, compose
+from penstock.simulator.calibrate import Clock, clock_of
 from penstock.simulator.engine import Task, run_tasks
-from penstock.simulator.fitted import ITEMSIZE, chosen_strategy, codec_cost
 from penstock.simulator.iteration import computation, last_tensors, simulate_iteration, squeezed, stretched, way_of
-from penstock.simulator.program import CodecCost, Key, Translation, program_seconds
-from penstock.strategies import Options, build, build_compressed
+from penstock.simulator.program import Key, Translation, pools
 from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
 from penstock.trace import Trace
 
@@ -41,16 +39,6 @@ MERGING = ("exact", "joint")  # planners that weigh startups, so that their buck
 OTHERS = 2  # ways beside those of a joint plan that are tried: timing one in lanes takes up to a second
 CUTS = (2, 4, 8, 16)  # parts of all bytes that long messages are cut into
 MOST_SLOWDOWN = 1.1  # of messages by computation: above that both want the same cores
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What one program's clock needs beside the network."""
-
-    itemsize: float = ITEMSIZE  # bytes of a position
-    codec: CodecCost = field(default_factory=CodecCost)
-    native_seconds: Callable[[float], float] | None = None  # of the engine's own collective, by its bytes
-    pace: float = 1.0  # multiplies all of its durations
 
 
 def simulate_composition(
@@ -63,7 +51,9 @@ def simulate_composition(
     """Return what each rank does when, in two lanes; `ready_seconds`, `clocks` and `names` are those of the buckets."""
     tasks, labels, finished = list[Task](), list[tuple[str, str, int] | None](), list[list[int]]()
     translated = [
-        Translation(program, network, clock.itemsize, clock.codec, clock.native_seconds).tasks_and_keys()
+        Translation(
+            program, network, clock.itemsize, clock.codec, clock.native_seconds, clock.overhead
+        ).tasks_and_keys()
         for program, clock in zip(composition.programs, clocks, strict=True)
     ]
     places: list[dict[int, int]] = [{} for _ in translated]  # of each program's tasks, in `tasks`
@@ -83,13 +73,13 @@ def simulate_composition(
             uses = _resources(program, task, keys)
             for rank in ranks:
                 ends[rank].append(len(tasks))
-            tasks.append(Task(clocks[number].pace * task.seconds, uses, tuple(sorted(waits))))
-            labels.append(_label(program, names[number], keys) if task.seconds else None)
+            tasks.append(Task(clocks[number].pace * task.seconds, uses, tuple(sorted(waits)), task.pool))
+            labels.append(_label(program, names[number], keys) if task.seconds and task.uses else None)
         finished.append(list(range(len(tasks), len(tasks) + program.world_size)))
         for rank, last in enumerate(ends):
             tasks.append(Task(0.0, (), (*gates[rank], *last)))
             labels.append(None)
-    ran = run_tasks(tasks)
+    ran = run_tasks(tasks, pools(network, composition.world_size))
     return Timeline(
         tuple(
             Span(label[0], label[1], each.start_seconds, each.end_seconds, label[2])
@@ -123,17 +113,18 @@ def simulate_plan(
     """
     plan = plan.merged
     known = all(bucket.codec is None or bucket.codec in network.codecs for bucket in plan.buckets)
-    shapes = _shapes(plan, trace, network) if known and lanes > 1 else []
-    if not shapes or sum(len(rank) for program, _ in shapes for rank in program.ranks) > MOST_INSTRUCTIONS:
+    if not known or (lanes == 1 and not network.cores):
         return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
-    by_route, clocks = {way.route: way for way in ways}, list[Clock]()
-    for bucket, (program, clock) in zip(plan.buckets, shapes, strict=True):
-        wanted = way_of(by_route, bucket).seconds(bucket.nbytes, len(bucket.tensors))
-        clocks.append(_paced(program, network, clock, wanted))
+    by_route, numel = {way.route: way for way in ways}, {each.name: each.numel for each in trace.tensors}
+    shapes = [
+        clock_of(network, plan.workers, each, [numel[name] for name in each.tensors], way_of(by_route, each))
+        for each in plan.buckets
+    ]
     ready = trace.ready_seconds
     moments = [ready[each] if plan.overlap else ready[-1] for each in last_tensors(trace, plan.buckets)]
     composition = compose([program for program, _ in shapes], lanes)
-    timeline = simulate_composition(composition, network, moments, clocks, [bucket.name for bucket in plan.buckets])
+    clocks, names = [clock for _, clock in shapes], [bucket.name for bucket in plan.buckets]
+    timeline = simulate_composition(composition, network, moments, clocks, names)
     tasks, spans = computation(trace, ready)
     computed = [
         Span(name, lane, ran.start_seconds, ran.end_seconds)
@@ -261,40 +252,3 @@ def _sharing(way: Way, messages: int) -> Way:
     """Return a way whose startup so many messages share."""
     first, *rest = way.stages
     return replace(way, stages=(replace(first, a_seconds=first.a_seconds / messages), *rest))
-
-
-def _paced(program: Program, network: Network, clock: Clock, wanted: float) -> Clock:
-    """Return the clock with which a program by itself takes as long as its way says."""
-    if clock.native_seconds is not None:
-        return replace(clock, native_seconds=lambda _: wanted)
-    alone = program_seconds(program, network, clock.itemsize, clock.codec)
-    return replace(clock, pace=wanted / alone if alone else 1.0)
-
-
-def _shapes(plan: Plan, trace: Trace, network: Network) -> list[tuple[Program, Clock]]:
-    """Return the program of each bucket, with its clock."""
-    numel = {each.name: each.numel for each in trace.tensors}
-    return [_shape(network, plan.workers, each, tuple(numel[name] for name in each.tensors)) for each in plan.buckets]
-
-
-def _shape(network: Network, workers: int, bucket: Bucket, numels: tuple[int, ...]) -> tuple[Program, Clock]:
-    program = _program(network, workers, bucket.route, numels)
-    if bucket.codec is None:
-        native = any(one.op is Op.NATIVE for one in program.ranks[0])
-        return program, Clock(native_seconds=(lambda _: 0.0) if native else None)
-    piece_nbytes = ITEMSIZE * sum(numels) / max(program.numel, 1)
-    tensors = max(1, round(len(numels) / max(program.numel, 1)))
-    return program, Clock(piece_nbytes, codec_cost(network.codecs[bucket.codec], piece_nbytes, tensors))
-
-
-def _program(network: Network, workers: int, route: Route, numels: tuple[int, ...]) -> Program:
-    curves = None if route.codec is None else network.codecs[route.codec]
-    strategy, options = chosen_strategy(route, curves)
-    return _built(strategy.name, options, workers, numels, curves is not None)
-
-
-@lru_cache(maxsize=512)
-def _built(strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool) -> Program:
-    if not coded:
-        return build("all_reduce", strategy, workers, sum(numels), options)
-    return build_compressed(strategy, workers, tuple(accumulate(numels, initial=0)), options)[0]
