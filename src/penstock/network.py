@@ -31,7 +31,7 @@ class LinearCost:
     a_seconds: float  # startup: paid once per message, however small
     b_seconds_per_byte: float
     c_seconds_per_tensor: float | None = None  # each tensor of a compressed bucket after the first; None: not measured
-    least_seconds: float | None = None  # of a message with next to nothing in it, as measured; None: not measured
+    least_seconds: float | None = None  # of a message of `least_nbytes`, as measured; None: not measured
     least_core_seconds: float | None = None  # what one rank's process takes of the cores for that message
     core_seconds_per_byte: float | None = None  # and for each byte of longer ones
 
@@ -52,6 +52,11 @@ class LinearCost:
             self.b_seconds_per_byte + other.b_seconds_per_byte,
             _sum(self.c_seconds_per_tensor, other.c_seconds_per_tensor),
         )
+
+
+def least_nbytes(workers: int) -> int:
+    """Return the bytes of the shortest message that is measured: each rank can have a part of its own of it."""
+    return workers << 12
 
 
 _MEASURED = ("c_seconds_per_tensor", "least_seconds", "least_core_seconds", "core_seconds_per_byte")

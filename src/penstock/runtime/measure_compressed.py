@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.codecs.low_rank import Factor, Factoring, LowRank, Matrix, near_square
 from penstock.cost.fit import Fit, fit_measured
-from penstock.network import LinearCost
+from penstock.network import LinearCost, least_nbytes
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import fresh_pages
@@ -39,7 +39,7 @@ _TOGETHER = 2  # messages back to back, at least: a rank that is done begins the
 _TURNS, _FEWEST = 5, 2  # through all sizes, of which the median counts: at most, and whatever the budget
 _SURELY = 1 << 23  # bytes that are measured whatever the budget; more where the fewest turns fit into it
 _POINTS_SHARE = 0.7  # of the budget, for sizes; the rest is for what each tensor adds
-LEAST_NBYTES, _SHORTEST = 1 << 12, 10  # of the shortest messages, and how many back to back
+_SHORTEST = 10  # of the shortest messages, back to back
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
 _WHOLE = 1 << 29  # of one message: two buffers of it on every rank
 
@@ -72,11 +72,12 @@ def with_cores(transport: Transport, line: LinearCost, one_round: Round, nbytes:
 
     Most tensors of a model are small. `used` is what a rank's process takes of the cores for a long message.
     """
-    timed = partial(agreed_seconds, transport, one_round, noise(LEAST_NBYTES), fresh_pages(LEAST_NBYTES))
+    few = least_nbytes(transport.world_size)
+    timed = partial(agreed_seconds, transport, one_round, noise(few), fresh_pages(few))
     timed(PILOTS + 1)
     times, shortest = core_seconds(transport, lambda: [timed(_SHORTEST) for _ in range(LEAST)])
     shortest /= LEAST * _SHORTEST
-    per_byte = max(0.0, used - shortest) / (nbytes - LEAST_NBYTES)
+    per_byte = max(0.0, used - shortest) / (nbytes - few)
     return replace(line, least_seconds=median(times), least_core_seconds=shortest, core_seconds_per_byte=per_byte)
 
 

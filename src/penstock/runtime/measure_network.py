@@ -5,7 +5,6 @@ Messages go round a ring, every rank sending and receiving at once, as the colle
 back, so that a token bucket or a switch buffer cannot flatter it.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from penstock.network import Network
 from penstock.plan import parse_route
 from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.hosts import group_by_host, processors, this_machine
+from penstock.runtime.hosts import processors
 from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.measure_compressed import compressed_line, with_cores
 from penstock.runtime.pages import fresh_pages
@@ -33,6 +32,7 @@ from penstock.runtime.timed import (
     agreed_seconds,
     core_seconds,
     gathered,
+    machines,
     plain_values,
 )
 from penstock.runtime.transport import Bytes, Transport
@@ -102,10 +102,9 @@ def shared_cores(transport: Transport) -> tuple[int, int]:
     Emulated hosts are one machine: what its ranks share are cores, whatever lies between them on the network. Every
     rank must call this at the same time.
     """
-    cores = int(gathered(transport, float(processors())).min())
-    machines = group_by_host(gathered(transport, float(zlib.crc32(this_machine().encode()))).tolist())
-    ranks = len(machines[0])
-    alike = all(len(ranks_there) == ranks == ranks_there[-1] - ranks_there[0] + 1 for ranks_there in machines)
+    cores, found = int(gathered(transport, float(processors())).min()), machines(transport)
+    ranks = len(found[0])
+    alike = all(len(each) == ranks == each[-1] - each[0] + 1 for each in found)
     return (cores, ranks) if alike else (0, 1)
 
 

@@ -18,14 +18,14 @@ from functools import lru_cache
 from itertools import accumulate
 
 from penstock.cost.ways import Way
-from penstock.network import LinearCost, Network
+from penstock.network import LinearCost, Network, least_nbytes
 from penstock.plan import Bucket, Route
 from penstock.program import Op, Program
 from penstock.simulator.fitted import ITEMSIZE, chosen_strategy, codec_cost
 from penstock.simulator.program import CodecCost, Overhead, Translation, program_seconds
-from penstock.strategies import Options, build, build_compressed
+from penstock.strategies import Options, build, build_coded_part, build_compressed, build_part
 
-LEAST_NUMEL, BUCKET_NBYTES = 1 << 10, 1 << 21  # of the shortest message that was measured, and from where a line holds
+BUCKET_NBYTES = 1 << 21  # from where a measured line holds; shorter messages take less
 _SECANTS, _CLOSE = 4, 0.01  # steps to find a latency, and how far off what it makes of a program may be
 
 
@@ -73,7 +73,7 @@ def _overhead(
 ) -> Overhead:
     """Return what makes a program take of the cores what was measured; its latency is not known yet."""
     assert line.least_core_seconds is not None
-    short = _shape(network, workers, bucket.route, (LEAST_NUMEL,))
+    short = _shape(network, workers, bucket.route, (least_nbytes(workers) // ITEMSIZE,))
     each = max(0.0, line.least_core_seconds - _computed(network, *short)) / _instructions(short[0])
     further = (line.c_seconds_per_tensor or 0.0) / network.ranks_per_core * (tensors - 1)
     wanted = line.least_core_seconds + (line.core_seconds_per_byte or 0.0) * bucket.nbytes + further
@@ -115,13 +115,28 @@ def _solved(alone: Callable[[float], float], without: float, wanted: float) -> t
     before, at = (0.0, without), wanted - without  # as if a program had one message
     for _ in range(_SECANTS):
         taken = alone(at)
-        if abs(taken - wanted) <= _CLOSE * wanted or taken <= before[1]:
+        if abs(taken - wanted) <= _CLOSE * wanted or at == before[0] or taken == before[1]:
             break
         slope = (taken - before[1]) / (at - before[0])
         before, at = (at, taken), max(0.0, at + (wanted - taken) / slope)
     else:
         taken = alone(at)
     return at, taken
+
+
+def instructions(network: Network, workers: int, route: Route, numels: Sequence[int]) -> int:
+    """Return about how many instructions a bucket's program has on all ranks: those of the first tell."""
+    curves = None if route.codec is None else network.codecs[route.codec]
+    strategy, options = chosen_strategy(route, curves)
+    return workers * _part_size(strategy.name, options, workers, tuple(numels), curves is not None)
+
+
+@lru_cache(maxsize=512)
+def _part_size(strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool) -> int:
+    if not coded:
+        return len(build_part("all_reduce", strategy, 0, workers, sum(numels), options).instructions)
+    part, _ = build_coded_part(strategy, 0, workers, tuple(accumulate(numels, initial=0)), options)
+    return len(part.instructions)
 
 
 def _shape(network: Network, workers: int, route: Route, numels: tuple[int, ...]) -> tuple[Program, Clock]:

@@ -26,19 +26,22 @@ from penstock.planners import PLANNERS
 from penstock.planners.batched import in_bulks
 from penstock.program import Op, Program
 from penstock.program.composition import LANES, Composition, compose
-from penstock.simulator.calibrate import Clock, clock_of
+from penstock.simulator.calibrate import Clock, clock_of, instructions
 from penstock.simulator.engine import Task, run_tasks
 from penstock.simulator.iteration import computation, last_tensors, simulate_iteration, squeezed, stretched, way_of
 from penstock.simulator.program import Key, Translation, pools
 from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
 from penstock.trace import Trace
 
-MOST_INSTRUCTIONS = 30_000  # of an iteration that is timed in lanes, all ranks together: about a second
+MOST_INSTRUCTIONS = 200_000  # of an iteration that is timed in lanes, all ranks together: several seconds
 LEAST_GAIN = 0.05  # of the predicted iteration: what a finer plan must save
 MERGING = ("exact", "joint")  # planners that weigh startups, so that their buckets need no bulks
 OTHERS = 2  # ways beside those of a joint plan that are tried: timing one in lanes takes up to a second
 CUTS = (2, 4, 8, 16)  # parts of all bytes that long messages are cut into
 MOST_SLOWDOWN = 1.1  # of messages by computation: above that both want the same cores
+
+
+Translated = tuple[list[Task], list[list[Key]]]  # of a program, and the instructions of each task
 
 
 def simulate_composition(
@@ -50,12 +53,12 @@ def simulate_composition(
 ) -> Timeline:
     """Return what each rank does when, in two lanes; `ready_seconds`, `clocks` and `names` are those of the buckets."""
     tasks, labels, finished = list[Task](), list[tuple[str, str, int] | None](), list[list[int]]()
-    translated = [
-        Translation(
-            program, network, clock.itemsize, clock.codec, clock.native_seconds, clock.overhead
-        ).tasks_and_keys()
-        for program, clock in zip(composition.programs, clocks, strict=True)
-    ]
+    alike: dict[tuple[int, int], Translated] = {}  # buckets with one program and clock
+    for program, clock in zip(composition.programs, clocks, strict=True):
+        if (id(program), id(clock)) not in alike:
+            made = Translation(program, network, clock.itemsize, clock.codec, clock.native_seconds, clock.overhead)
+            alike[id(program), id(clock)] = made.tasks_and_keys()
+    translated = [alike[id(program), id(clock)] for program, clock in zip(composition.programs, clocks, strict=True)]
     places: list[dict[int, int]] = [{} for _ in translated]  # of each program's tasks, in `tasks`
     for place, (number, begin, end) in enumerate(composition.pieces):
         program, ready, earlier = composition.programs[number], len(tasks), composition.before(place)
@@ -108,18 +111,18 @@ def simulate_plan(
 ) -> Timeline:
     """Return the iteration that a plan takes in so many lanes, as `ranks` see it: whole messages, and instructions.
 
-    Where a codec's curves are not known, or programs have too many instructions to be timed together, buckets are taken
-    to go one after the other, as they do in one lane: what is predicted then is too long.
+    In fewer lanes where `timed_lanes` says so.
     """
-    plan = plan.merged
-    known = all(bucket.codec is None or bucket.codec in network.codecs for bucket in plan.buckets)
-    if not known or (lanes == 1 and not network.cores):
+    plan, lanes = plan.merged, timed_lanes(plan, trace, network, lanes)
+    if lanes == 1 and not (network.cores and _has_curves(plan, network)):
         return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
     by_route, numel = {way.route: way for way in ways}, {each.name: each.numel for each in trace.tensors}
-    shapes = [
-        clock_of(network, plan.workers, each, [numel[name] for name in each.tensors], way_of(by_route, each))
-        for each in plan.buckets
-    ]
+    alike: dict[tuple[Route, tuple[int, ...]], tuple[Program, Clock]] = {}
+    for each in plan.buckets:
+        sizes = tuple(numel[name] for name in each.tensors)
+        if (each.route, sizes) not in alike:
+            alike[each.route, sizes] = clock_of(network, plan.workers, each, sizes, way_of(by_route, each))
+    shapes = [alike[each.route, tuple(numel[name] for name in each.tensors)] for each in plan.buckets]
     ready = trace.ready_seconds
     moments = [ready[each] if plan.overlap else ready[-1] for each in last_tensors(trace, plan.buckets)]
     composition = compose([program for program, _ in shapes], lanes)
@@ -132,6 +135,25 @@ def simulate_plan(
     ]
     seen = [span for span in timeline.spans if span.rank in ranks]
     return Timeline((*computed, *_whole_buckets(seen), *seen))
+
+
+def timed_lanes(plan: Plan, trace: Trace, network: Network, lanes: int) -> int:
+    """Return in how many lanes a plan is timed: in one where a codec's curves are not known, or it has too many parts.
+
+    Buckets are then taken to go one after the other: what is predicted is too long.
+    """
+    if lanes == 1 or not _has_curves(plan, network):
+        return 1
+    numel = {each.name: each.numel for each in trace.tensors}
+    found = sum(
+        instructions(network, plan.workers, each.route, [numel[name] for name in each.tensors])
+        for each in plan.messages
+    )
+    return lanes if found <= MOST_INSTRUCTIONS else 1
+
+
+def _has_curves(plan: Plan, network: Network) -> bool:
+    return all(bucket.codec is None or bucket.codec in network.codecs for bucket in plan.buckets)
 
 
 def _whole_buckets(spans: Sequence[Span]) -> list[Span]:
