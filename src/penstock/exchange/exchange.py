@@ -43,7 +43,7 @@ from penstock.exchange.state import State
 from penstock.exchange.traffic import Sent, Traffic, Used, by_route
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.program.composition import LANES
+from penstock.program.composition import LANES, Dealing
 from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
@@ -81,11 +81,11 @@ class Iteration:
     """The buckets of one iteration."""
 
     before: "list[Future[None]]"  # what is done before it begins: buckets of the one before, and clipping
+    dealing: Dealing  # of its buckets to lanes
     begun: "Future[None]" = field(default_factory=Future)  # the first bucket begins it
     futures: "list[Future[None]]" = field(default_factory=list)  # of its buckets
     is_fresh: bool = True  # nothing of it was started yet
     parcels: int = 0  # that were started
-    dealt: int = 0  # buckets that were dealt out to lanes
 
 
 @dataclass(slots=True, eq=False)
@@ -144,13 +144,13 @@ class Exchange:
         self._bulks: dict[Any, tuple[ResolvedBucket, Buffer]] = {}  # by the names of their buckets: bulk, and memory
         self._waiting: list[Handle] = []  # buckets of one bulk, the rest of which has not been started
         self._held: list[Handle] = []  # where nothing is sent before the end
-        self._iteration = Iteration([])
         self._recorder: Recorder | None = None
         self._nonfinite_elsewhere = False
         self._on_their_way: list[Handle] = []  # queued buckets whose last round is not queued yet
         self._threads = [
             ThreadPoolExecutor(1, f"penstock-exchange-{lane}") for lane, _ in enumerate(self._averaging.transports)
         ]
+        self._iteration = Iteration([], Dealing(len(self._threads)))
         self.sent: list[Sent] = []  # this iteration's parcels
         self.used: list[Used] = []  # their routes and bytes
         self.failure: Exception | None = None  # what ended this exchange, on every rank
@@ -219,7 +219,8 @@ class Exchange:
         """Begin an iteration; what an earlier one has left unsent is dropped."""
         self._land()
         self._held, self._halfway, self._waiting, self._nonfinite_elsewhere = [], [], [], False
-        self.sent, self.used, self._iteration = [], [], Iteration(self._iteration.futures)
+        self.sent, self.used = [], []
+        self._iteration = Iteration(self._iteration.futures, Dealing(len(self._threads)))
         if self._recorder is not None:
             self._recorder.clear()
 
@@ -250,9 +251,7 @@ class Exchange:
         handle = Handle(bucket, values, done, failed, around, iteration, iteration.parcels, iteration.is_fresh)
         iteration.parcels += len(bucket.parcels)
         iteration.is_fresh = False
-        if not bucket.has_native and around is None:
-            handle.lane = iteration.dealt % len(self._threads)
-            iteration.dealt += 1
+        handle.lane = iteration.dealing.lane(bucket.has_native or around is not None)  # what is on a device: lane 0
         if not self._overlap or self._clips_model:
             self._held.append(handle)
         elif self.communicator.messages is None and not self._halves:

@@ -44,9 +44,6 @@ class Options:
     partitions: int | None = None  # parameter server: pieces of the tensor; None for one per aggregator
     servers: int | None = None  # parameter server: this many ranks at the end aggregate; None for every rank
     dedicated: bool = False  # parameter server: these ranks only aggregate, and their own data counts as zeros
-    serial: bool = (
-        False  # with a codec: a rank computes nothing while its messages are under way, to see what that costs
-    )
     ranks_per_node: int = 2  # hierarchical: so many consecutive ranks are a node
     inner: str = "spanning_tree"  # hierarchical: reduce and broadcast inside a node
     outer: str = "ring"  # hierarchical: all-reduce between the first ranks of the nodes
