@@ -158,7 +158,7 @@ def best_of_all(trace: Trace, ways: list[Way]) -> float:
 def test_a_plan_for_lanes_is_close_to_the_best_of_all_partitions_and_no_worse_than_before(seed: int) -> None:
     trace, ways = small_case(seed)
     plain = predict(trace, PLANNERS["exact"], ways, 4)
-    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=0.0)
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0)
     before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
     assert found.iteration_seconds <= before * (1 + 1e-9)
     assert found.iteration_seconds <= 1.08 * best_of_all(trace, ways)
@@ -183,7 +183,7 @@ def test_long_messages_are_cut_where_one_is_encoded_while_another_travels(planne
 def test_bulks_of_a_plan_take_no_longer_and_are_messages_to_the_simulator(seed: int, planner: str) -> None:
     trace, ways = small_case(seed)
     plain = predict(trace, PLANNERS[planner], ways, 4)
-    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=0.0, bulk=True)
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0, bulk=True)
     before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
     assert found.buckets == plain.buckets
     assert found.iteration_seconds <= before * (1 + 1e-9)
@@ -203,7 +203,7 @@ def test_the_engines_own_messages_travel_in_bulks_too() -> None:
 def test_a_finer_plan_must_save_clearly_and_the_engines_own_stays_as_it_is() -> None:
     trace, ways = small_case(0)
     plain = predict(trace, PLANNERS["exact"], ways, 4)
-    assert plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=1.0).buckets == plain.buckets
+    assert plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=1.0).buckets == plain.buckets
     native = predict(trace, PLANNERS["exact"], WAYS[2:], 4)
     assert plan_in_lanes(native, trace, WAYS[2:], NETWORK, 4) is native
 

@@ -9,10 +9,11 @@ network and compares each with its simulation.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from statistics import median
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from penstock.network import Network
 from penstock.plan import Plan
 from penstock.program.composition import LANES
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.timed import largest
-from penstock.simulator.composition import simulate_plan
+from penstock.runtime.timed import gathered, largest
+from penstock.simulator.composition import simulate_plan, timed_lanes
 from penstock.simulator.fitted import fitted_cost
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
@@ -43,6 +44,7 @@ class Replayed:
 
     timeline: Timeline
     lateness_seconds: float  # how much later than the trace says the backward pass ended
+    core_seconds: float  # that this rank's process took of the cores
 
     @property
     def iteration_seconds(self) -> float:
@@ -133,7 +135,7 @@ class Replay:
         if self.compresses:
             self.gradients.renew()
         start_together()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), process_time()
         _wait_until(start + self._trace.forward_seconds)
         spans.append(Span("forward", COMPUTE, 0.0, time.perf_counter() - start, rank))
         for tensor, ready in zip(self._trace.tensors, self._trace.ready_seconds, strict=True):
@@ -145,6 +147,7 @@ class Replay:
         exchange.finish()
         for handle in started:
             exchange.wait(handle)
+        used = process_time() - used
         found = {sent.name: sent for sent in exchange.sent}
         for bucket in self._plan.buckets:
             sent = found[bucket.name]
@@ -152,7 +155,7 @@ class Replay:
         recorder = self._communicator.recorder
         spans += recorder.timeline(start).spans if recorder is not None else ()
         exchange.record(False)
-        return Replayed(Timeline(tuple(spans)), lateness)
+        return Replayed(Timeline(tuple(spans)), lateness, used)
 
     def close(self) -> None:
         """End the communication threads."""
@@ -175,6 +178,8 @@ class ReplayRow:
     spread: float  # maximum - minimum over iterations
     simulated_seconds: float
     lateness: float  # median over iterations of how much the replayed computation took too long, relative
+    core_seconds: float = 0.0  # what an iteration takes of the cores, of one rank's process, on average
+    simulated_lanes: int = LANES  # fewer than were run where the simulator could not time as many
 
     @property
     def error(self) -> float:
@@ -207,6 +212,7 @@ def replay_plans(
     }
     runs: dict[str, list[Replayed]] = {name: [] for name in plans}
     slowest: dict[str, list[float]] = {name: [] for name in plans}
+    cores: dict[str, list[float]] = {name: [] for name in plans}
     start_together = partial(largest, communicator.transport, 0.0, communicator.timeout_seconds)
     try:
         _warm_up(list(replays.values()), start_together, done)
@@ -214,8 +220,9 @@ def replay_plans(
         for turn in range(iterations):
             first = turn % max(1, len(names))  # every plan is the first in its turn
             for name in names[first:] + names[:first]:
-                runs[name].append(replays[name].run(start_together))
-                seconds = runs[name][-1].iteration_seconds
+                runs[name].append(found := replays[name].run(start_together))
+                cores[name].append(float(gathered(communicator.transport, found.core_seconds).mean()))
+                seconds = found.iteration_seconds
                 slowest[name].append(largest(communicator.transport, seconds, communicator.timeout_seconds))
                 done()
         recorded = {name: each.run(start_together, record=True).timeline for name, each in replays.items()}
@@ -223,7 +230,15 @@ def replay_plans(
         for replay in replays.values():
             replay.close()
     simulated = {name: _simulate(trace, plan, network, wanted.get(name, LANES)) for name, plan in plans.items()}
-    rows = [_row(trace, plans[name], runs[name], slowest[name], simulated[name]) for name in plans]
+    timed = {name: timed_lanes(plan, trace, network, wanted.get(name, LANES)) for name, plan in plans.items()}
+    rows = [
+        replace(
+            _row(trace, plans[name], runs[name], slowest[name], simulated[name]),
+            core_seconds=median(cores[name]),
+            simulated_lanes=timed[name],
+        )
+        for name in plans
+    ]
     return rows, {name: (simulated[name], recorded[name]) for name in plans}
 
 

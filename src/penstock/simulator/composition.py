@@ -28,13 +28,23 @@ from penstock.program import Op, Program
 from penstock.program.composition import LANES, Composition, compose
 from penstock.simulator.calibrate import Clock, clock_of, instructions
 from penstock.simulator.engine import Task, run_tasks
-from penstock.simulator.iteration import computation, last_tensors, simulate_iteration, squeezed, stretched, way_of
+from penstock.simulator.iteration import (
+    TIE,
+    computation,
+    fewest_messages,
+    last_tensors,
+    simulate_iteration,
+    squeezed,
+    stretched,
+    way_of,
+)
 from penstock.simulator.program import Key, Translation, pools
 from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
 from penstock.trace import Trace
 
 MOST_INSTRUCTIONS = 200_000  # of an iteration that is timed in lanes, all ranks together: several seconds
-LEAST_GAIN = 0.05  # of the predicted iteration: what a finer plan must save
+UNLIKE = 1.5  # times as many messages: plans by the same routes that differ by less are one to a race
+RIVALS, CLOSE = 2, 0.2  # plans beside the best that may be run to see which is faster, predicted within this part of it
 MERGING = ("exact", "joint")  # planners that weigh startups, so that their buckets need no bulks
 OTHERS = 2  # ways beside those of a joint plan that are tried: timing one in lanes takes up to a second
 CUTS = (2, 4, 8, 16)  # parts of all bytes that long messages are cut into
@@ -174,10 +184,24 @@ def plan_in_lanes(
     network: Network,
     lanes: int = LANES,
     slowdown: float = 1.0,
-    least_gain: float = LEAST_GAIN,
+    tie: float = TIE,
     bulk: bool = False,
 ) -> Plan:
-    """Return a plan with the timeline that it has in lanes, or a finer one that is clearly shorter there.
+    """Return a plan with the timeline that it has in lanes, or a finer one that is clearly shorter there."""
+    return plans_in_lanes(plan, trace, ways, network, lanes, slowdown, tie, bulk)[0]
+
+
+def plans_in_lanes(
+    plan: Plan,
+    trace: Trace,
+    ways: Sequence[Way],
+    network: Network,
+    lanes: int = LANES,
+    slowdown: float = 1.0,
+    tie: float = TIE,
+    bulk: bool = False,
+) -> list[Plan]:
+    """Return a plan, or a finer one, with the timeline that it has in lanes, and its closest rivals.
 
     With `bulk`, the buckets of planners that do not weigh startups travel in bulks: those that are optimal where one
     message follows the other, or finer ones, or none, where that is clearly shorter.
@@ -186,23 +210,47 @@ def plan_in_lanes(
     lanes up to `lanes` startups pass at the same time. So both are asked again with startups of which two, or as many
     as there are lanes, share one. And one message is encoded while another travels: long messages are cut, `joint` also
     by other ways alone, since those that compute as long as they send gain most. (Not where cores are shared, as the
-    slowdown says: there encoding is not free while others send.) Of what comes of it the fewest messages within
-    `least_gain` of the shortest are taken, since every message takes processor time that no prediction counts. Not all
-    plans are considered: how far from the best of all this is, `tests/simulator/test_composition.py` compares with
-    brute force.
+    slowdown says: there encoding is not free while others send.) Of what comes of it the fewest messages within `tie`
+    of the shortest are taken. Not all plans are considered: how far from the best of all this is,
+    `tests/simulator/test_composition.py` compares with brute force.
     """
-    used = {bucket.route for bucket in plan.buckets}
-    if used <= {Route("native")}:
+    if {bucket.route for bucket in plan.buckets} <= {Route("native")}:
         lanes = 1  # the engine's own all-reduces go one after the other
     plans = _choices(plan, trace, ways, lanes, bulk, cut=slowdown < MOST_SLOWDOWN)
-    seconds = [simulate_plan(each, trace, ways, network, lanes).iteration_seconds for each in plans]
-    close = [each for each, taken in enumerate(seconds) if (1 - least_gain) * taken <= min(seconds)]
-    chosen = plans[min(close, key=lambda each: (len(plans[each].messages), seconds[each]))]
-    if chosen == plan and lanes == 1:
-        return plan  # which is timed so already
-    timeline = stretched(simulate_plan(chosen, squeezed(trace, slowdown), ways, network, lanes), slowdown)
+    if plans == [plan] and lanes == 1:
+        return plans  # which is timed so already
+    timed = [_timed(each, simulate_plan(each, trace, ways, network, lanes)) for each in plans]
+    chosen = fewest_messages(timed, tie)
+    others = sorted((each for each in timed if each is not chosen), key=lambda each: each.iteration_seconds)
+    near = _unlike(
+        chosen, [each for each in others if (1 - CLOSE) * each.iteration_seconds <= chosen.iteration_seconds]
+    )
+    if slowdown == 1:
+        return [chosen, *near]
+    slowed = squeezed(trace, slowdown)
+    return [
+        _timed(each, stretched(simulate_plan(each, slowed, ways, network, lanes), slowdown)) for each in (chosen, *near)
+    ]
+
+
+def _unlike(chosen: Plan, others: Sequence[Plan]) -> list[Plan]:
+    """Return the first few plans that differ clearly from those before them: by routes, or by how many messages."""
+    found = [chosen]
+    for plan in others:
+        count, routes = len(plan.messages), {bucket.route for bucket in plan.buckets}
+        alike = (
+            routes == {bucket.route for bucket in each.buckets}
+            and count < UNLIKE * len(each.messages) < UNLIKE**2 * count
+            for each in found
+        )
+        if not any(alike):
+            found.append(plan)
+    return found[1 : 1 + RIVALS]
+
+
+def _timed(plan: Plan, timeline: Timeline) -> Plan:
     return replace(
-        chosen,
+        plan,
         timeline=timeline,
         iteration_seconds=timeline.iteration_seconds,
         non_overlapped_seconds=timeline.non_overlapped_seconds,
