@@ -9,7 +9,7 @@ ranks' processes took of the cores that they share (`core_floor_seconds`), each 
 The record keeps the network as it was measured, so that a simulation can be done again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
@@ -187,7 +187,7 @@ def casync(
         print_claims(answers)
 
 
-def claims(rows: Sequence[dict[str, Any]], study: str) -> list[Claim]:
+def claims(rows: Sequence[Mapping[str, Any]], study: str) -> list[Claim]:
     """Return what the rows are asked to show: each step gains, joint is no slower than its parts, simulations hold."""
     found = []
     for (hosts, what), group in groupby(rows, key=lambda row: (row["hosts"], row["what"])):

@@ -83,11 +83,12 @@ SECTIONS: dict[str, Section] = {
         "Compression, step by step",
         "HiPress's Fig. 11 as our own table: replayed iterations on emulated hosts, communication and compression "
         "real, computation waiting as long as the trace says. `stock` is DDP's buckets by gloo's all-reduce. `+ codec` "
-        "sends every tensor compressed, one after the other; `+ pipelining` has four under way, so that one is encoded "
-        "while another travels; `+ bulk` sends those in a row as one message where the plan says that it pays; "
-        "`+ selective` is `joint`: buckets, and whether and how to compress each, chosen together. `compressed share` "
-        "is of the bytes. All ranks share this machine's cores and its memory's bandwidth, so encoding is slower here "
-        "than on as many hosts.",
+        "sends every tensor compressed, one after the other (in newer records a rank computes nothing while it "
+        "sends); `+ pipelining` has four under way, so that one is encoded while another travels; `+ bulk` sends those "
+        "in a row as one message where the plan says that it pays; `+ selective` is `joint`: buckets, and whether and "
+        "how to compress each, chosen together. `compressed share` is of the bytes. `wire floor` is what the bytes "
+        "take on the wire, `core floor` what the ranks' processes took of the cores: all ranks share this machine's, "
+        "so encoding is slower here than on as many hosts.",
         shares=("compressed_share",),
     ),
     "joint": Section(
