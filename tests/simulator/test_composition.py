@@ -145,23 +145,42 @@ def small_case(seed: int) -> tuple[Trace, list[Way]]:
 
 
 def best_of_all(trace: Trace, ways: list[Way]) -> float:
-    """Time every partition of the tensors into buckets, by definition."""
+    """Time every partition of the tensors into buckets, with every way for each bucket, by definition."""
     found = []
-    for cuts in product((False, True), repeat=5):
+    for cuts in product((False, True), repeat=len(trace.tensors) - 1):
         ends = [index for index, cut in enumerate((*cuts, True)) if cut]
-        buckets = cut_into_buckets(trace, ends, [ways[0].route] * len(ends))
-        found.append(simulate_plan(Plan("toy", 4, "any", buckets), trace, ways, NETWORK, 4).iteration_seconds)
+        for routes in product([way.route for way in ways], repeat=len(ends)):
+            plan = Plan("toy", 4, "any", cut_into_buckets(trace, ends, routes))
+            found.append(simulate_plan(plan, trace, ways, NETWORK, 4).iteration_seconds)
     return min(found)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_plan_for_lanes_is_close_to_the_best_of_all_partitions_and_no_worse_than_before(seed: int) -> None:
     trace, ways = small_case(seed)
     plain = predict(trace, PLANNERS["exact"], ways, 4)
     found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0)
     before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
     assert found.iteration_seconds <= before * (1 + 1e-9)
-    assert found.iteration_seconds <= 1.08 * best_of_all(trace, ways)
+    assert found.iteration_seconds <= WORST["exact"] * best_of_all(trace, ways)
+
+
+WORST = {"exact": 1.01, "joint": 1.1}  # over the best of all plans, of 60 random cases each; decision 0022 quotes it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", WORST)
+def test_sixty_plans_for_lanes_are_close_to_the_best_of_all(planner: str) -> None:
+    over = []
+    for seed in range(60):
+        trace, ways = small_case(seed)
+        ways = ways if planner == "exact" else WAYS[:2]
+        trace = trace if planner == "exact" else replace(trace, tensors=trace.tensors[:4])
+        plain = predict(trace, PLANNERS[planner], ways, 4)
+        found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0)
+        over.append(found.iteration_seconds / best_of_all(trace, ways))
+    print(f"{planner}: at most {max(over):.4f} times the best of all")
+    assert max(over) <= WORST[planner]
 
 
 @pytest.mark.parametrize("planner", ["exact", "joint", "wfbp"])

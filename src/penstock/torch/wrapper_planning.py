@@ -106,6 +106,11 @@ class WrapperPlanning:
         return self._decision.plan if self._decision else None
 
     @property
+    def is_racing(self) -> bool:
+        """Whether plans take turns still."""
+        return self._race is not None
+
+    @property
     def held_seconds(self) -> float:
         """How long planning has held training up, on this rank."""
         return self._voice.held_seconds
