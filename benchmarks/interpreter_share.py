@@ -1,10 +1,10 @@
 """What the interpreter costs training: how many calls a second, and what of a rank's processor time is not a kernel's.
 
 Ranks train for real on emulated hosts, gloo between them, with our wrapper: while the backward pass runs, lanes walk
-their programs in Python. Each lane's thread has a clock of its own in the kernel. What it counts during computations
-(encode, decode, merge) is a kernel's, which runs without the interpreter's lock; the rest is the walk: Python, and what
-the engine's calls take, some of which give the lock up too. So the walk is the most that lanes have held it for. What
-handing a bucket over takes of the thread of the backward pass is counted too.
+their programs in Python. The operating system counts what each lane's thread takes, in user and in system mode. In user
+mode it is either in a computation (encode, decode, merge), which runs without the interpreter's lock, or on the walk:
+Python, and what engine calls do before they enter the system. So the walk is the most that lanes have held the lock
+for. What handing a bucket over takes of the thread of the backward pass is added to it.
 """
 
 import threading
@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from time import clock_gettime, perf_counter, pthread_getcpuclockid, thread_time
+from resource import RUSAGE_THREAD, getrusage
+from time import perf_counter, thread_time
 from typing import Annotated, Any
 
 import typer
@@ -72,14 +73,16 @@ class KernelClock(Recorder):
 class Walk:
     """What an exchange's threads took in some iterations."""
 
-    seconds: float = 0.0  # of a core: lanes, and handing buckets over
-    kernel_seconds: float = 0.0  # of which computations
+    user_seconds: float = 0.0  # of lanes' threads
+    system_seconds: float = 0.0  # of the same: sending and receiving
+    kernel_seconds: float = 0.0  # of computations
+    handing_seconds: float = 0.0  # of buckets to lanes, on the thread of the backward pass
     calls: Counter[str] = field(default_factory=Counter)
 
     @property
     def walk_seconds(self) -> float:
-        """What is not a kernel's."""
-        return max(0.0, self.seconds - self.kernel_seconds)
+        """What is neither a kernel's nor the operating system's."""
+        return max(0.0, self.user_seconds - self.kernel_seconds) + self.handing_seconds
 
 
 def watched(exchange: Exchange, iterate: Callable[[], None], iterations: int) -> Walk:
@@ -99,17 +102,18 @@ def watched(exchange: Exchange, iterate: Callable[[], None], iterations: int) ->
         before = _lane_seconds(exchange)
         for _ in range(iterations):
             iterate()
-        used = _lane_seconds(exchange) - before
+        user, system = (now - then for now, then in zip(_lane_seconds(exchange), before, strict=True))
     finally:
         exchange.communicator.recorder = None
         exchange.start = handed  # type: ignore[method-assign]
-    return Walk(used + handing[0], clock.seconds, clock.calls)
+    return Walk(user, system, clock.seconds, handing[0], clock.calls)
 
 
-def _lane_seconds(exchange: Exchange) -> float:
-    """Return the processor seconds of all lanes' threads so far."""
-    threads = [thread for lane in exchange._threads for thread in lane._threads]
-    return sum(clock_gettime(pthread_getcpuclockid(thread.ident)) for thread in threads if thread.ident is not None)
+def _lane_seconds(exchange: Exchange) -> tuple[float, float]:
+    """Return the processor seconds of all lanes' threads so far, in user and in system mode."""
+    asked = [lane.submit(getrusage, RUSAGE_THREAD) for lane in exchange._threads]
+    found = [each.result() for each in asked]
+    return sum(each.ru_utime for each in found), sum(each.ru_stime for each in found)
 
 
 def measure_job(transport: Transport, job: ShareJob, done: Done) -> Iterator[dict[str, Any]]:
@@ -153,6 +157,7 @@ def measure_job(transport: Transport, job: ShareJob, done: Done) -> Iterator[dic
         "calls_per_second": calls / seconds,
         "kernel_seconds": walk.kernel_seconds / job.iterations,
         "walk_seconds": walk.walk_seconds / job.iterations,
+        "system_seconds": walk.system_seconds / job.iterations,
         "share": share,
     }
 
@@ -184,13 +189,13 @@ def interpreter_share(
         return
     print_table(
         f"the walk in Python, {hosts} ranks on {processors()} cores, {codec}",
-        ("model", "planner", "messages", "iteration", "calls/s", "kernels", "walk", "of all cores"),
+        ("model", "planner", "messages", "iteration", "calls/s", "kernels", "system", "walk", "of all cores"),
         [
             (
                 *(row[name] for name in ("model", "planner", "messages")),
                 format_seconds(row["iteration_seconds"]),
                 f"{row['calls_per_second']:.0f}",
-                *(format_seconds(row[name]) for name in ("kernel_seconds", "walk_seconds")),
+                *(format_seconds(row[name]) for name in ("kernel_seconds", "system_seconds", "walk_seconds")),
                 f"{100 * row['share']:.1f}%",
             )
             for row in rows

@@ -26,8 +26,8 @@ def test_kernels_are_told_from_the_walk_and_actions_are_counted():
         return found
 
     for walk in run_ranks(2, work):
-        assert 0 < walk.kernel_seconds < walk.seconds
-        assert walk.walk_seconds == walk.seconds - walk.kernel_seconds
+        assert walk.kernel_seconds > 0
+        assert walk.walk_seconds >= walk.handing_seconds > 0
         assert walk.calls["SEND"] == walk.calls["RECV"] == 2 * 3 * 2  # iterations, buckets, messages of a rank
         assert walk.calls["WAIT"] == walk.calls["SEND"] + walk.calls["RECV"]
         assert walk.calls["COMPUTE"] == 2 * 3 * 5  # two encodes, one sum, two decodes

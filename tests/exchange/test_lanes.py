@@ -1,6 +1,7 @@
 """Buckets in lanes: the same bits as one after the other, whenever they become ready, and nothing waits for ever."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -255,3 +256,26 @@ def test_the_plan_that_an_exchange_follows_is_proved_as_its_ranks_run_it() -> No
         programs = [program.part(rank) for program in composition.programs]
         assert [lane for lane, _ in found] == list(composition.lane_of)
         assert [part.instructions for _, part in found] == [part.instructions for part in programs]
+
+
+def test_a_bulk_takes_the_instructions_of_one_bucket_and_not_of_all_of_them() -> None:
+    buckets = tuple(Bucket((f"p{i}",), 4 * numel, "ring", "onebit") for i, numel in enumerate(NUMELS))
+    alone = Plan("toy", 2, "wfbp", buckets)
+
+    def notes(transport, plan: Plan) -> int:
+        exchange = Exchange(Communicator(transport, timeout_seconds=TIMEOUT), memory=Memory(make_scheme("onebit")))
+        exchange.follow(plan)
+        sizes = [[NUMELS[int(name[1:])] for name in each.tensors] for each in plan.messages]
+        made = [exchange.bucket(each.tensors, size) for each, size in zip(plan.messages, sizes, strict=True)]
+        for step in range(2):
+            exchange.record(step == 1)
+            exchange.begin()
+            values = [np.ones(sum(size), np.float32) for size in sizes]
+            for handle in [exchange.start(*each) for each in zip(made, values, strict=True)]:
+                exchange.wait(handle)
+        found = len(exchange.communicator.recorder.notes)
+        exchange.close()
+        return found
+
+    each, together = (run_ranks(2, lambda at, p=p: notes(at, p))[0] for p in (alone, replace(alone, bulks=(7,))))
+    assert 3 * together < each
