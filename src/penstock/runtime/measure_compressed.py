@@ -75,8 +75,8 @@ def with_cores(transport: Transport, line: LinearCost, one_round: Round, nbytes:
     few = least_nbytes(transport.world_size)
     timed = partial(agreed_seconds, transport, one_round, noise(few), fresh_pages(few))
     timed(PILOTS + 1)
-    times, shortest = core_seconds(transport, lambda: [timed(_SHORTEST) for _ in range(LEAST)])
-    shortest /= LEAST * _SHORTEST
+    turns = [core_seconds(transport, partial(timed, _SHORTEST)) for _ in range(_TURNS)]
+    times, shortest = [seconds for seconds, _ in turns], min(taken for _, taken in turns) / _SHORTEST
     per_byte = max(0.0, used - shortest) / (nbytes - few)
     return replace(line, least_seconds=median(times), least_core_seconds=shortest, core_seconds_per_byte=per_byte)
 
@@ -102,7 +102,8 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float, used
     turns = min(max(_turns(a_turn, seconds), _FEWEST), _TURNS)
     times = [[time(_TOGETHER) for time in timers.values()] for _ in range(turns)]
     largest = max(timers)
-    used[largest] = core_seconds(transport, partial(timers[largest], _TOGETHER))[1] / _TOGETHER
+    turns_of_largest = (core_seconds(transport, partial(timers[largest], _TOGETHER)) for _ in range(_FEWEST))
+    used[largest] = min(taken for _, taken in turns_of_largest) / _TOGETHER  # what else a machine does only adds
     return [(float(size), median(found)) for size, found in zip(timers, zip(*times, strict=True), strict=True)]
 
 
@@ -117,9 +118,9 @@ def _whole_point(transport: Transport, one_round: Round, nbytes: int, used: dict
     first, second = _much_noise(size), fresh_pages(size)
     timed = partial(agreed_seconds, transport, one_round, first, second)
     timed(2)  # touches the memory, and puts feedback off
-    times, taken = core_seconds(transport, lambda: [timed(_TOGETHER) for _ in range(LEAST)])
-    used[size] = taken / (LEAST * _TOGETHER)
-    return float(size), median(times)
+    turns = [core_seconds(transport, partial(timed, _TOGETHER)) for _ in range(LEAST)]
+    used[size] = min(taken for _, taken in turns) / _TOGETHER
+    return float(size), median(seconds for seconds, _ in turns)
 
 
 def _much_noise(nbytes: int) -> Bytes:

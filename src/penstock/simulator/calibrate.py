@@ -2,9 +2,9 @@
 
 A route is measured as a whole: the time of a message with next to nothing in it and of long ones, and what a rank's
 process takes of the cores meanwhile (`network.LinearCost`). Both together say what another bucket could do in the same
-time. What a rank computes is what the cores were taken for: beside the codec's work on the bytes, every message and
-computation takes the same. Bytes take the wire what they do. What is left of the measured time is the latency of
-messages, during which nothing is held.
+time. What a rank computes is what the cores were taken for: every message and computation takes as much as in the
+shortest message, and the codec's work on the bytes the rest. Bytes take the wire what they do. What is left of the
+measured time is the latency of messages, during which nothing is held.
 
     ring+onebit, 4 ranks on 2 cores, next to nothing to send: 4 ms, of which each rank takes 0.9 ms of a core
 
@@ -73,13 +73,14 @@ def _overhead(
 ) -> Overhead:
     """Return what makes a program take of the cores what was measured; its latency is not known yet."""
     assert line.least_core_seconds is not None
-    short = _shape(network, workers, bucket.route, (least_nbytes(workers) // ITEMSIZE,))
-    each = max(0.0, line.least_core_seconds - _computed(network, *short)) / _instructions(short[0])
+    short, _ = _shape(network, workers, bucket.route, (least_nbytes(workers) // ITEMSIZE,))
+    least, count = _instructions(short), _instructions(program)
+    each = line.least_core_seconds / least
     further = (line.c_seconds_per_tensor or 0.0) / network.ranks_per_core * (tensors - 1)
-    wanted = line.least_core_seconds + (line.core_seconds_per_byte or 0.0) * bucket.nbytes + further
+    of_bytes = (line.core_seconds_per_byte or 0.0) * bucket.nbytes + further
     computed = _computed(network, program, clock)
-    factor = max(0.0, wanted - each * _instructions(program)) / computed if computed else 1.0
-    return Overhead(each, 0.0, factor)
+    left = max(0.0, of_bytes - each * max(0.0, count - least))  # long messages were measured with all their blocks
+    return Overhead(each, 0.0, left / computed if computed else 1.0)
 
 
 def _computed(network: Network, program: Program, clock: Clock) -> float:
