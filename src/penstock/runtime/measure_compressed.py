@@ -29,7 +29,7 @@ from penstock.network import LinearCost, least_nbytes
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import fresh_pages
-from penstock.runtime.timed import LEAST, PILOTS, WAIT_SECONDS, Points, Round, agreed_seconds, core_seconds, noise
+from penstock.runtime.timed import LEAST, PILOTS, WAIT_SECONDS, CoreClock, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = (1 << 21, 1 << 23, 1 << 25, 1 << 26)  # a processor's cache flatters codecs up to the third
@@ -39,7 +39,7 @@ _TOGETHER = 2  # messages back to back, at least: a rank that is done begins the
 _TURNS, _FEWEST = 5, 2  # through all sizes, of which the median counts: at most, and whatever the budget
 _SURELY = 1 << 23  # bytes that are measured whatever the budget; more where the fewest turns fit into it
 _POINTS_SHARE = 0.7  # of the budget, for sizes; the rest is for what each tensor adds
-_SHORTEST = 10  # of the shortest messages, back to back
+_SHORTEST = 5  # of the shortest messages, back to back
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
 _WHOLE = 1 << 29  # of one message: two buffers of it on every rank
 
@@ -54,20 +54,22 @@ def compressed_line(transport: Transport, text: str, seconds: float, whole_nbyte
     # Codecs are compiled on their first calls, and not by all ranks at once.
     agreed_seconds(transport, one_round, noise(_WARM), fresh_pages(_WARM), LEAST)
 
-    used: dict[float, float] = {}  # of the cores, by bytes
+    clock, used = CoreClock(transport), dict[float, float]()  # of the cores, by bytes
 
     def points() -> Points:
-        found = _points_in_turn(transport, one_round, seconds * _POINTS_SHARE, used)
+        found = _points_in_turn(transport, one_round, seconds * _POINTS_SHARE, clock, used)
         larger = whole_nbytes > 1.5 * found[-1][0]
-        return [*found, _whole_point(transport, one_round, whole_nbytes, used)] if larger else found
+        return [*found, _whole_point(transport, one_round, whole_nbytes, clock, used)] if larger else found
 
     fit = fit_measured(points, f"all-reduce times by {text}")
     further = _further_tensor(communicator, text, seconds * (1 - _POINTS_SHARE))
     line = replace(fit.line, c_seconds_per_tensor=further)
-    return replace(fit, line=with_cores(transport, line, one_round, *max(used.items())))
+    return replace(fit, line=with_cores(transport, line, one_round, clock, *max(used.items())))
 
 
-def with_cores(transport: Transport, line: LinearCost, one_round: Round, nbytes: float, used: float) -> LinearCost:
+def with_cores(
+    transport: Transport, line: LinearCost, one_round: Round, clock: CoreClock, nbytes: float, used: float
+) -> LinearCost:
     """Return a line with what the shortest of its messages takes, and what messages take of the cores.
 
     Most tensors of a model are small. `used` is what a rank's process takes of the cores for a long message.
@@ -75,13 +77,15 @@ def with_cores(transport: Transport, line: LinearCost, one_round: Round, nbytes:
     few = least_nbytes(transport.world_size)
     timed = partial(agreed_seconds, transport, one_round, noise(few), fresh_pages(few))
     timed(PILOTS + 1)
-    turns = [core_seconds(transport, partial(timed, _SHORTEST)) for _ in range(_TURNS)]
+    turns = [clock.seconds(partial(timed, _SHORTEST)) for _ in range(LEAST)]
     times, shortest = [seconds for seconds, _ in turns], min(taken for _, taken in turns) / _SHORTEST
     per_byte = max(0.0, used - shortest) / (nbytes - few)
     return replace(line, least_seconds=median(times), least_core_seconds=shortest, core_seconds_per_byte=per_byte)
 
 
-def _points_in_turn(transport: Transport, one_round: Round, seconds: float, used: dict[float, float]) -> Points:
+def _points_in_turn(
+    transport: Transport, one_round: Round, seconds: float, clock: CoreClock, used: dict[float, float]
+) -> Points:
     """Return (bytes, seconds per round) of compressed messages, the median of several turns through all sizes.
 
     What the largest takes of the cores is noted in `used`.
@@ -100,11 +104,13 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float, used
         last = _TOGETHER * time(1)
         a_turn += last
     turns = min(max(_turns(a_turn, seconds), _FEWEST), _TURNS)
-    times = [[time(_TOGETHER) for time in timers.values()] for _ in range(turns)]
+    found: dict[int, list[tuple[float, float]]] = {size: [] for size in timers}  # seconds, and of the cores
+    for _ in range(turns):
+        for size, timer in timers.items():
+            found[size].append(clock.seconds(partial(timer, _TOGETHER)))
     largest = max(timers)
-    turns_of_largest = (core_seconds(transport, partial(timers[largest], _TOGETHER)) for _ in range(_FEWEST))
-    used[largest] = min(taken for _, taken in turns_of_largest) / _TOGETHER  # what else a machine does only adds
-    return [(float(size), median(found)) for size, found in zip(timers, zip(*times, strict=True), strict=True)]
+    used[largest] = min(taken for _, taken in found[largest]) / _TOGETHER  # what else a machine does only adds
+    return [(float(size), median(seconds for seconds, _ in each)) for size, each in found.items()]
 
 
 def _turns(seconds_per_turn: float, seconds: float) -> int:
@@ -112,13 +118,15 @@ def _turns(seconds_per_turn: float, seconds: float) -> int:
     return int(seconds / seconds_per_turn) - 1
 
 
-def _whole_point(transport: Transport, one_round: Round, nbytes: int, used: dict[float, float]) -> tuple[float, float]:
+def _whole_point(
+    transport: Transport, one_round: Round, nbytes: int, clock: CoreClock, used: dict[float, float]
+) -> tuple[float, float]:
     """Return (bytes, seconds) of a compressed message with all gradients of a model; its cores are noted in `used`."""
     size = min(nbytes, _WHOLE) // _WARM * _WARM
     first, second = _much_noise(size), fresh_pages(size)
     timed = partial(agreed_seconds, transport, one_round, first, second)
     timed(2)  # touches the memory, and puts feedback off
-    turns = [core_seconds(transport, partial(timed, _TOGETHER)) for _ in range(LEAST)]
+    turns = [clock.seconds(partial(timed, _TOGETHER)) for _ in range(LEAST)]
     used[size] = min(taken for _, taken in turns) / _TOGETHER
     return float(size), median(seconds for seconds, _ in turns)
 

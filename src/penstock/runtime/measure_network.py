@@ -26,11 +26,11 @@ from penstock.runtime.timed import (
     PILOTS,
     SIZES,
     WAIT_SECONDS,
+    CoreClock,
     Points,
     Round,
     agreed_points,
     agreed_seconds,
-    core_seconds,
     gathered,
     machines,
     plain_values,
@@ -161,8 +161,9 @@ def _dense_line(transport: Transport, strategy: str, seconds: float, most_nbytes
     values = plain_values(_CORES_NBYTES)
     timed = partial(agreed_seconds, transport, one_round, values, values)
     timed(PILOTS)
-    _, used = core_seconds(transport, partial(timed, LEAST))
-    return replace(fit, line=with_cores(transport, fit.line, one_round, _CORES_NBYTES, used / LEAST))
+    clock = CoreClock(transport)
+    used = min(clock.seconds(partial(timed, 1))[1] for _ in range(LEAST))
+    return replace(fit, line=with_cores(transport, fit.line, one_round, clock, _CORES_NBYTES, used))
 
 
 def _larger_point(

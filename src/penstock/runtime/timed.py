@@ -68,17 +68,23 @@ def agreed_seconds(transport: Transport, one_round: Round, first: Bytes, second:
     return max(largest(transport, (perf_counter() - start) / rounds), 1e-9)
 
 
-def core_seconds(transport: Transport, work: Callable[[], Answer]) -> tuple[Answer, float]:
-    """Return what some rounds answer, and what they take of the cores for each rank, on average.
+class CoreClock:
+    """Measures what rounds take of the cores for each rank, on average; every rank must make one at the same time.
 
-    That of the process, since the engine's own threads move messages, and a rank's part of what the kernel does for
-    packets, which no process is charged for (8% more for a ring with onebit, where links are emulated).
+    That is what the process takes, since the engine's own threads move messages, and a rank's part of what the kernel
+    does for packets, which no process is charged for (8% more for a ring with onebit, where links are emulated).
     """
-    before = process_time(), packet_seconds()
-    answer = work()
-    used, packets = process_time() - before[0], packet_seconds() - before[1]
-    here = next(len(ranks) for ranks in machines(transport) if transport.rank in ranks)
-    return answer, float(gathered(transport, used + packets / here).mean())
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._ranks_here = next(len(ranks) for ranks in machines(transport) if transport.rank in ranks)
+
+    def seconds(self, work: Callable[[], Answer]) -> tuple[Answer, float]:
+        """Return what some rounds answer, and what they take of the cores; all ranks return the same."""
+        used, packets = process_time(), packet_seconds()
+        answer = work()
+        used, packets = process_time() - used, packet_seconds() - packets
+        return answer, float(gathered(self._transport, used + packets / self._ranks_here).mean())
 
 
 def machines(transport: Transport) -> Nodes:
