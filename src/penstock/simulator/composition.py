@@ -124,7 +124,7 @@ def simulate_plan(
     In fewer lanes where `timed_lanes` says so.
     """
     plan, lanes = plan.merged, timed_lanes(plan, trace, network, lanes)
-    if lanes == 1 and not (network.cores and _has_curves(plan, network)):
+    if lanes == 1 and not _says_more_than_lines(plan, network):
         return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
     by_route, numel = {way.route: way for way in ways}, {each.name: each.numel for each in trace.tensors}
     alike: dict[tuple[Route, tuple[int, ...]], tuple[Program, Clock]] = {}
@@ -160,6 +160,12 @@ def timed_lanes(plan: Plan, trace: Trace, network: Network, lanes: int) -> int:
         for each in plan.messages
     )
     return lanes if found <= MOST_INSTRUCTIONS else 1
+
+
+def _says_more_than_lines(plan: Plan, network: Network) -> bool:
+    """Say whether more than a line was measured of some bucket's route, so that programs tell what lines do not."""
+    lines = (network.all_reduce.get(str(bucket.route)) for bucket in plan.buckets)
+    return _has_curves(plan, network) and any(line is not None and line.least_seconds is not None for line in lines)
 
 
 def _has_curves(plan: Plan, network: Network) -> bool:
