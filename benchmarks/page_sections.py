@@ -105,6 +105,14 @@ SECTIONS: dict[str, Section] = {
         replayed(equals("joint"), other(equals("joint"))),
         shares=("compressed_share",),
     ),
+    "interpreter_share": Section(
+        "What Python costs",
+        "Real training with our wrapper while lanes walk their programs in Python: calls a second, and for each "
+        "iteration of a rank the processor time of kernels, which run without the interpreter's lock, of the operating "
+        "system for lanes' messages, and of the walk, which is all else that lanes' threads do and the most that they "
+        "have held the lock for. `share` is the walk of all ranks, of all cores. With `wfbp` each tensor is a message.",
+        shares=("share",),
+    ),
     "coordinator": Section(
         "Bulk communication",
         "A model's gradients, one bit an element, each tensor in one piece per host, on their way to the aggregators "
