@@ -1,7 +1,7 @@
 """Bulk communication on a real engine: many messages between ranks, batched and in an order that keeps links apart.
 
-Only `coordinator.py` uses it: training exchanges its buckets one after the other. A `Lanes` moves batches: one thread
-sends, one receives, so that each NIC does one of each at a time. Who decides the order stands apart:
+Only `coordinator.py` uses it: training has its buckets in lanes, and small ones in bulks. A `Lanes` moves batches: one
+thread sends, one receives, so that each NIC does one of each at a time. Who decides the order stands apart:
 
 - `run_steady` replays a schedule that was computed once (`bulk_schedule.plan_rounds`), since training repeats;
 - `Online.run` asks rank 0, which decides while messages become ready;

@@ -1,12 +1,18 @@
 """What each idea of HiPress adds, replayed on emulated hosts: its Fig. 11 as our own table; and `joint` beside others.
 
 Communication and compression are real, computation is waiting as long as the trace says. A rank measures the network
-with all routes that are used, then replays the configurations.
+with all routes that are used, then replays the configurations. Plans by `joint` are chosen as in training: up to three
+that are predicted to take about the same are raced first, and the fastest is replayed.
+
+Each row says what bounds it from below: what the encoded bytes take on the wire (`wire_floor_seconds`), and what the
+ranks' processes took of the cores that they share (`core_floor_seconds`), each after the first gradients were ready.
+The record keeps the network as it was measured, so that a simulation can be done again.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any
 
 import typer
@@ -17,24 +23,27 @@ from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts, split_list
 from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cli.routes import check_routes
-from penstock.cluster.iteration_replay import replay_plans
+from penstock.cluster.iteration_replay import Gradients, Replay, replay_plans
 from penstock.cost.ways import comparable
 from penstock.errors import PenstockError
-from penstock.network import Network
+from penstock.network import Network, network_document
 from penstock.plan import Plan, parse_route
+from penstock.planning.observed import Race
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.measure_network import NATIVE, measure_network
+from penstock.runtime.timed import largest
 from penstock.runtime.transport import Transport
-from penstock.simulator.composition import plan_in_lanes
+from penstock.simulator.composition import plans_in_lanes
 from penstock.simulator.iteration import predict_robust
 from penstock.trace import Trace
 from penstock.traces import find_trace
-from study import RANK, start
+from study import RANK, Claim, claim_documents, print_claims, start
 
 WAIT_SECONDS = 120.0
 _SECONDS_PER_ROUTE = 3.0  # of measuring; more hosts on the same cores take longer
 WORKER = (__file__, RANK)
 _TIMEOUT_SECONDS = 900.0
+WITHIN = 0.05  # of what was replayed: how far a simulation may be off
 CODECS = "onebit,terngrad(bitwidth=2)"
 
 
@@ -66,35 +75,77 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     network = measure_network(
         transport, seconds=seconds, strategies=routes, codecs=codecs, whole_nbytes=sum(trace.nbytes)
     ).network
-    plans = {each.name: _in_lanes(each, each.plan(trace, network), trace, network) for each in found}
-    if job.study == "joint":
-        chosen = found[-1]
-        robust = predict_robust(trace, chosen.planner, comparable(chosen.ways(network)), hosts)
-        plans["joint"] = _in_lanes(chosen, robust, trace, network)
-        quickest = sorted(plans, key=lambda name: plans[name].iteration_seconds)
-        kept = {"joint", *[name for name in quickest if name != "joint"][: job.only]}
-        plans = {name: plan for name, plan in plans.items() if name in kept}
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
+    *hand, chosen = found
+    plans = {each.name: _in_lanes(each, each.plan(trace, network), trace, network)[0] for each in hand}
+    if job.study == "joint":
+        quickest = sorted(plans, key=lambda name: plans[name].iteration_seconds)[: job.only]
+        plans = {name: plan for name, plan in plans.items() if name in quickest}
+    robust = predict_robust(trace, chosen.planner, comparable(chosen.ways(network)), hosts)
+    rivals = _in_lanes(chosen, robust, trace, network)
+    plans[chosen.name] = fastest_plan(trace, rivals, communicator)
     lanes = {each.name: each.lanes for each in found}
     rows, _ = replay_plans(trace, plans, network, communicator, job.iterations, lambda: done(job.trace), lanes)
+    yield {"network": network_document(network), "trace": job.trace}
     for name, row in zip(plans, rows, strict=True):
-        packed = sum(bucket.nbytes for bucket in plans[name].buckets if bucket.codec is not None)
         document = row.document()
         document.pop("planner")
-        share = packed / max(1, sum(trace.nbytes))
-        used = ", ".join(dict.fromkeys(str(bucket.route) for bucket in plans[name].buckets))
-        yield {"what": job.trace, "how": name, "routes": used, "compressed_share": share, **document}
+        yield {"what": job.trace, "how": name, **_told(plans[name], trace, network), **document} | _floors(
+            plans[name], trace, network, row.core_seconds
+        )
 
 
-def _in_lanes(made: Configuration, plan: Plan, trace: Trace, network: Network) -> Plan:
-    """Return a configuration's plan, timed and, by planners that choose, planned for its lanes."""
-    return plan_in_lanes(plan, trace, comparable(made.ways(network)), network, made.lanes, bulk=made.bulk)
+def _told(plan: Plan, trace: Trace, network: Network) -> dict[str, Any]:
+    """Return what a plan sends, in words and numbers."""
+    packed = sum(bucket.nbytes for bucket in plan.buckets if bucket.codec is not None)
+    routes = ", ".join(dict.fromkeys(str(bucket.route) for bucket in plan.buckets))
+    return {"routes": routes, "compressed_share": packed / max(1, sum(trace.nbytes))}
 
 
-def casync_rows(place: Place, job: CasyncJob, done: Done) -> Iterator[dict[str, Any]]:
-    """Measure the job at a place; each row says how much faster it is than the one before it and than the first."""
+def _floors(plan: Plan, trace: Trace, network: Network, core_seconds: float) -> dict[str, float]:
+    """Return what an iteration takes at least: its bytes on the wire, and its processor time on the shared cores."""
+    sent = 2 * (plan.workers - 1) / plan.workers
+    ratios = {name: curves.ratio for name, curves in network.codecs.items()}
+    nbytes = sum(bucket.nbytes * ratios.get(str(bucket.codec), 1.0) for bucket in plan.buckets)
+    ready = trace.ready_seconds[0]
+    return {
+        "wire_floor_seconds": ready + sent * nbytes * network.beta_seconds_per_byte,
+        "core_floor_seconds": ready + core_seconds * network.ranks_per_core,
+    }
+
+
+def _in_lanes(made: Configuration, plan: Plan, trace: Trace, network: Network) -> list[Plan]:
+    """Return a configuration's plan, timed and, by planners that choose, planned for its lanes, and its rivals."""
+    return plans_in_lanes(plan, trace, comparable(made.ways(network)), network, made.lanes, bulk=made.bulk)
+
+
+def fastest_plan(trace: Trace, plans: Sequence[Plan], communicator: Communicator) -> Plan:
+    """Race plans as training does, on replayed iterations, and return the fastest; every rank must call this."""
+    gradients, race = Gradients(trace), Race(tuple(plans))
+    replays = {plan.hash: Replay(trace, plan, communicator, gradients) for plan in plans}
+    start_together = partial(largest, communicator.transport, 0.0, WAIT_SECONDS)
+    try:
+        for replay in replays.values():
+            replay.run(start_together)
+        while not race.is_over:
+            seconds = replays[race.current.hash].run(start_together).iteration_seconds
+            race.note(largest(communicator.transport, seconds, WAIT_SECONDS))
+    finally:
+        for replay in replays.values():
+            replay.close()
+    return race.plans[race.fastest]
+
+
+def casync_rows(place: Place, job: CasyncJob, done: Done, networks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Measure the job at a place; each row says how much faster it is than the one before it and than the first.
+
+    The network as it was measured is added to `networks`.
+    """
     before = first = None
     for row in run_job(place, WORKER, asdict(job), partial(_tell, done, place), _TIMEOUT_SECONDS):
+        if "network" in row:
+            networks.append({"hosts": place.hosts, "rate": place.rate, **row})
+            continue
         seconds = row["measured_seconds"]
         first = first or seconds
         gain = {"times_as_fast_as_before": (before or seconds) / seconds} if job.study == "steps" else {}
@@ -110,11 +161,11 @@ def casync(
     hosts: Annotated[str, typer.Option(help="numbers of emulated hosts")] = "4",
     rate: Annotated[str, typer.Option(help="of each NIC")] = "1gbit",
     traces: Annotated[str, typer.Option(help="what to replay, each with the strategy of its buckets")] = (
-        "vgg16:parameter_server,bert_base:ring"
+        "vgg16:ring,bert_base:ring"
     ),
     codecs: Annotated[str, typer.Option(help="compressors; the first one in the steps of Fig. 11")] = CODECS,
     study: Annotated[str, typer.Option(help="steps (Fig. 11), or joint: beside the best hand-made ones")] = "steps",
-    iterations: Annotated[int, typer.Option(help="of each configuration, after one to warm up", min=1)] = 2,
+    iterations: Annotated[int, typer.Option(help="of each configuration, after one to warm up", min=1)] = 5,
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -123,13 +174,34 @@ def casync(
     places = [Place(count, rate) for count in parse_counts(hosts, "--hosts")]
     total = len(places) * len(jobs) * 5 * (iterations + 1)
     with progress("casync", total) as done:
-        rows = [row for place in places for job in jobs for row in casync_rows(place, job, done)]
+        networks: list[dict[str, Any]] = []
+        rows = [row for place in places for job in jobs for row in casync_rows(place, job, done, networks)]
+    answers = claim_documents(claims(rows, study))
     if out:
-        save_record(make_record("casync" if study == "steps" else "joint_replayed", rows), out)
+        name = "casync" if study == "steps" else "joint_replayed"
+        save_record(make_record(name, rows, claims=answers, networks=networks), out)
     if json:
-        print_json(rows)
+        print_json({"rows": rows, "claims": answers})
     else:
         _print(rows)
+        print_claims(answers)
+
+
+def claims(rows: Sequence[Mapping[str, Any]], study: str) -> list[Claim]:
+    """Return what the rows are asked to show: each step gains, joint is no slower than its parts, simulations hold."""
+    found = []
+    for (hosts, what), group in groupby(rows, key=lambda row: (row["hosts"], row["what"])):
+        here = list(group)
+        if study == "steps":
+            text = f"{what} on {hosts} hosts, {{}}: times as fast as the step before"
+            found += [Claim(text.format(row["how"]), row["times_as_fast_as_before"], 1.0) for row in here[1:]]
+        else:
+            best = min(row["measured_seconds"] for row in here[:-1])
+            text = f"{what} on {hosts} hosts: joint over the best of its parts"
+            found.append(Claim(text, here[-1]["measured_seconds"] / best, 1.0, at_most=True))
+    packed = [abs(row["error"]) for row in rows if row["compressed_share"]]
+    close = sum(error <= WITHIN for error in packed)
+    return [*found, Claim(f"settings with codecs simulated within {WITHIN:.0%} of replayed", close, len(packed))]
 
 
 def _job(text: str, codecs: list[str], iterations: int, study: str) -> CasyncJob:
@@ -144,13 +216,17 @@ def _job(text: str, codecs: list[str], iterations: int, study: str) -> CasyncJob
 def _print(rows: list[dict[str, Any]]) -> None:
     print_table(
         "replayed on emulated hosts",
-        ("hosts", "what", "how", "messages", "compressed", "measured", "spread", "times as fast", "simulated", "error"),
+        (
+            *("hosts", "what", "how", "messages", "compressed", "measured", "spread", "times as fast"),
+            *("wire floor", "core floor", "simulated", "error"),
+        ),
         [
             (
                 *(row[name] for name in ("hosts", "what", "how", "messages")),
                 f"{100 * row['compressed_share']:.0f}%",
                 *(format_seconds(row[name]) for name in ("measured_seconds", "spread")),
                 f"{row['times_as_fast']:.2f}",
+                *(format_seconds(row[f"{name}_floor_seconds"]) for name in ("wire", "core")),
                 format_seconds(row["simulated_seconds"]),
                 f"{100 * row['error']:+.1f}%",
             )

@@ -36,7 +36,7 @@ class Configuration:
     name: str
     planner: Planner
     routes: tuple[str, ...]
-    lanes: int = LANES  # buckets under way at a time where it is replayed; predicted is one after the other
+    lanes: int = LANES  # buckets under way at a time
     bulk: bool = False  # small ones travel together, as the plan says
 
     def plan(self, trace: Trace, network: Network, workers: int | None = None) -> Plan:
@@ -64,16 +64,19 @@ def joint(dense: str, codecs: Sequence[str]) -> Configuration:
 def steps(strategy: str, codec: str, hosts: int) -> list[Configuration]:
     """Return the steps of Fig. 11, each with what the one before has.
 
-    Stock: DDP's buckets by the engine's own all-reduce. Codec: each tensor compressed, one after the other. Pipelining:
-    tensors are encoded while others travel, in lanes. Bulk: those in a row travel as one message where that pays.
-    Selective: what is compressed, how and in how many pieces, and what travels together, are chosen at once.
+    Stock: DDP's buckets by the engine's own all-reduce, which is a ring. Codec: each tensor is compressed, one after
+    the other, and a rank computes nothing while it sends. Pipelining: it does, inside of a large tensor, which is cut
+    into blocks, and across tensors, in lanes. Bulk: tensors in a row travel as one message where that pays. Selective:
+    what is compressed, how and in how many pieces, and what travels together, are chosen at once.
     """
-    packed, whole, finer = f"{strategy}+{codec}", f"{strategy}+{codec}/{hosts}", f"{strategy}+{codec}/{4 * hosts}"
-    every = (NATIVE, packed, whole, finer, f"ring+{codec}", f"parameter_server+{codec}", f"all_gather+{codec}")
+    packed = f"{strategy}+{codec}"
+    pieces = (packed, f"{packed}/{hosts}", f"{packed}/{4 * hosts}")
+    others = (f"ring+{codec}", f"parameter_server+{codec}", f"all_gather+{codec}")
+    serial = f"{strategy}(serial=true)+{codec}"
     return [
         Configuration("stock", PLANNERS["threshold"], (NATIVE,)),
-        Configuration("+ codec", PLANNERS["wfbp"], (whole,), lanes=1),
-        Configuration("+ pipelining", PLANNERS["wfbp"], (whole,)),
-        Configuration("+ bulk", PLANNERS["wfbp"], (whole,), bulk=True),
-        Configuration("+ selective", PLANNERS["joint"], tuple(dict.fromkeys(every))),
+        Configuration("+ codec", PLANNERS["wfbp"], (serial,), lanes=1),
+        Configuration("+ pipelining", PLANNERS["wfbp"], (packed,)),
+        Configuration("+ bulk", PLANNERS["wfbp"], (packed,), bulk=True),
+        Configuration("+ selective", PLANNERS["joint"], tuple(dict.fromkeys((NATIVE, *pieces, *others)))),
     ]

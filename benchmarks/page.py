@@ -9,13 +9,15 @@ empty line inside each; what stands between them is made by `QUOTES[NAME]`.
 import json as json_module  # `json` is an option
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from casync import claims as casync_claims
 from collective_claims import claims as collective_claims
 from page_pictures import draw_benchmarks, draw_time_to_loss
 from page_quotes import GPU, QUOTES, TIME_TO_LOSS
@@ -25,7 +27,8 @@ from penstock.bench.record import load_record
 from penstock.cli.options import JsonOption
 from penstock.cli.output import print_json
 from penstock.errors import PenstockError
-from study import claim_documents, start
+from study import Claim, claim_documents, start
+from training_claims import claims as training_claims
 
 _STUDIES = ("casync", "coordinator", "gains", "gtop_k", "joint", "memory", "overlap", "sparse")
 MOVED = {  # verbs of `penstock bench` that records name and that are scripts, or options of another, today
@@ -38,6 +41,13 @@ MOVED = {  # verbs of `penstock bench` that records name and that are scripts, o
     "penstock bench rates": "penstock bench replay --name rates --rate 100mbit --rate 500mbit --rate 1gbit "
     "--rate 2gbit --rate none --traces googlenet --planners threshold,exact --iterations 2 --nbytes 16000000",
 }
+CLAIMS: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Claim]]] = {
+    "collectives": collective_claims,
+    "train": training_claims,
+    "casync": partial(casync_claims, study="steps"),
+    "joint_replayed": partial(casync_claims, study="joint"),
+}
+BELOW = ("cpu",)  # folders of records that stand on the page too
 _PLACE = re.compile(r"(<!-- quote (\S+) -->\n\n).*?(\n\n<!-- end -->)", flags=re.DOTALL)
 Record = Mapping[str, Any]
 MOST_TABLES = 1  # of a section on the page; the records after it are told by their claims
@@ -73,8 +83,9 @@ def claims_text(record: Mapping[str, Any], most: int | None = None) -> str:
 
 
 def _claims(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return what is asked of `penstock bench collectives`, whose records are every user's and do not say so."""
-    return claim_documents(collective_claims(record["rows"])) if record.get("benchmark") == "collectives" else ()
+    """Return what is asked of a record that does not say so: of users' verbs, and of studies before they had claims."""
+    found = CLAIMS.get(record.get("benchmark", ""))
+    return () if found is None else claim_documents(found(record["rows"]))
 
 
 def _line(claim: Mapping[str, Any]) -> str:
@@ -132,14 +143,23 @@ def pages_with_quotes(docs: Path) -> list[Path]:
 
 
 def load_records(folder: Path) -> dict[str, Record]:
-    """Return the records of a folder by file name, in the order of the page; those of `make soak` count no seconds."""
-    paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("soak-"))
+    """Return the records of a folder by file name, in the order of the page; those of `make soak` count no seconds.
+
+    Those in folders of it that stand on the page too are named with their folder, and come behind the others.
+    """
+    here = sorted(path for path in folder.glob("*.json") if not path.name.startswith("soak-"))
+    paths = [*here, *(path for name in BELOW for path in sorted((folder / name).glob("*.json")))]
     if not paths:
         raise PenstockError(
             f"no benchmark records in {folder}; wanted .json files written by `penstock bench NAME --out`"
         )
-    records = {path.name: load_record(path) for path in paths}
-    return dict(sorted(records.items(), key=lambda item: (position(item[1]["benchmark"]), len(item[0]), item[0])))
+    records = {path.relative_to(folder).as_posix(): load_record(path) for path in paths}
+
+    def place(item: tuple[str, Record]) -> tuple[int, bool, int, str]:
+        name, record = item
+        return position(record["benchmark"]), "/" in name, len(name), name
+
+    return dict(sorted(records.items(), key=place))
 
 
 def quotable(folder: Path) -> dict[str, Any]:
@@ -187,7 +207,9 @@ def _record_text(name: str, record: Record, results: str, most_rows: int) -> str
 
 
 def _source(name: str, record: Record, results: str) -> str:
-    """Return the record's name and what made it; the rest stands in the record."""
+    """Return the record's name and what made it, where it has a place of its own; the rest stands in the record."""
+    if "/" in name:
+        return f"[{name}]({results}/{name}), {record['date']}.\n"
     return f"[{name}]({results}/{name}): `{command_now(record['command'])}`, {record['date']}.\n"
 
 
@@ -228,7 +250,7 @@ def command_now(command: str) -> str:
 def write_page(records: Mapping[str, Record], results: Path, out: Path) -> list[Path]:
     """Draw the pictures, write the page to `out`, and return the pictures' paths."""
     rows: dict[str, list[Any]] = {}
-    for record in records.values():
+    for record in (record for name, record in records.items() if "/" not in name):
         rows.setdefault(record["benchmark"], []).extend(record["rows"])
     out.parent.mkdir(parents=True, exist_ok=True)
     pictures = draw_benchmarks(rows, out.parent / "pictures")

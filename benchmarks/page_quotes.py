@@ -135,8 +135,11 @@ def casync_table(*records: Record) -> str:
     for record in records:
         found = {row["how"]: row for row in record["rows"]}
         first = found["stock"]
-        title = {"vgg16": "VGG-16, parameter servers", "bert_base": "BERT-base, ring"}[first["what"]]
-        rows.append((f"{title}, {first['hosts']} hosts", *_falling([found[how]["measured_seconds"] for how in STEPS])))
+        model = {"vgg16": "VGG-16", "bert_base": "BERT-base"}[first["what"]]
+        by = "ring" if found["+ codec"]["routes"].startswith("ring") else "parameter servers"
+        rows.append(
+            (f"{model}, {by}, {first['hosts']} hosts", *_falling([found[how]["measured_seconds"] for how in STEPS]))
+        )
     return markdown_rows(("", "stock DDP", *STEPS[1:]), rows)
 
 

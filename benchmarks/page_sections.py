@@ -83,11 +83,12 @@ SECTIONS: dict[str, Section] = {
         "Compression, step by step",
         "HiPress's Fig. 11 as our own table: replayed iterations on emulated hosts, communication and compression "
         "real, computation waiting as long as the trace says. `stock` is DDP's buckets by gloo's all-reduce. `+ codec` "
-        "sends every tensor compressed, one after the other; `+ pipelining` has four under way, so that one is encoded "
-        "while another travels; `+ bulk` sends those in a row as one message where the plan says that it pays; "
-        "`+ selective` is `joint`: buckets, and whether and how to compress each, chosen together. `compressed share` "
-        "is of the bytes. All ranks share this machine's cores and its memory's bandwidth, so encoding is slower here "
-        "than on as many hosts.",
+        "sends every tensor compressed, one after the other (in newer records a rank computes nothing while it "
+        "sends); `+ pipelining` has four under way, so that one is encoded while another travels; `+ bulk` sends those "
+        "in a row as one message where the plan says that it pays; `+ selective` is `joint`: buckets, and whether and "
+        "how to compress each, chosen together. `compressed share` is of the bytes. `wire floor` is what the bytes "
+        "take on the wire, `core floor` what the ranks' processes took of the cores: all ranks share this machine's, "
+        "so encoding is slower here than on as many hosts.",
         shares=("compressed_share",),
     ),
     "joint": Section(
@@ -103,6 +104,14 @@ SECTIONS: dict[str, Section] = {
         "configurations that were predicted to be fastest.",
         replayed(equals("joint"), other(equals("joint"))),
         shares=("compressed_share",),
+    ),
+    "interpreter_share": Section(
+        "What Python costs",
+        "Real training with our wrapper while lanes walk their programs in Python: calls a second, and for each "
+        "iteration of a rank the processor time of kernels, which run without the interpreter's lock, of the operating "
+        "system for lanes' messages, and of the walk, which is all else that lanes' threads do and the most that they "
+        "have held the lock for. `share` is the walk of all ranks, of all cores. With `wfbp` each tensor is a message.",
+        shares=("share",),
     ),
     "coordinator": Section(
         "Bulk communication",

@@ -39,7 +39,7 @@ ALLOWED = {
     "compll": VALUES,
     "codecs": VALUES | {"compll"},
     "runtime": VALUES | {"strategies", "codecs", "cost"},
-    "cluster": VALUES | {"runtime", "cost", "simulator", "codecs"},
+    "cluster": VALUES | {"runtime", "cost", "simulator", "exchange"},
     "exchange": VALUES | {"codecs", "runtime", "strategies"},
     "planning": VALUES | {"cost", "planners", "simulator", "runtime", "strategies", "codecs", "exchange"},
     "torch": VALUES

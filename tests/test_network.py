@@ -10,8 +10,13 @@ CODECS = {
     "onebit": CodecCurves(1 / 32, Curve(1e-10, 2e-6, 3e-6), Curve(5e-11, 1e-6), Curve(7e-11, 1e-6), fixed_nbytes=44),
     "fp16": CodecCurves(0.5, Curve(1e-10, 2e-6), Curve(5e-11, 1e-6)),
 }
-LINES = {"ring": LinearCost(6e-4, 1.6e-9), "ring+onebit": LinearCost(1e-3, 1e-10, 2e-5)}
-NETWORK = Network(4, 1e-4, 1e-9, 1e-10, LINES, CODECS, name="lab", source="by hand")
+LINES = {
+    "ring": LinearCost(6e-4, 1.6e-9),
+    "ring+onebit": LinearCost(
+        1e-3, 1e-10, 2e-5, least_seconds=4e-4, least_core_seconds=1e-4, core_seconds_per_byte=1e-11
+    ),
+}
+NETWORK = Network(4, 1e-4, 1e-9, 1e-10, LINES, CODECS, name="lab", source="by hand", cores=2, ranks_per_machine=4)
 
 
 def test_a_network_survives_the_round_trip(tmp_path):
@@ -71,6 +76,14 @@ def test_networks_built_in_python_are_checked_too():
         Network(1, float("nan"), 0, 0)
     with pytest.raises(NetworkError, match="a_seconds is -1"):
         LinearCost(-1, 0)
+
+
+def test_ranks_wait_for_cores_only_where_there_are_fewer_of_them():
+    assert NETWORK.ranks_per_core == 2.0
+    assert Network(4, 0, 0, 0, cores=8, ranks_per_machine=4).ranks_per_core == 1.0
+    assert Network(4, 0, 0, 0).ranks_per_core == 1.0  # not known
+    with pytest.raises(NetworkError, match="-1 cores for 1 ranks of a machine; wanted >= 0 and >= 1"):
+        Network(1, 0, 0, 0, cores=-1)
 
 
 def test_curves_built_in_python_are_checked_too():

@@ -10,8 +10,10 @@ from penstock.curves import CodecCurves, Curve
 from penstock.exchange.compression import AUTO_CODECS
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
+from penstock.runtime.request import plan_composition
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch.optim import CompressedAdamW, _with_floor
+from penstock.verify import verify
 from torch_training import quick
 
 WARMUP = 6
@@ -215,5 +217,7 @@ def chosen(rank: int, optimizers: list[str]) -> dict[str, set[str | None]]:
             optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
         train(rank, model, optimizer, range(5))
         assert model.plan is not None
+        numel = {name: parameter.numel() for name, parameter in model.module.named_parameters()}
+        assert verify(plan_composition(model.plan, numel)).proved  # the plan in force, in lanes
         found[name] = {bucket.codec for bucket in model.plan.buckets}
     return found

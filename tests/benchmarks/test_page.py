@@ -165,3 +165,16 @@ def test_commands_of_old_records_are_shown_as_they_are_written_now():
     assert command_now("penstock bench profile --out F") == "python benchmarks/profile_overhead.py --out F"
     assert command_now("penstock bench train --hosts 2") == "penstock bench train --hosts 2"
     assert command_now("penstock bench scaling --iterations 2").startswith("penstock bench replay --name scaling ")
+
+
+def test_records_of_training_on_cpus_stand_behind_the_others_with_what_was_asked_of_them(folder):
+    rows = [{"model": "toy", "method": name, "iteration_seconds": each} for name, each in (("ddp", 1.0), (NATIVE, 2.0))]
+    save_record(make_record("train", rows), folder / "results" / "cpu" / "a.json")
+    records = load_records(folder / "results")
+    assert list(records)[:2] == ["train.json", "cpu/a.json"]
+    text = make_page(records, "results", {})
+    assert f"- **toy, {NATIVE} over ddp, times as fast: 0.5**, wanted at least 1: missed by 50%" in text
+    assert "[cpu/a.json](results/cpu/a.json)" in text
+
+
+NATIVE = "penstock-exact-native"

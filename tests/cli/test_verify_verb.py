@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from every_call import dense_calls, sparse_calls
 from penstock.cli.main import app
-from penstock.errors import StrategyError
+from penstock.errors import PlanError, StrategyError
 from penstock.program.document import load_program, save_program
 from penstock.strategies import build
 
@@ -142,3 +142,15 @@ def test_a_codec_shows_the_compressed_program_and_its_bytes():
     found = json.loads(run("ring", "--workers", "3", "--numel", "30000", "--codec", "onebit", "--json"))
     payload = 48 + 1 + 4 + 4 + 10000 // 8  # header, tail, two means, bits
     assert (found["proved"], found["steps"], found["bytes_per_link"]) == (True, 4, 4 * payload)
+
+
+def test_a_plan_is_proved_as_one_iteration_in_lanes(tmp_path):
+    path = str(tmp_path / "plan.json")
+    planned = ["plan", "resnet50", "--network", "gtop-k-1gbe", "--workers", "4", "--all-reduce", "ring", "--out", path]
+    assert CliRunner().invoke(app, planned, catch_exceptions=False).exit_code == 0
+    found = json.loads(run("resnet50", "--plan", path, "--json"))
+    assert (found["proved"], found["workers"], found["lanes"]) == (True, 4, 4)
+    assert found["messages"] == len(json.loads((tmp_path / "plan.json").read_text())["buckets"])
+    assert "whenever gradients become ready: proved" in run("--plan", path)
+    with pytest.raises(PlanError, match="does not have; plan anew"):
+        run("vgg16", "--plan", path)

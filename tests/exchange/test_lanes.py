@@ -1,6 +1,7 @@
 """Buckets in lanes: the same bits as one after the other, whenever they become ready, and nothing waits for ever."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from penstock.exchange.exchange import Exchange
 from penstock.exchange.parameter_state import Memory
 from penstock.plan import Bucket, Plan, Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.request import plan_composition
+from penstock.verify import verify
 from runtime.threads import run_ranks
 
 NUMELS = (700, 37, 1, 1200, 64, 300, 5)  # of seven buckets
@@ -220,3 +223,59 @@ def test_second_halves_begin_after_all_first_ones_with_the_bucket_that_was_start
     for names, sent in run_ranks(2, rank):
         assert names == order + order[::-1]
         assert sent[-1] >= 4 * NUMELS[0]  # both halves: half of it twice, and once what ranks compare
+
+
+def test_the_plan_that_an_exchange_follows_is_proved_as_its_ranks_run_it() -> None:
+    """What `verify` proves of a plan are the very instructions and lanes that each rank has prepared."""
+    routes = ("ring", None), ("ring", "onebit"), ("parameter_server", "onebit"), ("ring", "onebit"), ("native", None)
+    routes = (*routes, ("parameter_server", "terngrad(bitwidth=2)"), ("ring", "onebit"))
+    plan = Plan(
+        "toy",
+        3,
+        "any",
+        tuple(
+            Bucket((f"p{i}",), 4 * numel, *route) for i, (numel, route) in enumerate(zip(NUMELS, routes, strict=True))
+        ),
+    )
+    composition = plan_composition(plan, {f"p{i}": numel for i, numel in enumerate(NUMELS)})
+    assert verify(composition).proved
+
+    def work(transport):
+        exchange = Exchange(Communicator(transport, timeout_seconds=TIMEOUT))
+        exchange.follow(plan)
+        buckets = [exchange.bucket(each.tensors, [each.nbytes // 4]) for each in plan.buckets]
+        exchange.begin()
+        for handle in [exchange.start(*each) for each in zip(buckets, gradients(transport.rank, 0), strict=True)]:
+            exchange.wait(handle)
+        exchange.close()
+        parcels = [bucket.parcels[0] for bucket in buckets]
+        calls = [(each.call or each.dense_call).__self__ for each in parcels]
+        return [(each.lane, call._prepared.part) for each, call in zip(parcels, calls, strict=True)]
+
+    for rank, found in enumerate(run_ranks(3, work)):
+        programs = [program.part(rank) for program in composition.programs]
+        assert [lane for lane, _ in found] == list(composition.lane_of)
+        assert [part.instructions for _, part in found] == [part.instructions for part in programs]
+
+
+def test_a_bulk_takes_the_instructions_of_one_bucket_and_not_of_all_of_them() -> None:
+    buckets = tuple(Bucket((f"p{i}",), 4 * numel, "ring", "onebit") for i, numel in enumerate(NUMELS))
+    alone = Plan("toy", 2, "wfbp", buckets)
+
+    def notes(transport, plan: Plan) -> int:
+        exchange = Exchange(Communicator(transport, timeout_seconds=TIMEOUT), memory=Memory(make_scheme("onebit")))
+        exchange.follow(plan)
+        sizes = [[NUMELS[int(name[1:])] for name in each.tensors] for each in plan.messages]
+        made = [exchange.bucket(each.tensors, size) for each, size in zip(plan.messages, sizes, strict=True)]
+        for step in range(2):
+            exchange.record(step == 1)
+            exchange.begin()
+            values = [np.ones(sum(size), np.float32) for size in sizes]
+            for handle in [exchange.start(*each) for each in zip(made, values, strict=True)]:
+                exchange.wait(handle)
+        found = len(exchange.communicator.recorder.notes)
+        exchange.close()
+        return found
+
+    each, together = (run_ranks(2, lambda at, p=p: notes(at, p))[0] for p in (alone, replace(alone, bulks=(7,))))
+    assert 3 * together < each

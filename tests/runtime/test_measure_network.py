@@ -7,7 +7,9 @@ import pytest
 from penstock.network import Network
 from penstock.program import Collective
 from penstock.runtime import measure_compressed
-from penstock.runtime.measure_network import link_holds, measure_network
+from penstock.runtime.hosts import group_by_host
+from penstock.runtime.measure_network import link_holds, measure_network, shared_cores
+from penstock.runtime.timed import CoreClock
 from runtime.threads import run_ranks
 
 GAMMA = 1e-10
@@ -161,3 +163,25 @@ def test_a_compressed_line_takes_about_the_time_it_is_given(sleep, monkeypatch, 
     assert line.c_seconds_per_tensor == pytest.approx(1e-4, rel=1e-3)
     assert max({*rounds.sizes} & {*measure_compressed.SIZES}) == largest
     assert sum(passed) < most
+
+
+def test_ranks_of_one_machine_share_its_cores_whatever_their_networks(monkeypatch):
+    """Emulated hosts are one machine; two machines whose ranks are dealt out in turn have no cores in common to tell."""
+    monkeypatch.setattr("penstock.runtime.measure_network.processors", lambda: 2)
+    assert run_ranks(4, shared_cores) == [(2, 4)] * 4
+
+    def of_two_machines(transport, machine):
+        monkeypatch.setattr("penstock.runtime.timed.exchange_hosts", lambda *_: group_by_host(machine))
+        return shared_cores(transport)
+
+    assert run_ranks(4, lambda at: of_two_machines(at, "aabb")) == [(2, 2)] * 4
+    assert run_ranks(4, lambda at: of_two_machines(at, "abab")) == [(0, 1)] * 4
+
+
+def test_processor_time_is_that_of_the_process_and_a_part_of_the_interrupts(monkeypatch):
+    clocks = iter([1.0, 1.5])
+    monkeypatch.setattr("penstock.runtime.timed.process_time", lambda: next(clocks))
+    packets = iter([10.0, 10.25])
+    monkeypatch.setattr("penstock.runtime.timed.packet_seconds", lambda: next(packets))
+    ((answer, used),) = run_ranks(1, lambda at: CoreClock(at).seconds(lambda: "done"))
+    assert (answer, used) == ("done", 0.75)

@@ -8,7 +8,7 @@ from penstock.cost.ways import Way
 from penstock.curves import CodecCurves, Curve
 from penstock.network import LinearCost, Network
 from penstock.simulator.auto import decide_among, decide_codec
-from penstock.simulator.iteration import simulate_iteration
+from penstock.simulator.iteration import TIE, simulate_iteration
 from penstock.trace import Tensor, Trace
 from penstock.traces import load_shipped
 from planners.instances import codec_ways, traces
@@ -95,12 +95,12 @@ def test_a_bolder_codec_must_save_clearly_more_than_a_safer_one(milliseconds, wa
 
 
 @given(traces(8), codec_ways(5))
-def test_each_codecs_plan_is_within_a_hundredth_of_the_best_of_all_its_schedules(trace, ways):
+def test_each_codecs_plan_is_within_the_tie_of_the_best_of_all_its_schedules(trace, ways):
     dense, packed = ways[:2], ways[2:]
     found = decide_among(trace, 4, dense, {"onebit": packed} if packed else {})
-    assert found.dense.iteration_seconds <= 1.01 * brute_force_seconds(trace, dense)
+    assert found.dense.iteration_seconds <= brute_force_seconds(trace, dense) / (1 - TIE)
     for plan in found.candidates.values():
-        assert plan.iteration_seconds <= 1.01 * brute_force_seconds(trace, ways)
+        assert plan.iteration_seconds <= brute_force_seconds(trace, ways) / (1 - TIE)
 
 
 def test_published_clusters_without_curves_plan_dense():

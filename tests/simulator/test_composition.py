@@ -14,7 +14,8 @@ from penstock.planners import PLANNERS
 from penstock.program import DATA, Collective, Slice
 from penstock.program.builder import ProgramBuilder
 from penstock.program.composition import compose
-from penstock.simulator.composition import Clock, plan_in_lanes, simulate_composition, simulate_plan
+from penstock.simulator.calibrate import Clock
+from penstock.simulator.composition import plan_in_lanes, simulate_composition, simulate_plan
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import predict, simulate_iteration
 from penstock.simulator.program import CodecCost
@@ -144,23 +145,42 @@ def small_case(seed: int) -> tuple[Trace, list[Way]]:
 
 
 def best_of_all(trace: Trace, ways: list[Way]) -> float:
-    """Time every partition of the tensors into buckets, by definition."""
+    """Time every partition of the tensors into buckets, with every way for each bucket, by definition."""
     found = []
-    for cuts in product((False, True), repeat=5):
+    for cuts in product((False, True), repeat=len(trace.tensors) - 1):
         ends = [index for index, cut in enumerate((*cuts, True)) if cut]
-        buckets = cut_into_buckets(trace, ends, [ways[0].route] * len(ends))
-        found.append(simulate_plan(Plan("toy", 4, "any", buckets), trace, ways, NETWORK, 4).iteration_seconds)
+        for routes in product([way.route for way in ways], repeat=len(ends)):
+            plan = Plan("toy", 4, "any", cut_into_buckets(trace, ends, routes))
+            found.append(simulate_plan(plan, trace, ways, NETWORK, 4).iteration_seconds)
     return min(found)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_plan_for_lanes_is_close_to_the_best_of_all_partitions_and_no_worse_than_before(seed: int) -> None:
     trace, ways = small_case(seed)
     plain = predict(trace, PLANNERS["exact"], ways, 4)
-    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=0.0)
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0)
     before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
     assert found.iteration_seconds <= before * (1 + 1e-9)
-    assert found.iteration_seconds <= 1.08 * best_of_all(trace, ways)
+    assert found.iteration_seconds <= WORST["exact"] * best_of_all(trace, ways)
+
+
+WORST = {"exact": 1.01, "joint": 1.1}  # over the best of all plans, of 60 random cases each; decision 0022 quotes it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planner", WORST)
+def test_sixty_plans_for_lanes_are_close_to_the_best_of_all(planner: str) -> None:
+    over = []
+    for seed in range(60):
+        trace, ways = small_case(seed)
+        ways = ways if planner == "exact" else WAYS[:2]
+        trace = trace if planner == "exact" else replace(trace, tensors=trace.tensors[:4])
+        plain = predict(trace, PLANNERS[planner], ways, 4)
+        found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0)
+        over.append(found.iteration_seconds / best_of_all(trace, ways))
+    print(f"{planner}: at most {max(over):.4f} times the best of all")
+    assert max(over) <= WORST[planner]
 
 
 @pytest.mark.parametrize("planner", ["exact", "joint", "wfbp"])
@@ -182,7 +202,7 @@ def test_long_messages_are_cut_where_one_is_encoded_while_another_travels(planne
 def test_bulks_of_a_plan_take_no_longer_and_are_messages_to_the_simulator(seed: int, planner: str) -> None:
     trace, ways = small_case(seed)
     plain = predict(trace, PLANNERS[planner], ways, 4)
-    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=0.0, bulk=True)
+    found = plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=0.0, bulk=True)
     before = simulate_plan(plain, trace, ways, NETWORK, 4).iteration_seconds
     assert found.buckets == plain.buckets
     assert found.iteration_seconds <= before * (1 + 1e-9)
@@ -202,7 +222,7 @@ def test_the_engines_own_messages_travel_in_bulks_too() -> None:
 def test_a_finer_plan_must_save_clearly_and_the_engines_own_stays_as_it_is() -> None:
     trace, ways = small_case(0)
     plain = predict(trace, PLANNERS["exact"], ways, 4)
-    assert plan_in_lanes(plain, trace, ways, NETWORK, 4, least_gain=1.0).buckets == plain.buckets
+    assert plan_in_lanes(plain, trace, ways, NETWORK, 4, tie=1.0).buckets == plain.buckets
     native = predict(trace, PLANNERS["exact"], WAYS[2:], 4)
     assert plan_in_lanes(native, trace, WAYS[2:], NETWORK, 4) is native
 

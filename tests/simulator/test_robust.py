@@ -20,7 +20,7 @@ def test_a_gain_below_the_tie_is_left_for_fewer_messages() -> None:
     best, chosen = plans(startup_seconds=2.9e-3)
     assert len(best.buckets) == 2
     assert len(chosen.buckets) == 1
-    assert best.iteration_seconds < chosen.iteration_seconds <= (1 + TIE) * best.iteration_seconds
+    assert best.iteration_seconds < chosen.iteration_seconds <= best.iteration_seconds / (1 - TIE)
 
 
 def test_a_clear_gain_is_taken() -> None:

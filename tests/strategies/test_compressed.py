@@ -1,13 +1,23 @@
 """Compressed all-reduces are proved for every world size; broken ones are caught by name."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from every_call import dense_calls
 from mutations import change, drop, duplicate, find
 from penstock.program import DATA, Buffer, Instruction, Op, Slice
-from penstock.strategies import Options, build, build_coded_part, build_compressed, coded_names, compressed_program
+from penstock.strategies import (
+    STRATEGIES,
+    Options,
+    build,
+    build_coded_part,
+    build_compressed,
+    coded_names,
+    compressed_program,
+)
 from penstock.verify import Kind, require_proof, verify
 
 RING = compressed_program("ring", 3, 3, Options(block_numel=1))
@@ -34,6 +44,33 @@ def test_it_is_proved_for_blocks_of_elements_and_for_batches(name: str) -> None:
             assert (sum(batches.sizes), min(batches.sizes) > 0) == (43_000, True)
         if name not in QUADRATIC:
             assert require_proof(compressed_program(name, world_size, 41, Options(block_numel=2))).proved
+
+
+SERIAL = [name for name in coded_names() if "serial" in STRATEGIES[name].options]
+
+
+@pytest.mark.parametrize("name", SERIAL)
+def test_one_that_is_serial_is_proved_and_computes_nothing_while_it_sends(name: str) -> None:
+    for world_size, partitions in product((1, 2, 3, 4, 5, 8), (None, 1, 3, 16)):
+        for bounds in ([0, 100], [0, 5000, 5001, 40_000]):
+            program, _ = build_compressed(name, world_size, bounds, Options(partitions=partitions, serial=True))
+            assert require_proof(program).proved
+            for instructions in program.ranks:
+                before = [transitive(instructions, index) for index in range(len(instructions))]
+                sends = [index for index, one in enumerate(instructions) if one.op is Op.SEND]
+                for index, one in enumerate(instructions):
+                    if one.op not in (Op.SEND, Op.RECV):
+                        assert all(other in before[index] or index in before[other] for other in sends)
+
+
+def transitive(instructions: Sequence[Instruction], index: int) -> set[int]:
+    """Return all that an instruction waits for, directly or not."""
+    found, left = set[int](), list(instructions[index].after)
+    while left:
+        if (one := left.pop()) not in found:
+            found.add(one)
+            left += instructions[one].after
+    return found
 
 
 @pytest.mark.parametrize("name", [name for name in coded_names() if name != "hierarchical"])

@@ -34,7 +34,7 @@ def test_a_strategy_is_a_name_and_its_options(text, wanted):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ring(servers=2)", "strategy 'ring(servers=2)': no option 'servers'; wanted none"),
+        ("ring(servers=2)", "strategy 'ring(servers=2)': no option 'servers'; wanted serial"),
         ("hierarchical(nodes=2)", "strategy 'hierarchical(nodes=2)': no option 'nodes'; wanted ranks_per_node, inner"),
         ("parameter_server(servers=a)", "strategy 'parameter_server(servers=a)': servers is 'a'; wanted a number"),
         ("parameter_server(servers=0)", "servers is 0; wanted >= 1"),

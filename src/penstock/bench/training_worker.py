@@ -230,9 +230,11 @@ def start_up(job: TrainJob) -> dict[str, Any]:
 
 
 def _prepare(job: TrainJob, task: Task, name: str, others: Sequence[Subject]) -> Subject:
-    """Wrap a fresh module by the method called `name`, and run it until it is warm and has planned."""
+    """Wrap a fresh module by the method called `name`, and run it until it is warm and has its plan."""
     subject = _begin(job, task, name, others)
     for _ in range(job.warmup + (job.profile if find_method(name).plans else 0)):
+        subject.step()
+    while isinstance(model := subject.trained.model, PlannedDataParallel) and model._planning.is_racing:
         subject.step()
     if subject.trained.finish:
         subject.trained.finish()

@@ -43,7 +43,9 @@ def plan(
 ) -> None:
     """Plan the messages of one iteration and predict its time.
 
-    With several --all-reduce, exact and joint pick one for each bucket; with --codecs, joint picks these too.
+    With several --all-reduce, exact and joint pick one for each bucket; with --codecs, joint picks these too. Messages
+    are taken to go one after the other, as planners have it; in training on CPUs, and in `penstock replay`, several are
+    under way at a time.
     """
     from penstock.cost.clusters import find_network
     from penstock.plan import plan_document, save_plan
@@ -107,7 +109,7 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
     best = min(plan.iteration_seconds for plan in plans.values())
     source = ", ".join(f"{way.route} ({way.source})" for way in ways)
     print_table(
-        f"{trace.label} on {chosen.workers} workers: predicted iteration, messages by {source}",
+        f"{trace.label} on {chosen.workers} workers: predicted iteration, one message after the other, by {source}",
         ("planner", "messages", "iteration", "not hidden", "against best"),
         [
             (

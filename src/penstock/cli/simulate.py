@@ -32,7 +32,10 @@ def simulate(
     picture: PictureOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Simulate one iteration on every number of workers: speed-up and efficiency of each planner."""
+    """Simulate one iteration on every number of workers: speed-up and efficiency of each planner.
+
+    Messages are taken to go one after the other, as planners have it.
+    """
     from penstock.cli.output import format_seconds, print_json, print_table
     from penstock.cost.clusters import find_network
     from penstock.errors import PlanError
@@ -72,5 +75,5 @@ def simulate(
             )
             for row in rows
         ],
-        note=f"simulated{'' if not picture else '; drawn in ' + picture}",
+        note=f"simulated, one message after the other{'' if not picture else '; drawn in ' + picture}",
     )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def verify(
-    name: Annotated[str, typer.Argument(help="a strategy, such as ring, or a penstock-program/1 .json")] = "",
+    name: Annotated[
+        str, typer.Argument(help="a strategy, such as ring, or a penstock-program/1 .json; with --plan, a trace")
+    ] = "",
     workers: Annotated[int, typer.Option(help="world size", min=1)] = 4,
     operation: Annotated[
         str, typer.Option(help="all_reduce, broadcast, reduce, reduce_scatter or all_gather")
@@ -36,6 +38,9 @@ def verify(
     inner: Annotated[str, typer.Option(help="hierarchical: strategy inside a node")] = "spanning_tree",
     outer: Annotated[str, typer.Option(help="hierarchical: strategy between nodes")] = "ring",
     codec: Annotated[str, typer.Option(help="compress all messages of an all-reduce, with onebit or another")] = "",
+    plan: Annotated[
+        str, typer.Option(metavar="FILE", help="prove this penstock-plan/1 file in lanes, NAME being its trace")
+    ] = "",
     list_: Annotated[bool, typer.Option("--list", help="name all strategies")] = False,
     program: Annotated[bool, typer.Option("--program", help="print the instructions")] = False,
     out: Annotated[str, typer.Option(metavar="FILE", help="write the program here as JSON")] = "",
@@ -50,6 +55,9 @@ def verify(
 
     if list_:
         _list(json)
+        return
+    if plan:
+        _verify_plan(plan, name, json)
         return
     options = Options(
         block_numel or None,
@@ -77,6 +85,37 @@ def verify(
         print_json(_document(subject, proof, summary, itemsize))
     else:
         _print(subject, proof, summary, show_program=program)
+    if not proof.proved:
+        raise typer.Exit(1)
+
+
+def _verify_plan(path: str, trace_name: str, as_json: bool) -> None:
+    """Prove the iteration that a plan is, whenever its buckets become ready."""
+    from penstock.cli.output import print_json
+    from penstock.plan import load_plan
+    from penstock.program.composition import LANES
+    from penstock.runtime.request import plan_composition
+    from penstock.traces import find_trace
+    from penstock.verify import verify as prove
+
+    plan = load_plan(path)
+    trace = find_trace(trace_name or plan.model)
+    plan.check_against(trace)
+    proof = prove(plan_composition(plan, {tensor.name: tensor.numel for tensor in trace.tensors}))
+    found = {
+        "plan": plan.hash,
+        "workers": plan.workers,
+        "messages": len(plan.messages),
+        "lanes": LANES,
+        "proved": proof.proved,
+        "findings": [str(finding) for finding in proof.findings],
+    }
+    if as_json:
+        print_json(found)
+    else:
+        said = "proved" if proof.proved else f"NOT PROVED: {proof.findings[0]}"
+        whole = f"{len(plan.messages)} messages in {LANES} lanes on {plan.workers} workers"
+        print(f"plan {plan.hash}, {whole}, whenever gradients become ready: {said}")
     if not proof.proved:
         raise typer.Exit(1)
 

@@ -2,34 +2,33 @@
 
 Waiting costs no processor time, so 8 or 16 ranks fit on two cores, and a GPU's step can be studied on machines without
 one. Deadlines are absolute, counted from the start of the iteration: lateness of one tensor does not delay the next.
-Compressed buckets are compressed for real, tensor by tensor, with error feedback: that does cost processor time, and
-all ranks of this machine share its cores. `replay_plans` replays several plans in turn on the same network and compares
-each with its simulation.
+Buckets are averaged by the `Exchange` that training uses, in lanes, with its codecs and error feedback: that does cost
+processor time, and all ranks of this machine share its cores. `replay_plans` replays several plans in turn on the same
+network and compares each with its simulation.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from statistics import median
+from time import process_time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.codecs.codec import Codec
-from penstock.codecs.feedback import PutOff
-from penstock.codecs.registry import make_codec
 from penstock.cost.ways import way_for
+from penstock.exchange.arrays import Device, NumpyArrays
+from penstock.exchange.exchange import Exchange
+from penstock.exchange.parameter_state import Memory
 from penstock.network import Network
 from penstock.plan import Plan
-from penstock.program.composition import LANES, deal
+from penstock.program.composition import LANES
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.recorder import Recorder
-from penstock.runtime.timed import largest
-from penstock.simulator.composition import simulate_plan
+from penstock.runtime.timed import gathered, largest
+from penstock.simulator.composition import simulate_plan, timed_lanes
 from penstock.simulator.fitted import fitted_cost
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
@@ -45,6 +44,7 @@ class Replayed:
 
     timeline: Timeline
     lateness_seconds: float  # how much later than the trace says the backward pass ended
+    core_seconds: float  # that this rank's process took of the cores
 
     @property
     def iteration_seconds(self) -> float:
@@ -56,14 +56,12 @@ class Gradients:
     """The memory of one rank's gradients, and of what codecs have not sent; plans of the same trace share it."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
         numel = sum(tensor.numel for tensor in trace.tensors)
         self.values = np.zeros(numel, _DTYPES[trace.dtype])
-        self._codecs: dict[str, Codec] = {}
 
     @cached_property
     def residual(self) -> NDArray[np.float32]:
-        """What codecs have not sent, aligned with the values; made when the first compressed bucket comes."""
+        """What codecs have not sent; made when the first compressed bucket comes."""
         return np.zeros(self.values.size, np.float32)
 
     @cached_property
@@ -80,11 +78,22 @@ class Gradients:
             part = self.values[start : start + _NOISE]
             part[:] = self._noise[: part.size]
 
-    def codec(self, spec: str) -> Codec:
-        """Return the codec of a plan; made once."""
-        if spec not in self._codecs:
-            self._codecs[spec] = make_codec(spec)
-        return self._codecs[spec]
+
+class _SharedResidual(NumpyArrays):
+    """Gives the residuals of one plan's buckets memory that all plans of a trace share.
+
+    Each plan has its own pieces of what is put off: so an iteration does what one of a steady training run does, on
+    values that mean nothing.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients, self._used = gradients, 0
+
+    def zeros(self, numel: int, device: Device) -> NDArray[np.float32]:
+        """Return the next elements; an exchange asks once for each bucket, one lane at a time."""
+        start, self._used = self._used, self._used + numel
+        assert self._used <= self._gradients.residual.size, "a plan has one residual for each element"
+        return self._gradients.residual[start : self._used]
 
 
 class Replay:
@@ -96,94 +105,61 @@ class Replay:
         plan: Plan,
         communicator: Communicator,
         gradients: Gradients | None = None,
-        lanes: Sequence[Communicator] | None = None,  # of the communicator, where several replays share them
+        lanes: int = LANES,
     ) -> None:
         plan.check_against(trace)
         plan = plan.merged
         self._trace, self._plan, self._communicator = trace, plan, communicator
-        self._lanes = communicator.lanes(LANES) if lanes is None else lanes
-        self._lane_of = deal([bucket.strategy == "native" for bucket in plan.buckets], len(self._lanes))
         self.gradients = gradients or Gradients(trace)
         self.compresses = any(bucket.codec is not None for bucket in plan.buckets)
-        self._threads = [ThreadPoolExecutor(1, f"penstock-replay-{lane}") for lane, _ in enumerate(self._lanes)]
-        self._places = list(_places(trace, plan))
-        index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
-        self._kept = [self._residual(number) for number in range(len(plan.buckets))]
-        self._codecs = [
-            None if bucket.codec is None else self.gradients.codec(bucket.codec).for_bucket(number)
-            for number, bucket in enumerate(plan.buckets)
-        ]
-        self._bucket_after = {index_of[bucket.tensors[-1]]: number for number, bucket in enumerate(plan.buckets)}
+        self._exchange = Exchange(communicator, memory=Memory(arrays=_SharedResidual(self.gradients)), lanes=lanes)
+        self._exchange.follow(plan)
+        numel, dtype = {tensor.name: tensor.numel for tensor in trace.tensors}, str(self.gradients.values.dtype)
+        sizes = [[numel[name] for name in bucket.tensors] for bucket in plan.buckets]
+        ends = accumulate(map(sum, sizes), initial=0)
+        places = (self.gradients.values[start : start + sum(each)] for start, each in zip(ends, sizes, strict=False))
+        self._after = {  # by the last tensor of each bucket
+            bucket.tensors[-1]: (self._exchange.bucket(bucket.tensors, each, dtype), values)
+            for bucket, each, values in zip(plan.buckets, sizes, places, strict=True)
+        }
 
-    def run(self, start_together: Callable[[], object] = lambda: None) -> Replayed:
+    def run(self, start_together: Callable[[], object] = lambda: None, record: bool = False) -> Replayed:
         """Replay one iteration; every rank must start it at about the same time.
 
         Making gradients takes processors that all ranks share: who is ready calls `start_together`, and the clock
-        starts when that returns.
+        starts when that returns. With `record`, the timeline has each instruction, which takes a little longer.
         """
-        spans: list[Span] = []
-        sent: list[Future[Span]] = []
-        self._communicator.recorder = recorder = Recorder()
+        rank, exchange, spans, started = self._communicator.transport.rank, self._exchange, list[Span](), []
+        exchange.record(record)
+        exchange.begin()
         if self.compresses:
             self.gradients.renew()
         start_together()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), process_time()
         _wait_until(start + self._trace.forward_seconds)
-        spans.append(Span("forward", COMPUTE, 0.0, time.perf_counter() - start, self._communicator.transport.rank))
-        for index, (tensor, ready) in enumerate(zip(self._trace.tensors, self._trace.ready_seconds, strict=True)):
+        spans.append(Span("forward", COMPUTE, 0.0, time.perf_counter() - start, rank))
+        for tensor, ready in zip(self._trace.tensors, self._trace.ready_seconds, strict=True):
             _wait_until(start + ready)
-            spans.append(Span(tensor.name, COMPUTE, spans[-1].end_seconds, time.perf_counter() - start, spans[0].rank))
-            if self._plan.overlap and index in self._bucket_after:
-                sent.append(self._send(self._bucket_after[index], start))
+            spans.append(Span(tensor.name, COMPUTE, spans[-1].end_seconds, time.perf_counter() - start, rank))
+            if tensor.name in self._after:
+                started.append(exchange.start(*self._after[tensor.name]))
         lateness = spans[-1].end_seconds - self._trace.compute_seconds
-        if not self._plan.overlap:
-            sent = [self._send(number, start) for number in range(len(self._plan.buckets))]
-        spans.extend(future.result() for future in sent)
-        self._communicator.recorder = None
-        return Replayed(Timeline((*spans, *recorder.timeline(start).spans)), lateness)
+        exchange.finish()
+        for handle in started:
+            exchange.wait(handle)
+        used = process_time() - used
+        found = {sent.name: sent for sent in exchange.sent}
+        for bucket in self._plan.buckets:
+            sent = found[bucket.name]
+            spans.append(Span(bucket.name, "network", sent.start_seconds - start, sent.end_seconds - start, rank))
+        recorder = self._communicator.recorder
+        spans += recorder.timeline(start).spans if recorder is not None else ()
+        exchange.record(False)
+        return Replayed(Timeline(tuple(spans)), lateness, used)
 
     def close(self) -> None:
         """End the communication threads."""
-        for thread in self._threads:
-            thread.shutdown()
-
-    def _send(self, number: int, start: float) -> "Future[Span]":
-        return self._threads[self._lane_of[number]].submit(self._reduce, number, start)
-
-    def _reduce(self, number: int, start: float) -> Span:
-        bucket, communicator = self._plan.buckets[number], self._lanes[self._lane_of[number]]
-        if communicator.recorder is not None:
-            communicator.recorder.name(bucket.name)
-        first, bounds = self._places[number]
-        values = self.gradients.values[first : first + bounds[-1]]
-        begin = time.perf_counter() - start
-        codec = self._codecs[number]
-        if codec is None:
-            communicator.all_reduce(values, bucket.strategy, **bucket.route.options)
-        else:
-            communicator.all_reduce(values, bucket.strategy, codec, self._kept[number], bounds, **bucket.route.options)
-        return Span(bucket.name, "network", begin, time.perf_counter() - start, communicator.transport.rank)
-
-    def _residual(self, number: int) -> PutOff | None:
-        """Return where a bucket's codec keeps what it does not send, as training has it: put off.
-
-        Plans share the memory, and each has its own pieces of what is put off: so an iteration does what one of a
-        steady training run does, on values that mean nothing.
-        """
-        if self._plan.buckets[number].codec is None:
-            return None
-        first, bounds = self._places[number]
-        return PutOff(self.gradients.residual[first : first + bounds[-1]])
-
-
-def _places(trace: Trace, plan: Plan) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield where each bucket begins, and where in it each tensor begins and the last one ends, in elements."""
-    numel = {tensor.name: tensor.numel for tensor in trace.tensors}
-    first = 0
-    for bucket in plan.buckets:
-        bounds = tuple(accumulate((numel[name] for name in bucket.tensors), initial=0))
-        yield first, bounds
-        first += bounds[-1]
+        self._exchange.close()
 
 
 def _wait_until(deadline: float) -> None:
@@ -202,6 +178,8 @@ class ReplayRow:
     spread: float  # maximum - minimum over iterations
     simulated_seconds: float
     lateness: float  # median over iterations of how much the replayed computation took too long, relative
+    core_seconds: float = 0.0  # what an iteration takes of the cores, of one rank's process, on average
+    simulated_lanes: int = LANES  # fewer than were run where the simulator could not time as many
 
     @property
     def error(self) -> float:
@@ -226,13 +204,15 @@ def replay_plans(
 
     Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted; nor
     is a second one of those that compress, as the memory they share had its final size only after the first of all.
+    The measured timeline is that of one more iteration: noting each instruction takes time.
     """
-    gradients = Gradients(trace)
-    every, wanted = communicator.lanes(LANES), lanes or {}
-    shared = {name: every[: wanted.get(name, LANES)] for name in plans}
-    replays = {name: Replay(trace, plan, communicator, gradients, shared[name]) for name, plan in plans.items()}
+    gradients, wanted = Gradients(trace), lanes or {}
+    replays = {
+        name: Replay(trace, plan, communicator, gradients, wanted.get(name, LANES)) for name, plan in plans.items()
+    }
     runs: dict[str, list[Replayed]] = {name: [] for name in plans}
     slowest: dict[str, list[float]] = {name: [] for name in plans}
+    cores: dict[str, list[float]] = {name: [] for name in plans}
     start_together = partial(largest, communicator.transport, 0.0, communicator.timeout_seconds)
     try:
         _warm_up(list(replays.values()), start_together, done)
@@ -240,16 +220,26 @@ def replay_plans(
         for turn in range(iterations):
             first = turn % max(1, len(names))  # every plan is the first in its turn
             for name in names[first:] + names[:first]:
-                runs[name].append(replays[name].run(start_together))
-                seconds = runs[name][-1].iteration_seconds
+                runs[name].append(found := replays[name].run(start_together))
+                cores[name].append(float(gathered(communicator.transport, found.core_seconds).mean()))
+                seconds = found.iteration_seconds
                 slowest[name].append(largest(communicator.transport, seconds, communicator.timeout_seconds))
                 done()
+        recorded = {name: each.run(start_together, record=True).timeline for name, each in replays.items()}
     finally:
         for replay in replays.values():
             replay.close()
-    simulated = {name: _simulate(trace, plan, network, len(shared[name])) for name, plan in plans.items()}
-    rows = [_row(trace, plans[name], runs[name], slowest[name], simulated[name]) for name in plans]
-    return rows, {name: (simulated[name], runs[name][-1].timeline) for name in plans}
+    simulated = {name: _simulate(trace, plan, network, wanted.get(name, LANES)) for name, plan in plans.items()}
+    timed = {name: timed_lanes(plan, trace, network, wanted.get(name, LANES)) for name, plan in plans.items()}
+    rows = [
+        replace(
+            _row(trace, plans[name], runs[name], slowest[name], simulated[name]),
+            core_seconds=median(cores[name]),
+            simulated_lanes=timed[name],
+        )
+        for name in plans
+    ]
+    return rows, {name: (simulated[name], recorded[name]) for name in plans}
 
 
 def _warm_up(replays: list[Replay], start_together: Callable[[], object], done: Callable[[], None]) -> None:

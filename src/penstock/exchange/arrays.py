@@ -26,9 +26,6 @@ class Arrays(Protocol):
     def zeros(self, numel: int, device: Device) -> Buffer:
         """Return float32 zeros on a device; in host memory, a numpy array."""
 
-    def empty_like(self, values: Buffer, numel: int) -> Buffer:
-        """Return memory for so many elements, of the kind, type and device of `values`."""
-
     def indices(self, values: NDArray[np.int64], device: Device) -> Buffer:
         """Return indices into a buffer on a device, to read and write elements of it."""
 
@@ -75,10 +72,6 @@ class NumpyArrays:
     def zeros(self, numel: int, device: Device) -> Buffer:
         """Return float32 zeros."""
         return np.zeros(numel, np.float32)
-
-    def empty_like(self, values: Buffer, numel: int) -> Buffer:
-        """Return an array of the type of `values`."""
-        return np.empty(numel, values.dtype)
 
     def indices(self, values: NDArray[np.int64], device: Device) -> Buffer:
         """Return the indices as they are."""

@@ -13,10 +13,7 @@ number. A lane is a thread that averages its buckets one after the other, with t
 one bucket is encoded while another's messages are under way, and no rank needs to know how far another lane is: a
 bucket waits for those before it in its lane and for nothing else (docs/decisions/0022-an-iteration-is-one-program.md).
 
-Where a plan has bulks, a bucket of one waits until all of them have been started. Then they are copied side by side,
-travel as one message, and their averages are copied back: the bits are those of one bucket with all of it. (Adaptors
-that place gradients themselves let those of a bulk lie side by side from the start, `Plan.merged`.) A bulk that
-is not whole goes with what it has when a bucket that is not of it comes, or at `finish`.
+Where a plan has bulks, its messages are what is started (`Plan.messages`): gradients of a bulk lie side by side.
 
 Gradients are numpy arrays, or whatever the `arrays` of the memory
 know (`arrays.py`); their memory must stay as it is from `start` to `wait`. On an `Exchange` of torch's, buckets that a
@@ -24,12 +21,12 @@ GPU can average without a wait of the host are queued there, on the thread that 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby
 from threading import Lock
 from time import perf_counter
 from typing import Any
@@ -43,7 +40,7 @@ from penstock.exchange.state import State
 from penstock.exchange.traffic import Sent, Traffic, Used, by_route
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.program.composition import LANES
+from penstock.program.composition import LANES, Dealing
 from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
@@ -62,8 +59,6 @@ class ResolvedBucket:
     parcels: tuple[Parcel, ...]
     version: int  # of the routes that it was made for
     has_native: bool  # the engine's own all-reduce carries some of it: that is called in one order, in lane 0
-    bulk: int | None = None  # of the plan's messages, the one that it is a part of; None: it travels by itself
-    dtype: str = "float32"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,11 +76,11 @@ class Iteration:
     """The buckets of one iteration."""
 
     before: "list[Future[None]]"  # what is done before it begins: buckets of the one before, and clipping
+    dealing: Dealing  # of its buckets to lanes
     begun: "Future[None]" = field(default_factory=Future)  # the first bucket begins it
     futures: "list[Future[None]]" = field(default_factory=list)  # of its buckets
     is_fresh: bool = True  # nothing of it was started yet
     parcels: int = 0  # that were started
-    dealt: int = 0  # buckets that were dealt out to lanes
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +97,6 @@ class Handle:
     is_first: bool  # of its iteration
     lane: int = 0  # whose thread averages it, where it is not queued on a device
     future: Future[None] | None = None  # None: held back
-    bulk: "Handle | None" = None  # in which it travels, once that is started
 
 
 class Exchange:
@@ -140,18 +134,14 @@ class Exchange:
         self._routes: dict[str, Route] = {}  # of each tensor in the plan
         self._overlap = True
         self.version = 0  # of the routes: buckets that were made before it changed are of no more use
-        self._bulk_of: dict[str, int] = {}  # of each tensor in a bulk, the number of that among the plan's messages
-        self._bulk_sizes: Counter[int | None] = Counter()  # tensors of each bulk
-        self._bulks: dict[Any, tuple[ResolvedBucket, Buffer]] = {}  # by the names of their buckets: bulk, and memory
-        self._waiting: list[Handle] = []  # buckets of one bulk, the rest of which has not been started
         self._held: list[Handle] = []  # where nothing is sent before the end
-        self._iteration = Iteration([])
         self._recorder: Recorder | None = None
         self._nonfinite_elsewhere = False
         self._on_their_way: list[Handle] = []  # queued buckets whose last round is not queued yet
         self._threads = [
             ThreadPoolExecutor(1, f"penstock-exchange-{lane}") for lane, _ in enumerate(self._averaging.transports)
         ]
+        self._iteration = Iteration([], Dealing(len(self._threads)))
         self.sent: list[Sent] = []  # this iteration's parcels
         self.used: list[Used] = []  # their routes and bytes
         self.failure: Exception | None = None  # what ended this exchange, on every rank
@@ -169,9 +159,6 @@ class Exchange:
         self._averaging.forget_programs()
         self.memory.compresses |= self._encodes and any(bucket.codec for bucket in plan.buckets)
         self._routes = {name: bucket.route for bucket in plan.buckets for name in bucket.tensors}
-        several = (number for number, count in enumerate(plan.bulks) if count > 1)
-        self._bulk_of = {name: number for number in several for name in plan.messages[number].tensors}
-        self._bulk_sizes = Counter(self._bulk_of.values())
         nbytes: Counter[Route] = Counter()
         for bucket in plan.buckets:
             nbytes[bucket.route] += bucket.nbytes
@@ -180,7 +167,6 @@ class Exchange:
     def send_others_by(self, route: Route) -> None:
         """Send what no plan names by one route from now on; make buckets anew."""
         self._otherwise = route
-        self._bulks = {}
         self.version += 1
 
     def bucket(self, names: Sequence[str], sizes: Sequence[int], dtype: str = "float32") -> ResolvedBucket:
@@ -188,11 +174,6 @@ class Exchange:
 
         Make it once and start it in every iteration; make it anew when `version` changes.
         """
-        bulks = {self._bulk_of.get(name) for name in names}
-        bulk = bulks.pop() if len(bulks) == 1 else None
-        return self._made(names, sizes, dtype, None if self._bulk_sizes[bulk] == len(names) else bulk)
-
-    def _made(self, names: Sequence[str], sizes: Sequence[int], dtype: str, bulk: int | None = None) -> ResolvedBucket:
         routes = [self._routes.get(name, self._otherwise) if self._encodes else Route(NATIVE) for name in names]
         if dtype in self._without_native:
             routes = [Route("ring") if route == Route(NATIVE) else route for route in routes]
@@ -202,7 +183,7 @@ class Exchange:
             first, stop = here[0], here[-1] + 1
             parcels.append(self._averaging.parcel(names[first:stop], sizes[first:stop], route, starts[first], dtype))
         has_native = any(route.strategy == NATIVE for route in routes)
-        return ResolvedBucket(tuple(parcels), self.version, has_native, bulk, dtype)
+        return ResolvedBucket(tuple(parcels), self.version, has_native)
 
     @property
     def only_averages(self) -> bool:
@@ -219,8 +200,9 @@ class Exchange:
     def begin(self) -> None:
         """Begin an iteration; what an earlier one has left unsent is dropped."""
         self._land()
-        self._held, self._halfway, self._waiting, self._nonfinite_elsewhere = [], [], [], False
-        self.sent, self.used, self._iteration = [], [], Iteration(self._iteration.futures)
+        self._held, self._halfway, self._nonfinite_elsewhere = [], [], False
+        self.sent, self.used = [], []
+        self._iteration = Iteration(self._iteration.futures, Dealing(len(self._threads)))
         if self._recorder is not None:
             self._recorder.clear()
 
@@ -243,17 +225,11 @@ class Exchange:
             raise PlanError(
                 "a bucket that was made before the plan changed; call exchange.bucket(...) again, on all ranks"
             )
-        if bucket.bulk is not None and around is None:
-            return self._wait_for_bulk(bucket, values, done, failed)
-        if self._waiting:
-            self._send_waiting()
         iteration = self._iteration
         handle = Handle(bucket, values, done, failed, around, iteration, iteration.parcels, iteration.is_fresh)
         iteration.parcels += len(bucket.parcels)
         iteration.is_fresh = False
-        if not bucket.has_native and around is None:
-            handle.lane = iteration.dealt % len(self._threads)
-            iteration.dealt += 1
+        handle.lane = iteration.dealing.lane(bucket.has_native or around is not None)  # what is on a device: lane 0
         if not self._overlap or self._clips_model:
             self._held.append(handle)
         elif self.communicator.messages is None and not self._halves:
@@ -263,51 +239,12 @@ class Exchange:
             self._send_or_queue(handle)
         return handle
 
-    def _wait_for_bulk(
-        self, bucket: ResolvedBucket, values: Buffer, done: Done | None, failed: Failed | None
-    ) -> Handle:
-        """Keep a bucket until the rest of its bulk has been started."""
-        if self._waiting and _together(self._waiting[0].bucket) != _together(bucket):
-            self._send_waiting()
-        handle = Handle(bucket, values, done, failed, None, self._iteration, 0, False)
-        self._waiting.append(handle)
-        if sum(len(each.bucket.names) for each in self._waiting) == self._bulk_sizes[bucket.bulk]:
-            self._send_waiting()
-        return handle
-
-    def _send_waiting(self) -> None:
-        """Start the bulk that waits for more, with what it has, its gradients side by side."""
-        parts, self._waiting = self._waiting, []
-        key = parts[0].bucket.dtype, *(each.bucket.names for each in parts)
-        if key not in self._bulks:
-            parcels = [parcel for each in parts for parcel in each.bucket.parcels]
-            names, sizes = [n for each in parcels for n in each.names], [n for each in parcels for n in each.sizes]
-            memory = self.memory.arrays.empty_like(parts[0].values, sum(sizes))
-            self._bulks[key] = self._made(names, sizes, parts[0].bucket.dtype), memory
-        bucket, memory = self._bulks[key]
-        for part, inside in _places(parts, memory):
-            self.memory.arrays.copy(inside, part.values)
-        bulk = self.start(bucket, memory, partial(self._hand_out, parts, memory), partial(_fail_each, parts))
-        for each in parts:
-            each.bulk = bulk
-
-    def _hand_out(self, parts: Sequence[Handle], memory: Buffer) -> None:
-        """Copy the averages of a bulk to its buckets, on the thread that averaged it."""
-        with self.communicator.computing:
-            for part, inside in _places(parts, memory):
-                self.memory.arrays.copy(part.values, inside)
-        for part in parts:
-            if part.done is not None:
-                part.done()
-
     def finish(self) -> None:
         """Send what was held back: all gradients of this iteration have been started, and their norm is known.
 
         In halves, this is when finished sums begin to travel: as a forward pass needs them, those of the bucket that
         was started last first.
         """
-        if self._waiting:
-            self._send_waiting()
         held, self._held = self._held, []
         if held and self._clips_model:
             self._iteration.before.append(self._threads[0].submit(self._clip, held))
@@ -324,16 +261,10 @@ class Exchange:
 
         What went wrong with another bucket is raised as soon as this rank knows of it: wait for all of an iteration.
         """
-        if handle in self._waiting:  # which of the others have come is not the same on all ranks
-            raise PlanError(
-                f"bucket {handle.bucket.parcels[0].name!r} is waited for, and its bulk is not whole; start the rest of "
-                "it first, or call finish() once all buckets of the iteration have been started, on all ranks"
-            )
-        sent = handle.bulk or handle
-        if sent.future is None or sent in self._on_their_way:
+        if handle.future is None or handle in self._on_their_way:
             self.finish()
-        assert sent.future is not None, "a bucket of an earlier iteration, which was begun anew"
-        sent.future.result()
+        assert handle.future is not None, "a bucket of an earlier iteration, which was begun anew"
+        handle.future.result()
         if self.failure is not None:
             if isinstance(self.failure, NonFiniteError):  # the others still write to their buckets
                 for each in handle.iteration.futures:
@@ -515,23 +446,6 @@ class Exchange:
         """End the communication threads once they have sent what was started."""
         for thread in self._threads:
             thread.shutdown()
-
-
-def _together(bucket: ResolvedBucket) -> tuple[int | None, str]:
-    """Return what buckets have in common that may travel in one bulk."""
-    return bucket.bulk, bucket.dtype
-
-
-def _places(parts: Sequence[Handle], memory: Buffer) -> Iterator[tuple[Handle, Buffer]]:
-    """Yield the buckets of a bulk, each with where it lies in the bulk's memory."""
-    ends = accumulate((len(each.values) for each in parts), initial=0)
-    return ((part, memory[start:stop]) for part, (start, stop) in zip(parts, pairwise(ends), strict=True))
-
-
-def _fail_each(parts: Sequence[Handle], error: Exception) -> None:
-    for part in parts:
-        if part.failed is not None:
-            part.failed(error)
 
 
 def _route(compression: Scheme) -> Route:

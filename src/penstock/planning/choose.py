@@ -25,10 +25,11 @@ from penstock.planning.decide import MIXING, best_plan, compared, decide, decide
 from penstock.planning.planning import Decision
 from penstock.runtime.hosts import Nodes, describe_nodes, share_hosts
 from penstock.simulator.fitted import fitted_cost
+from penstock.simulator.iteration import TIE
 from penstock.strategies import find_strategy, parse_strategy
 from penstock.trace import Trace
 
-WORTH = 0.05  # of an iteration: what a route must promise to save before it is measured
+WORTH = TIE  # of an iteration: what a route must promise to save before it is measured
 _FREE = Curve(0.0, 0.0)  # of a codec that takes no time
 _SIZES = (1 << 12, 1 << 22)  # elements, whose payloads say how many bytes a codec makes of one
 

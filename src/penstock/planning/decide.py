@@ -13,16 +13,15 @@ from penstock.planners import PLANNERS, Planner
 from penstock.planners.batched import plan_batched
 from penstock.planning.planning import Decision
 from penstock.simulator.auto import CodecDecision, decide_among
-from penstock.simulator.composition import plan_in_lanes
+from penstock.simulator.composition import plans_in_lanes, timed_lanes
 from penstock.simulator.fitted import fitted_cost
-from penstock.simulator.iteration import predict, predict_robust, timed
+from penstock.simulator.iteration import TIE, fewest_messages, predict, predict_robust, timed
 from penstock.trace import Trace
 
 MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
     "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
     "joint": PLANNERS["joint"],
 }
-CLEARLY = 0.05  # of the predicted iteration: what another way must save to be preferred to the first candidate
 
 
 def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0) -> Decision:
@@ -50,7 +49,8 @@ def best_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Rou
 
 def _mixed_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Route], plain: Plan) -> Plan:
     ways = comparable(_ways(network, routes))
-    return _worth_its_messages(predict_robust(trace, MIXING[planner], ways, network.workers), plain)
+    mixed = predict_robust(trace, MIXING[planner], ways, network.workers)
+    return fewest_messages([mixed, replace(plain, planner=mixed.planner)])
 
 
 def decide_whether(
@@ -96,17 +96,6 @@ def _notes(routes: Sequence[Route]) -> tuple[str, ...]:
     )
 
 
-def _worth_its_messages(mixed: Plan, plain: Plan) -> Plan:
-    """Return the mixed plan, unless it sends more messages than the plain codec's best and hardly gains by them.
-
-    Where ranks share cores, each message takes time from computation, which no prediction counts: 13 messages that were
-    predicted to save 4% took 10% longer than the 3 of the plain codec (VGG-16, 4 hosts, two cores).
-    """
-    clearly = mixed.iteration_seconds < (1 - CLEARLY) * plain.iteration_seconds
-    few = len(mixed.buckets) <= len(plain.buckets) and mixed.iteration_seconds <= plain.iteration_seconds
-    return mixed if clearly or few else replace(plain, planner=mixed.planner)
-
-
 def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequence[Route]) -> Plan:
     """Return the plan that uses the first route only, unless choosing among all saves clearly more.
 
@@ -115,7 +104,7 @@ def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequ
     """
     ways = _ways(network, routes)
     first, best = (predict(trace, planner, some, network.workers) for some in (ways[:1], ways))
-    return best if best.iteration_seconds < (1 - CLEARLY) * first.iteration_seconds else first
+    return best if best.iteration_seconds < (1 - TIE) * first.iteration_seconds else first
 
 
 def decide_in_lanes(decision: Decision, routes: Sequence[Route], lanes: int, bulk: bool = False) -> Decision:
@@ -124,7 +113,11 @@ def decide_in_lanes(decision: Decision, routes: Sequence[Route], lanes: int, bul
     if (lanes == 1 and not bulk) or trace is None or network is None or network.workers == 1:
         return decision
     ways = comparable(_ways(network, routes))
-    return replace(decision, plan=plan_in_lanes(plan, trace, ways, network, lanes, decision.slowdown, bulk=bulk))
+    found = plans_in_lanes(plan, trace, ways, network, lanes, decision.slowdown, bulk=bulk)
+    notes = decision.notes
+    if timed_lanes(found[0], trace, network, lanes) < lanes:
+        notes = (*notes, "predicted as if one message followed the other: too many instructions to time them in lanes")
+    return replace(decision, plan=found[0], rivals=tuple(found[1:]), notes=notes)
 
 
 def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:

@@ -95,7 +95,7 @@ def _slowed(decision: Decision, last: Timeline | None) -> Iterator[str]:
     """Say where the last iteration took longer than the prediction has it: both may want the same cores.
 
     The network is measured while nothing computes. What messages take longer on hosts whose cores compute is counted
-    as profiled iterations showed it (`slowdown.py`), and not at all where a trace was given.
+    as profiled iterations showed it (`observed.py`), and not at all where a trace was given.
     """
     if last is None or decision.trace is None or decision.plan.timeline is None:
         return

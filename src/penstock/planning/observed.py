@@ -1,11 +1,11 @@
-"""What iterations really took: their timelines, drift from what the plan predicts, and what sharing cores costs.
+"""What iterations really took: timelines, drift from what the plan predicts, which of several plans is the fastest.
 
-How much longer messages take while the same cores compute: the network is measured while nothing computes. Profiled
-iterations send torch's own buckets while they compute, and what is left to send after that says how far messages came
-meanwhile. Let bucket i be ready at r_i, let it and all after it take S_i where nothing computes, and let the backward
-pass end at T. With a slowdown of s messages last until
-max_i (T - (T - r_i) / s + S_i) (`simulator/shared_cores.py`). They lasted until E: s is the least of
-(T - r_i) / (S_i - (E - T)): what bucket i and those after it did of their S_i in the T - r_i before T.
+Also how much longer messages take while the same cores compute. The network is measured while nothing computes;
+profiled iterations send torch's own buckets while they compute, and what is left to send after that says how far
+messages came meanwhile. Let bucket i be ready at r_i, let it and all after it take S_i where nothing computes, and let
+the backward pass end at T. With a slowdown of s messages last until max_i (T - (T - r_i) / s + S_i)
+(`simulator/iteration.py`). They lasted until E: s is the least of (T - r_i) / (S_i - (E - T)): what bucket i and those
+after it did of their S_i in the T - r_i before T.
 """
 
 from bisect import bisect_left
@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.exchange.traffic import Sent
 from penstock.network import LinearCost
+from penstock.plan import Plan
 from penstock.runtime.recorder import Recorder
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
@@ -173,3 +174,56 @@ class Drift:
         self.patience = min(2 * self.patience, LONGEST)
         self.predicted_seconds = predicted_seconds
         self.seen.clear()
+
+
+TURNS, SKIPPED, COUNTED = 2, 1, 4  # of each plan in a race; iterations of a turn that are not counted, and that are
+
+
+@dataclass(slots=True)
+class Race:
+    """Finds the fastest of a few plans by iterations of training; all ranks count alike, rank 0's times decide.
+
+    Plans that are predicted to take about the same time differ in what no prediction knows. Each has two turns, so that
+    a machine that is busy for a while spoils one turn, not a plan.
+
+        plans a, b   |a a a a a|b b b b b|a a a a a|b b b b b|  then the better; the first of each turn is not counted
+    """
+
+    plans: tuple[Plan, ...]  # the one in force first
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # by the plans' hashes, of counted iterations
+    iterations: int = 0  # so far
+
+    @property
+    def current(self) -> Plan:
+        """The plan whose turn it is."""
+        return self.plans[self.iterations // (SKIPPED + COUNTED) % len(self.plans)]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether each plan has had its turns."""
+        return self.iterations >= TURNS * len(self.plans) * (SKIPPED + COUNTED)
+
+    def note(self, seconds: float) -> None:
+        """Take what an iteration of the current plan took."""
+        if self.iterations % (SKIPPED + COUNTED) >= SKIPPED:
+            self.seconds.setdefault(self.current.hash, []).append(seconds)
+        self.iterations += 1
+
+    @property
+    def fastest(self) -> int:
+        """The number of the plan whose iterations took the least; the best half of them counts, as others only add."""
+        return min(range(len(self.plans)), key=lambda number: self.typical(self.plans[number]))
+
+    def typical(self, plan: Plan) -> float:
+        """Return the median of the quicker half of a plan's iterations."""
+        taken = sorted(self.seconds[plan.hash])
+        return median(taken[: -(-len(taken) // 2)])
+
+    def said(self) -> str:
+        """Return what was raced and what each took, in a sentence."""
+        each = "; ".join(
+            f"{plan.hash} ({len(plan.messages)} messages, predicted {1e3 * plan.iteration_seconds:.4g} ms) "
+            f"{1e3 * self.typical(plan):.4g} ms"
+            for plan in self.plans
+        )
+        return f"raced {len(self.plans)} plans for {self.iterations} iterations: {each}; the fastest is kept"

@@ -37,6 +37,7 @@ class Planning:
     profile_iterations: int = 5  # synchronised iterations to profile
     replan_drift: float = 0.0  # part that communication may differ from the prediction; 0: never plan again
     bulk: bool = True  # buckets in a row travel as one message where that pays; False: each by itself
+    race: bool = True  # plans that are predicted to take about as long are run in turn, and the fastest is kept
 
     def settings(self, engine: str | None = None) -> "Settings":
         """Return the same with files read; refuse bad values."""
@@ -52,6 +53,7 @@ class Planning:
             self.replan_drift,
             engine,
             self.bulk,
+            self.race,
         )
         settings.check()
         return settings
@@ -77,11 +79,21 @@ class Settings:
     replan_drift: float  # 0: never plan again
     engine: str | None = None  # what carries gradients; None: the process group
     bulk: bool = True  # buckets in a row may travel as one message
+    race: bool = True  # plans that are predicted to take about as long are run in turn
 
     @property
     def options(self) -> dict[str, str]:
         """What all ranks must have asked for, as text."""
-        named = ("planner", "strategy", "profile_iterations", "measure_seconds", "replan_drift", "engine", "bulk")
+        named = (
+            "planner",
+            "strategy",
+            "profile_iterations",
+            "measure_seconds",
+            "replan_drift",
+            "engine",
+            "bulk",
+            "race",
+        )
         keeps = "a folder" if self.measurements is not None else "None"  # each rank may have another one
         return {name: repr(getattr(self, name)) for name in named} | {"measurements": keeps}
 
@@ -95,8 +107,9 @@ class Settings:
             raise PlanError(f"measure_seconds is {self.measure_seconds!r}; wanted a number of seconds, more than 0")
         if not isinstance(drift, int | float) or not 0 <= drift < float("inf"):
             raise PlanError(f"replan_drift is {drift!r}; wanted 0 (off) or a part such as 0.3")
-        if not isinstance(self.bulk, bool):
-            raise PlanError(f"bulk is {self.bulk!r}; wanted True or False")
+        for name in ("bulk", "race"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise PlanError(f"{name} is {given!r}; wanted True or False")
         for name, kind in (("network", Network), ("trace", Trace), ("plan", Plan)):
             if not isinstance(given := getattr(self, name), kind | None):
                 raise PlanError(f"{name} is {given!r}; wanted a {kind.__name__}, the path of a file, or None")
@@ -132,3 +145,4 @@ class Decision:
     reason: str = ""  # why compression is on or off, where that was to be decided
     notes: tuple[str, ...] = ()  # what else a user should know of the codecs
     slowdown: float = 1.0  # times as long as `network` says messages take while gradients are computed
+    rivals: tuple[Plan, ...] = ()  # other plans, predicted to take about as long: which is faster, iterations tell

@@ -164,17 +164,28 @@ def compose(programs: Sequence[Program], lanes: int, halfway: Sequence[tuple[int
     return Composition(tuple(programs), deal(natives, lanes), tuple(halfway))
 
 
+@dataclass(slots=True)
+class Dealing:
+    """Deals programs out to lanes one by one, as their buckets are started."""
+
+    lanes: int
+    dealt: int = 0  # so far, those in lane 0 because of the engine's own collectives left out
+
+    def lane(self, is_native: bool) -> int:
+        """Return the lane of the next program, given whether it calls the engine's own collectives."""
+        if is_native:
+            return 0
+        self.dealt += 1
+        return (self.dealt - 1) % self.lanes
+
+
 def deal(natives: Iterable[bool], lanes: int) -> tuple[int, ...]:
     """Return the lanes of programs, given which of them call the engine's own collectives.
 
     >>> deal([False, False, True, False, False], 3)
     (0, 1, 0, 2, 0)
     """
-    dealt, found = 0, []
-    for is_native in natives:
-        found.append(0 if is_native else dealt % lanes)
-        dealt += not is_native
-    return tuple(found)
+    return tuple(map(Dealing(lanes).lane, natives))
 
 
 def _name(number: int, buffer: str) -> str:

@@ -32,13 +32,12 @@ from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
-from penstock.runtime.request import OwnProgram, Request, with_block
+from penstock.runtime.request import OwnProgram, Request, compressed_request, with_block
 from penstock.runtime.transport import Lanes, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.strategies import Options, parse_strategy
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 from penstock.strategies.hierarchical import leaders
-from penstock.strategies.strategy import coded_block
 
 KEPT_PROGRAMS = 256
 UNUSED_CALLS = 1024  # after so many others a queued program gives its memory on the device back
@@ -279,11 +278,8 @@ class Communicator:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
-            whole = max(target.numel, 1)  # where messages are queued, a round's are one group
-            block = whole if queued else coded_block(codec.max_nbytes(1 << 20))
-            chosen = Options(**{"block_numel": block, **options})
             world_size = self.transport.world_size
-            return Request(Collective.ALL_REDUCE, strategy, world_size, target.numel, target.dtype, chosen, ends)
+            return compressed_request(strategy, codec, world_size, ends, options, target.dtype, queued)
 
         key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
         return Call(self, key, ask, codec, by_host, self._encodes(strategy, options), halves)

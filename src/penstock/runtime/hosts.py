@@ -16,11 +16,21 @@ def this_host() -> str:
     Names are not enough: containers on different machines may have the same one. Containers on one machine count as
     one host where they share its network, and otherwise as several: what they send one another leaves by an interface.
     """
+    kernel = _kernel()
+    return f"{kernel}/{network_namespace()}" if kernel else platform.node()
+
+
+def this_machine() -> str:
+    """Return what ranks have in common that share cores: the kernel, whatever network namespaces they are in."""
+    return _kernel() or platform.node()
+
+
+def _kernel() -> str:
+    """Return what this start of the kernel is called; empty where there is no Linux."""
     try:
-        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{kernel}/{network_namespace()}"
-    except OSError:  # not Linux
-        return platform.node()
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def processors() -> int:

@@ -3,9 +3,12 @@
 What they take is no line: small ones have a startup of their own, while a large one also waits for its first block to
 be encoded and its last to be decoded. (ring+onebit on 4 hosts: 4 ms at 16 KB, then about 5.5 ms + 0.82 ns per byte from
 4 to 64 MB.) A line through all of them has half the startup of a bucket, and a planner that believes it sends too many.
-So it is fitted to messages as large as buckets are; below, it is too high. Nor do they go on as they began: at 256 MB
-the same ring took 1.15 times what 4 to 64 MB promise, parameter servers 0.8 times. One message with all gradients of a
-model tells.
+So it is fitted to messages as large as buckets are; below, it is too high, and what the shortest takes is kept beside
+it. Nor do they go on as they began: at 256 MB the same ring took 1.15 times what 4 to 64 MB promise, parameter servers
+0.8 times. One message with all gradients of a model tells.
+
+What a rank's process takes of the cores meanwhile is kept too, of the shortest message and for each byte: where ranks
+share cores, several buckets under way at a time cannot have more of them than there are.
 
 Whatever can be as in training is: feedback is put off, and means are taken instead of sums, so that a message can be
 sent again and again from the same memory.
@@ -22,10 +25,11 @@ import numpy as np
 
 from penstock.codecs.low_rank import Factor, Factoring, LowRank, Matrix, near_square
 from penstock.cost.fit import Fit, fit_measured
+from penstock.network import LinearCost, least_nbytes
 from penstock.plan import parse_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import fresh_pages
-from penstock.runtime.timed import LEAST, PILOTS, WAIT_SECONDS, Points, Round, agreed_seconds, noise
+from penstock.runtime.timed import LEAST, PILOTS, WAIT_SECONDS, CoreClock, Points, Round, agreed_seconds, noise
 from penstock.runtime.transport import Bytes, Transport
 
 SIZES = (1 << 21, 1 << 23, 1 << 25, 1 << 26)  # a processor's cache flatters codecs up to the third
@@ -35,6 +39,7 @@ _TOGETHER = 2  # messages back to back, at least: a rank that is done begins the
 _TURNS, _FEWEST = 5, 2  # through all sizes, of which the median counts: at most, and whatever the budget
 _SURELY = 1 << 23  # bytes that are measured whatever the budget; more where the fewest turns fit into it
 _POINTS_SHARE = 0.7  # of the budget, for sizes; the rest is for what each tensor adds
+_SHORTEST = 5  # of the shortest messages, back to back
 _WARM = 1 << 20  # bytes of the untimed rounds that compile a codec
 _WHOLE = 1 << 29  # of one message: two buffers of it on every rank
 
@@ -49,18 +54,41 @@ def compressed_line(transport: Transport, text: str, seconds: float, whole_nbyte
     # Codecs are compiled on their first calls, and not by all ranks at once.
     agreed_seconds(transport, one_round, noise(_WARM), fresh_pages(_WARM), LEAST)
 
+    clock, used = CoreClock(transport), dict[float, float]()  # of the cores, by bytes
+
     def points() -> Points:
-        found = _points_in_turn(transport, one_round, seconds * _POINTS_SHARE)
+        found = _points_in_turn(transport, one_round, seconds * _POINTS_SHARE, clock, used)
         larger = whole_nbytes > 1.5 * found[-1][0]
-        return [*found, _whole_point(transport, one_round, whole_nbytes)] if larger else found
+        return [*found, _whole_point(transport, one_round, whole_nbytes, clock, used)] if larger else found
 
     fit = fit_measured(points, f"all-reduce times by {text}")
     further = _further_tensor(communicator, text, seconds * (1 - _POINTS_SHARE))
-    return replace(fit, line=replace(fit.line, c_seconds_per_tensor=further))
+    line = replace(fit.line, c_seconds_per_tensor=further)
+    return replace(fit, line=with_cores(transport, line, one_round, clock, *max(used.items())))
 
 
-def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> Points:
+def with_cores(
+    transport: Transport, line: LinearCost, one_round: Round, clock: CoreClock, nbytes: float, used: float
+) -> LinearCost:
+    """Return a line with what the shortest of its messages takes, and what messages take of the cores.
+
+    Most tensors of a model are small. `used` is what a rank's process takes of the cores for a long message.
+    """
+    few = least_nbytes(transport.world_size)
+    timed = partial(agreed_seconds, transport, one_round, noise(few), fresh_pages(few))
+    timed(PILOTS + 1)
+    turns = [clock.seconds(partial(timed, _SHORTEST)) for _ in range(LEAST)]
+    times, shortest = [seconds for seconds, _ in turns], min(taken for _, taken in turns) / _SHORTEST
+    per_byte = max(0.0, used - shortest) / (nbytes - few)
+    return replace(line, least_seconds=median(times), least_core_seconds=shortest, core_seconds_per_byte=per_byte)
+
+
+def _points_in_turn(
+    transport: Transport, one_round: Round, seconds: float, clock: CoreClock, used: dict[float, float]
+) -> Points:
     """Return (bytes, seconds per round) of compressed messages, the median of several turns through all sizes.
+
+    What the largest takes of the cores is noted in `used`.
 
     Codecs and messages compete for cores, and a machine is busy for seconds at a time: that spoils a turn, where it
     would spoil a size, and with it the slope of the line. The first rounds of each size say how many turns, and which
@@ -76,8 +104,13 @@ def _points_in_turn(transport: Transport, one_round: Round, seconds: float) -> P
         last = _TOGETHER * time(1)
         a_turn += last
     turns = min(max(_turns(a_turn, seconds), _FEWEST), _TURNS)
-    times = [[time(_TOGETHER) for time in timers.values()] for _ in range(turns)]
-    return [(float(size), median(found)) for size, found in zip(timers, zip(*times, strict=True), strict=True)]
+    found: dict[int, list[tuple[float, float]]] = {size: [] for size in timers}  # seconds, and of the cores
+    for _ in range(turns):
+        for size, timer in timers.items():
+            found[size].append(clock.seconds(partial(timer, _TOGETHER)))
+    largest = max(timers)
+    used[largest] = min(taken for _, taken in found[largest]) / _TOGETHER  # what else a machine does only adds
+    return [(float(size), median(seconds for seconds, _ in each)) for size, each in found.items()]
 
 
 def _turns(seconds_per_turn: float, seconds: float) -> int:
@@ -85,12 +118,17 @@ def _turns(seconds_per_turn: float, seconds: float) -> int:
     return int(seconds / seconds_per_turn) - 1
 
 
-def _whole_point(transport: Transport, one_round: Round, nbytes: int) -> tuple[float, float]:
-    """Return (bytes, seconds) of a compressed message with all gradients of a model."""
+def _whole_point(
+    transport: Transport, one_round: Round, nbytes: int, clock: CoreClock, used: dict[float, float]
+) -> tuple[float, float]:
+    """Return (bytes, seconds) of a compressed message with all gradients of a model; its cores are noted in `used`."""
     size = min(nbytes, _WHOLE) // _WARM * _WARM
     first, second = _much_noise(size), fresh_pages(size)
-    agreed_seconds(transport, one_round, first, second, 2)  # touches the memory, and puts feedback off
-    return float(size), median(agreed_seconds(transport, one_round, first, second, _TOGETHER) for _ in range(LEAST))
+    timed = partial(agreed_seconds, transport, one_round, first, second)
+    timed(2)  # touches the memory, and puts feedback off
+    turns = [clock.seconds(partial(timed, _TOGETHER)) for _ in range(LEAST)]
+    used[size] = min(taken for _, taken in turns) / _TOGETHER
+    return float(size), median(seconds for seconds, _ in turns)
 
 
 def _much_noise(nbytes: int) -> Bytes:

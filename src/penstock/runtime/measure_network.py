@@ -16,24 +16,30 @@ from penstock.network import Network
 from penstock.plan import parse_route
 from penstock.program import Collective
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.hosts import processors
 from penstock.runtime.measure_codecs import measure_codecs
-from penstock.runtime.measure_compressed import compressed_line
+from penstock.runtime.measure_compressed import compressed_line, with_cores
 from penstock.runtime.pages import fresh_pages
 from penstock.runtime.reduce import Merge, merge_kernel
 from penstock.runtime.timed import (
+    LEAST,
     PILOTS,
     SIZES,
     WAIT_SECONDS,
+    CoreClock,
     Points,
     Round,
     agreed_points,
     agreed_seconds,
+    gathered,
+    machines,
     plain_values,
 )
 from penstock.runtime.transport import Bytes, Transport
 
 LARGEST = 1 << 26  # of dense messages: a startup hides behind its own transfer, and up to 16 MiB the line is too flat
 LARGER = (LARGEST, SIZES[-1])  # where growing sizes ended below, one of these is measured too
+_CORES_NBYTES = 1 << 22  # of dense messages that tell what each byte takes of the cores
 NATIVE = "native"  # the engine's own all-reduce
 OFF = 1.3  # times as long, or as short, as was kept: a measurement no longer holds
 CHECKED, CHECKS = (1 << 22, 1 << 20, 1 << 18, 1 << 16), 4  # bytes of the message that checks it, and how often at most
@@ -82,10 +88,24 @@ def measure_links(transport: Transport, name: str = "measured", seconds: float =
     merge = fit_measured(summing, "summation times")
     gamma = merge.line.b_seconds_per_byte
     if transport.world_size == 1:
-        return Measurement(Network(1, 0.0, 0.0, gamma, name=name), {"merge": merge})
+        return Measurement(Network(1, 0.0, 0.0, gamma, name=name, cores=processors()), {"merge": merge})
     link = fit_measured(partial(agreed_points, transport, _link_round, seconds * 3 / 4), "point-to-point times")
     alpha, beta = link.line.a_seconds, link.line.b_seconds_per_byte
-    return Measurement(Network(transport.world_size, alpha, beta, gamma, name=name), {"merge": merge, "link": link})
+    cores, ranks = shared_cores(transport)
+    network = Network(transport.world_size, alpha, beta, gamma, name=name, cores=cores, ranks_per_machine=ranks)
+    return Measurement(network, {"merge": merge, "link": link})
+
+
+def shared_cores(transport: Transport) -> tuple[int, int]:
+    """Return the cores of a machine, and how many ranks in a row share them: (0, 1) where machines have them otherwise.
+
+    Emulated hosts are one machine: what its ranks share are cores, whatever lies between them on the network. Every
+    rank must call this at the same time.
+    """
+    cores, found = int(gathered(transport, float(processors())).min()), machines(transport)
+    ranks = len(found[0])
+    alike = all(len(each) == ranks == each[-1] - each[0] + 1 for each in found)
+    return (cores, ranks) if alike else (0, 1)
 
 
 def link_holds(transport: Transport, network: Network) -> bool:
@@ -135,7 +155,15 @@ def _dense_line(transport: Transport, strategy: str, seconds: float, most_nbytes
         found = agreed_points(transport, one_round, seconds)
         return found + _larger_point(transport, one_round, seconds, found[-1], most_nbytes)
 
-    return fit_measured(points, f"all-reduce times by {strategy}")
+    fit = fit_measured(points, f"all-reduce times by {strategy}")
+    if strategy == NATIVE:
+        return fit
+    values = plain_values(_CORES_NBYTES)
+    timed = partial(agreed_seconds, transport, one_round, values, values)
+    timed(PILOTS)
+    clock = CoreClock(transport)
+    used = min(clock.seconds(partial(timed, 1))[1] for _ in range(LEAST))
+    return replace(fit, line=with_cores(transport, fit.line, one_round, clock, _CORES_NBYTES, used))
 
 
 def _larger_point(

@@ -12,19 +12,25 @@ pipelined: 75 ms of processor time in blocks of 256 KB, 23 ms in blocks of 4 MB)
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import penstock
 from penstock.codecs.codec import Codec
+from penstock.codecs.low_rank import LowRank
+from penstock.codecs.registry import make_codec
 from penstock.network import Network
+from penstock.plan import Plan
 from penstock.program import Collective, Part, Program
+from penstock.program.composition import LANES, Composition, compose
 from penstock.runtime.views import Flat, storage_dtype
-from penstock.strategies import build, build_coded_part, build_compressed, build_part
+from penstock.strategies import build, build_coded_part, build_compressed, build_part, parse_strategy
 from penstock.strategies.batches import Batches
 from penstock.strategies.linear_pipeline import NAME as LINEAR_PIPELINE
 from penstock.strategies.linear_pipeline import best_block_nbytes
-from penstock.strategies.strategy import SMALLEST_BLOCK, Options
+from penstock.strategies.strategy import SMALLEST_BLOCK, Options, coded_block
 
 CROWDED_NBYTES = 4 << 20  # of a block where ranks outnumber half the cores of their one host
 
@@ -57,6 +63,45 @@ class Request:
         """Return a fingerprint of all that ranks must agree on; the version stands for how strategies build."""
         named = f"{codec.name} {codec.fingerprint}" if codec else None
         return hashlib.sha256(f"penstock {penstock.__version__}: {self} {named}".encode()).hexdigest()
+
+
+def compressed_request(
+    strategy: str,
+    codec: Codec,
+    world_size: int,
+    bounds: tuple[int, ...],
+    options: dict[str, Any],
+    dtype: str = "float32",
+    queued: bool = False,
+) -> Request:
+    """Return the request for an all-reduce of the tensors between `bounds`, through a codec.
+
+    Blocks have the size that is best for what the codec makes of them; where messages are queued on a device, a round's
+    are one group, and nothing is cut.
+    """
+    block = max(bounds[-1], 1) if queued else coded_block(codec.max_nbytes(1 << 20))
+    chosen = Options(**{"block_numel": block, **options})
+    return Request(Collective.ALL_REDUCE, strategy, world_size, bounds[-1], dtype, chosen, bounds)
+
+
+def plan_composition(plan: Plan, numel: Mapping[str, int], lanes: int = LANES) -> Composition:
+    """Return the iteration that a plan is, for `verify`: the programs of its messages, dealt out to lanes.
+
+    `numel`: elements of each tensor. Dense messages have the strategies' own blocks.
+    """
+    programs = []
+    for bucket in plan.messages:
+        bounds = tuple(accumulate((numel[name] for name in bucket.tensors), initial=0))
+        name, options = parse_strategy(bucket.strategy)
+        codec = None if bucket.codec is None else make_codec(bucket.codec)
+        if codec is None or isinstance(codec, LowRank):  # factors are summed dense
+            chosen = Options(**options)
+            request = Request(Collective.ALL_REDUCE, name, plan.workers, bounds[-1], "float32", chosen)
+        else:
+            options = {**options, **bucket.route.options}
+            request = compressed_request(name, codec, plan.workers, bounds, options)
+        programs.append(request.program()[0])
+    return compose(programs, lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,42 +15,43 @@ result is that of `simulate_iteration`, and with several it differs by what over
                    communication    |s s|s s|
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from penstock.cost.ways import NETWORK_LANE, Way, comparable
 from penstock.network import Network
-from penstock.plan import Bucket, Plan, Route, cut_into_buckets
+from penstock.plan import Plan, Route, cut_into_buckets
 from penstock.planners import PLANNERS
 from penstock.planners.batched import in_bulks
 from penstock.program import Op, Program
 from penstock.program.composition import LANES, Composition, compose
+from penstock.simulator.calibrate import Clock, clock_of, instructions
 from penstock.simulator.engine import Task, run_tasks
-from penstock.simulator.fitted import ITEMSIZE, chosen_strategy, codec_cost
-from penstock.simulator.iteration import computation, last_tensors, simulate_iteration, squeezed, stretched, way_of
-from penstock.simulator.program import CodecCost, Key, Translation, program_seconds
-from penstock.strategies import Options, build, build_compressed
+from penstock.simulator.iteration import (
+    TIE,
+    computation,
+    fewest_messages,
+    last_tensors,
+    simulate_iteration,
+    squeezed,
+    stretched,
+    way_of,
+)
+from penstock.simulator.program import Key, Translation, pools
 from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
 from penstock.trace import Trace
 
-MOST_INSTRUCTIONS = 30_000  # of an iteration that is timed in lanes, all ranks together: about a second
-LEAST_GAIN = 0.05  # of the predicted iteration: what a finer plan must save
+MOST_INSTRUCTIONS = 200_000  # of an iteration that is timed in lanes, all ranks together: several seconds
+UNLIKE = 1.5  # times as many messages: plans by the same routes that differ by less are one to a race
+RIVALS, CLOSE = 2, 0.2  # plans beside the best that may be run to see which is faster, predicted within this part of it
 MERGING = ("exact", "joint")  # planners that weigh startups, so that their buckets need no bulks
 OTHERS = 2  # ways beside those of a joint plan that are tried: timing one in lanes takes up to a second
 CUTS = (2, 4, 8, 16)  # parts of all bytes that long messages are cut into
 MOST_SLOWDOWN = 1.1  # of messages by computation: above that both want the same cores
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What one program's clock needs beside the network."""
-
-    itemsize: float = ITEMSIZE  # bytes of a position
-    codec: CodecCost = field(default_factory=CodecCost)
-    native_seconds: Callable[[float], float] | None = None  # of the engine's own collective, by its bytes
-    pace: float = 1.0  # multiplies all of its durations
+Translated = tuple[list[Task], list[list[Key]]]  # of a program, and the instructions of each task
 
 
 def simulate_composition(
@@ -62,10 +63,12 @@ def simulate_composition(
 ) -> Timeline:
     """Return what each rank does when, in two lanes; `ready_seconds`, `clocks` and `names` are those of the buckets."""
     tasks, labels, finished = list[Task](), list[tuple[str, str, int] | None](), list[list[int]]()
-    translated = [
-        Translation(program, network, clock.itemsize, clock.codec, clock.native_seconds).tasks_and_keys()
-        for program, clock in zip(composition.programs, clocks, strict=True)
-    ]
+    alike: dict[tuple[int, int], Translated] = {}  # buckets with one program and clock
+    for program, clock in zip(composition.programs, clocks, strict=True):
+        if (id(program), id(clock)) not in alike:
+            made = Translation(program, network, clock.itemsize, clock.codec, clock.native_seconds, clock.overhead)
+            alike[id(program), id(clock)] = made.tasks_and_keys()
+    translated = [alike[id(program), id(clock)] for program, clock in zip(composition.programs, clocks, strict=True)]
     places: list[dict[int, int]] = [{} for _ in translated]  # of each program's tasks, in `tasks`
     for place, (number, begin, end) in enumerate(composition.pieces):
         program, ready, earlier = composition.programs[number], len(tasks), composition.before(place)
@@ -83,13 +86,13 @@ def simulate_composition(
             uses = _resources(program, task, keys)
             for rank in ranks:
                 ends[rank].append(len(tasks))
-            tasks.append(Task(clocks[number].pace * task.seconds, uses, tuple(sorted(waits))))
-            labels.append(_label(program, names[number], keys) if task.seconds else None)
+            tasks.append(Task(clocks[number].pace * task.seconds, uses, tuple(sorted(waits)), task.pool))
+            labels.append(_label(program, names[number], keys) if task.seconds and task.uses else None)
         finished.append(list(range(len(tasks), len(tasks) + program.world_size)))
         for rank, last in enumerate(ends):
             tasks.append(Task(0.0, (), (*gates[rank], *last)))
             labels.append(None)
-    ran = run_tasks(tasks)
+    ran = run_tasks(tasks, pools(network, composition.world_size))
     return Timeline(
         tuple(
             Span(label[0], label[1], each.start_seconds, each.end_seconds, label[2])
@@ -118,22 +121,23 @@ def simulate_plan(
 ) -> Timeline:
     """Return the iteration that a plan takes in so many lanes, as `ranks` see it: whole messages, and instructions.
 
-    Where a codec's curves are not known, or programs have too many instructions to be timed together, buckets are taken
-    to go one after the other, as they do in one lane: what is predicted then is too long.
+    In fewer lanes where `timed_lanes` says so.
     """
-    plan = plan.merged
-    known = all(bucket.codec is None or bucket.codec in network.codecs for bucket in plan.buckets)
-    shapes = _shapes(plan, trace, network) if known and lanes > 1 else []
-    if not shapes or sum(len(rank) for program, _ in shapes for rank in program.ranks) > MOST_INSTRUCTIONS:
+    plan, lanes = plan.merged, timed_lanes(plan, trace, network, lanes)
+    if lanes == 1 and not _says_more_than_lines(plan, network):
         return simulate_iteration(trace, plan.buckets, comparable(ways), overlap=plan.overlap)
-    by_route, clocks = {way.route: way for way in ways}, list[Clock]()
-    for bucket, (program, clock) in zip(plan.buckets, shapes, strict=True):
-        wanted = way_of(by_route, bucket).seconds(bucket.nbytes, len(bucket.tensors))
-        clocks.append(_paced(program, network, clock, wanted))
+    by_route, numel = {way.route: way for way in ways}, {each.name: each.numel for each in trace.tensors}
+    alike: dict[tuple[Route, tuple[int, ...]], tuple[Program, Clock]] = {}
+    for each in plan.buckets:
+        sizes = tuple(numel[name] for name in each.tensors)
+        if (each.route, sizes) not in alike:
+            alike[each.route, sizes] = clock_of(network, plan.workers, each, sizes, way_of(by_route, each))
+    shapes = [alike[each.route, tuple(numel[name] for name in each.tensors)] for each in plan.buckets]
     ready = trace.ready_seconds
     moments = [ready[each] if plan.overlap else ready[-1] for each in last_tensors(trace, plan.buckets)]
     composition = compose([program for program, _ in shapes], lanes)
-    timeline = simulate_composition(composition, network, moments, clocks, [bucket.name for bucket in plan.buckets])
+    clocks, names = [clock for _, clock in shapes], [bucket.name for bucket in plan.buckets]
+    timeline = simulate_composition(composition, network, moments, clocks, names)
     tasks, spans = computation(trace, ready)
     computed = [
         Span(name, lane, ran.start_seconds, ran.end_seconds)
@@ -141,6 +145,31 @@ def simulate_plan(
     ]
     seen = [span for span in timeline.spans if span.rank in ranks]
     return Timeline((*computed, *_whole_buckets(seen), *seen))
+
+
+def timed_lanes(plan: Plan, trace: Trace, network: Network, lanes: int) -> int:
+    """Return in how many lanes a plan is timed: in one where a codec's curves are not known, or it has too many parts.
+
+    Buckets are then taken to go one after the other: what is predicted is too long.
+    """
+    if lanes == 1 or not _has_curves(plan, network):
+        return 1
+    numel = {each.name: each.numel for each in trace.tensors}
+    found = sum(
+        instructions(network, plan.workers, each.route, [numel[name] for name in each.tensors])
+        for each in plan.messages
+    )
+    return lanes if found <= MOST_INSTRUCTIONS else 1
+
+
+def _says_more_than_lines(plan: Plan, network: Network) -> bool:
+    """Say whether more than a line was measured of some bucket's route, so that programs tell what lines do not."""
+    lines = (network.all_reduce.get(str(bucket.route)) for bucket in plan.buckets)
+    return _has_curves(plan, network) and any(line is not None and line.least_seconds is not None for line in lines)
+
+
+def _has_curves(plan: Plan, network: Network) -> bool:
+    return all(bucket.codec is None or bucket.codec in network.codecs for bucket in plan.buckets)
 
 
 def _whole_buckets(spans: Sequence[Span]) -> list[Span]:
@@ -161,10 +190,24 @@ def plan_in_lanes(
     network: Network,
     lanes: int = LANES,
     slowdown: float = 1.0,
-    least_gain: float = LEAST_GAIN,
+    tie: float = TIE,
     bulk: bool = False,
 ) -> Plan:
-    """Return a plan with the timeline that it has in lanes, or a finer one that is clearly shorter there.
+    """Return a plan with the timeline that it has in lanes, or a finer one that is clearly shorter there."""
+    return plans_in_lanes(plan, trace, ways, network, lanes, slowdown, tie, bulk)[0]
+
+
+def plans_in_lanes(
+    plan: Plan,
+    trace: Trace,
+    ways: Sequence[Way],
+    network: Network,
+    lanes: int = LANES,
+    slowdown: float = 1.0,
+    tie: float = TIE,
+    bulk: bool = False,
+) -> list[Plan]:
+    """Return a plan, or a finer one, with the timeline that it has in lanes, and its closest rivals.
 
     With `bulk`, the buckets of planners that do not weigh startups travel in bulks: those that are optimal where one
     message follows the other, or finer ones, or none, where that is clearly shorter.
@@ -173,23 +216,47 @@ def plan_in_lanes(
     lanes up to `lanes` startups pass at the same time. So both are asked again with startups of which two, or as many
     as there are lanes, share one. And one message is encoded while another travels: long messages are cut, `joint` also
     by other ways alone, since those that compute as long as they send gain most. (Not where cores are shared, as the
-    slowdown says: there encoding is not free while others send.) Of what comes of it the fewest messages within
-    `least_gain` of the shortest are taken, since every message takes processor time that no prediction counts. Not all
-    plans are considered: how far from the best of all this is, `tests/simulator/test_composition.py` compares with
-    brute force.
+    slowdown says: there encoding is not free while others send.) Of what comes of it the fewest messages within `tie`
+    of the shortest are taken. Not all plans are considered: how far from the best of all this is,
+    `tests/simulator/test_composition.py` compares with brute force.
     """
-    used = {bucket.route for bucket in plan.buckets}
-    if used <= {Route("native")}:
+    if {bucket.route for bucket in plan.buckets} <= {Route("native")}:
         lanes = 1  # the engine's own all-reduces go one after the other
     plans = _choices(plan, trace, ways, lanes, bulk, cut=slowdown < MOST_SLOWDOWN)
-    seconds = [simulate_plan(each, trace, ways, network, lanes).iteration_seconds for each in plans]
-    close = [each for each, taken in enumerate(seconds) if (1 - least_gain) * taken <= min(seconds)]
-    chosen = plans[min(close, key=lambda each: (len(plans[each].messages), seconds[each]))]
-    if chosen == plan and lanes == 1:
-        return plan  # which is timed so already
-    timeline = stretched(simulate_plan(chosen, squeezed(trace, slowdown), ways, network, lanes), slowdown)
+    if plans == [plan] and lanes == 1:
+        return plans  # which is timed so already
+    timed = [_timed(each, simulate_plan(each, trace, ways, network, lanes)) for each in plans]
+    chosen = fewest_messages(timed, tie)
+    others = sorted((each for each in timed if each is not chosen), key=lambda each: each.iteration_seconds)
+    near = _unlike(
+        chosen, [each for each in others if (1 - CLOSE) * each.iteration_seconds <= chosen.iteration_seconds]
+    )
+    if slowdown == 1:
+        return [chosen, *near]
+    slowed = squeezed(trace, slowdown)
+    return [
+        _timed(each, stretched(simulate_plan(each, slowed, ways, network, lanes), slowdown)) for each in (chosen, *near)
+    ]
+
+
+def _unlike(chosen: Plan, others: Sequence[Plan]) -> list[Plan]:
+    """Return the first few plans that differ clearly from those before them: by routes, or by how many messages."""
+    found = [chosen]
+    for plan in others:
+        count, routes = len(plan.messages), {bucket.route for bucket in plan.buckets}
+        alike = (
+            routes == {bucket.route for bucket in each.buckets}
+            and count < UNLIKE * len(each.messages) < UNLIKE**2 * count
+            for each in found
+        )
+        if not any(alike):
+            found.append(plan)
+    return found[1 : 1 + RIVALS]
+
+
+def _timed(plan: Plan, timeline: Timeline) -> Plan:
     return replace(
-        chosen,
+        plan,
         timeline=timeline,
         iteration_seconds=timeline.iteration_seconds,
         non_overlapped_seconds=timeline.non_overlapped_seconds,
@@ -261,40 +328,3 @@ def _sharing(way: Way, messages: int) -> Way:
     """Return a way whose startup so many messages share."""
     first, *rest = way.stages
     return replace(way, stages=(replace(first, a_seconds=first.a_seconds / messages), *rest))
-
-
-def _paced(program: Program, network: Network, clock: Clock, wanted: float) -> Clock:
-    """Return the clock with which a program by itself takes as long as its way says."""
-    if clock.native_seconds is not None:
-        return replace(clock, native_seconds=lambda _: wanted)
-    alone = program_seconds(program, network, clock.itemsize, clock.codec)
-    return replace(clock, pace=wanted / alone if alone else 1.0)
-
-
-def _shapes(plan: Plan, trace: Trace, network: Network) -> list[tuple[Program, Clock]]:
-    """Return the program of each bucket, with its clock."""
-    numel = {each.name: each.numel for each in trace.tensors}
-    return [_shape(network, plan.workers, each, tuple(numel[name] for name in each.tensors)) for each in plan.buckets]
-
-
-def _shape(network: Network, workers: int, bucket: Bucket, numels: tuple[int, ...]) -> tuple[Program, Clock]:
-    program = _program(network, workers, bucket.route, numels)
-    if bucket.codec is None:
-        native = any(one.op is Op.NATIVE for one in program.ranks[0])
-        return program, Clock(native_seconds=(lambda _: 0.0) if native else None)
-    piece_nbytes = ITEMSIZE * sum(numels) / max(program.numel, 1)
-    tensors = max(1, round(len(numels) / max(program.numel, 1)))
-    return program, Clock(piece_nbytes, codec_cost(network.codecs[bucket.codec], piece_nbytes, tensors))
-
-
-def _program(network: Network, workers: int, route: Route, numels: tuple[int, ...]) -> Program:
-    curves = None if route.codec is None else network.codecs[route.codec]
-    strategy, options = chosen_strategy(route, curves)
-    return _built(strategy.name, options, workers, numels, curves is not None)
-
-
-@lru_cache(maxsize=512)
-def _built(strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool) -> Program:
-    if not coded:
-        return build("all_reduce", strategy, workers, sum(numels), options)
-    return build_compressed(strategy, workers, tuple(accumulate(numels, initial=0)), options)[0]

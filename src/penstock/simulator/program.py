@@ -3,10 +3,13 @@
 The network is alpha-beta-gamma with full-duplex links: a NIC sends one message and receives one message at a time,
 a message of M bytes holds both NICs for `alpha + beta M` seconds, and merging M bytes takes `gamma M` of the rank's
 processor. Copies are free.
+
+Ranks of one machine share its cores, where the network says how many there are. What was measured while all of them
+computed (summing, codecs) has their waiting for one another in it, which is taken out: here they wait again.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from penstock.network import Network
@@ -23,6 +26,15 @@ class CodecCost:
 
     ratio: float = 1.0  # encoded bytes / dense bytes
     seconds: CodecSeconds = field(default=lambda op, nbytes: 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What a route was measured to take beside bytes on the wire and its codec's work on them."""
+
+    core_seconds: float  # of a core: each message, at its receiver, and each computation
+    latency_seconds: float  # of each message, during which nothing is held: another one may be under way
+    factor: float = 1.0  # of computations, beside what the codec's curves say
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +61,7 @@ def simulate_program(
     translation = Translation(program, network, itemsize, codec or CodecCost(), native_seconds)
     tasks, heads = translation.tasks()
     spans = []
-    for task, ran, head in zip(tasks, run_tasks(tasks), heads, strict=True):
+    for task, ran, head in zip(tasks, run_tasks(tasks, pools(network, program.world_size)), heads, strict=True):
         if task.seconds or task.uses:
             name, lane, rank = translation.name(head)
             spans.append(Span(name, lane, ran.start_seconds, ran.end_seconds, rank))
@@ -57,10 +69,28 @@ def simulate_program(
     return ProgramTiming(timeline.iteration_seconds, timeline)
 
 
-def program_seconds(program: Program, network: Network, itemsize: float = 4, codec: CodecCost | None = None) -> float:
+def program_seconds(
+    program: Program,
+    network: Network,
+    itemsize: float = 4,
+    codec: CodecCost | None = None,
+    overhead: Overhead | None = None,
+) -> float:
     """Return only how long `program` takes: a picture of a large one takes longer than its timing."""
-    translation = Translation(program, network, itemsize, codec or CodecCost(), None)
-    return max((ran.end_seconds for ran in run_tasks(translation.tasks()[0])), default=0.0)
+    translation = Translation(program, network, itemsize, codec or CodecCost(), None, overhead)
+    ran = run_tasks(translation.tasks()[0], pools(network, program.world_size))
+    return max((each.end_seconds for each in ran), default=0.0)
+
+
+def pools(network: Network, world_size: int) -> dict[Hashable, float]:
+    """Return the cores of each machine, where the network says how many there are."""
+    machines = {machine(network, rank) for rank in range(world_size)} if network.cores else set()
+    return {each: float(network.cores) for each in machines}
+
+
+def machine(network: Network, rank: int) -> Hashable:
+    """Return the machine that a rank is on."""
+    return "machine", rank // network.ranks_per_machine
 
 
 def count_steps(program: Program) -> int:
@@ -81,6 +111,7 @@ class Translation:
     itemsize: float
     codec: CodecCost
     native_seconds: Callable[[float], float] | None
+    overhead: Overhead | None = None  # as measured; None: a message's startup holds both NICs, and nothing else counts
     previous: dict[Key, Key] = field(default_factory=dict)  # of a send: the one before it on the same link
     encoded: frozenset[str] = field(init=False)  # buffers that hold a codec's output
 
@@ -93,18 +124,27 @@ class Translation:
         return tasks, [keys[0] for keys in members]
 
     def tasks_and_keys(self) -> tuple[list[Task], list[list[Key]]]:
-        """Return the same tasks, and all instructions of each."""
+        """Return the same tasks, and all instructions of each; a message with an overhead is several in a row."""
         owner = self._group()
         order = sorted(owner, key=lambda key: (key[1], key[0]))
-        index_of: dict[Key, int] = {}
-        members: list[list[Key]] = []
+        members: dict[Key, list[Key]] = {}
         for key in order:
-            head = owner[key]
-            if head not in index_of:
-                index_of[head] = len(members)
-                members.append([])
-            members[index_of[head]].append(key)
-        return [self._task(keys, owner, index_of) for keys in members], members
+            members.setdefault(owner[key], []).append(key)
+        last_of: dict[Key, int] = {}  # of each group, the task that ends it
+        place = -1
+        for head in members:
+            place += self._count(head)
+            last_of[head] = place
+        tasks, keys_of = list[Task](), list[list[Key]]()
+        for keys in members.values():
+            for task in self._tasks(keys, owner, last_of, len(tasks)):
+                tasks.append(task)
+                keys_of.append(keys)
+        return tasks, keys_of
+
+    def _count(self, head: Key) -> int:
+        """Return how many tasks an instruction becomes."""
+        return 3 if self.overhead is not None and self._at(*head).op is Op.SEND else 1
 
     def _group(self) -> dict[Key, Key]:
         """Map each instruction to the head of its group: a recv to its send, all natives to rank 0's."""
@@ -129,22 +169,35 @@ class Translation:
                 owner[key] = natives[0][count]
         return owner
 
-    def _task(self, keys: list[Key], owner: Mapping[Key, Key], index_of: Mapping[Key, int]) -> Task:
-        after = {index_of[owner[rank, earlier]] for rank, index in keys for earlier in self._at(rank, index).after}
-        after |= {index_of[previous] for key in keys if (previous := self.previous.get(key))}
-        rank, index = keys[0]
+    def _tasks(
+        self, keys: list[Key], owner: Mapping[Key, Key], last_of: Mapping[Key, int], place: int
+    ) -> Iterator[Task]:
+        """Yield the tasks of one instruction, the first of which is number `place`."""
+        waits = {last_of[owner[rank, earlier]] for rank, index in keys for earlier in self._at(rank, index).after}
+        sent = [last_of[before] + 1 - self._count(before) for key in keys if (before := self.previous.get(key))]
+        waits |= set(sent)  # on the wire: its latency holds nothing up
+        after, (rank, index) = tuple(sorted(waits)), keys[0]
+        one, on = self._at(rank, index), machine(self.network, rank)
         if any(self._at(*key).op is Op.SEND for key in keys):
             source, target = next(((r, self._at(r, i).peer) for r, i in keys if self._at(r, i).op is Op.SEND))
             assert target is not None
-            return Task(self._message_seconds(keys), (("out", source), ("in", target)), tuple(sorted(after)))
-        if self._at(rank, index).op is Op.NATIVE:
-            return Task(self._native(self._at(rank, index)), tuple(("cpu", r) for r, _ in keys), tuple(sorted(after)))
-        seconds = self._compute_seconds(self._at(rank, index))
-        return Task(seconds, (("cpu", rank),) if seconds else (), tuple(sorted(after)))
+            yield Task(self._message_seconds(keys), (("out", source), ("in", target)), after)
+            if self.overhead is not None:
+                yield Task(self.overhead.latency_seconds, (), (place,))
+                yield Task(self.overhead.core_seconds, (), (place + 1,), machine(self.network, target))
+        elif one.op is Op.NATIVE:
+            yield Task(self._native(one), tuple(("cpu", r) for r, _ in keys), after)
+        else:
+            seconds = self._compute_seconds(one)
+            if self.overhead is not None:
+                seconds = self.overhead.factor * seconds + self.overhead.core_seconds
+            yield Task(seconds, (("cpu", rank),) if seconds else (), after, on)
 
     def _message_seconds(self, keys: list[Key]) -> float:
         read = next(self._at(*key).read for key in keys if self._at(*key).op is Op.SEND)
         assert read is not None
+        if self.overhead is not None:
+            return self.network.beta_seconds_per_byte * self._nbytes(read)
         return self.network.link.seconds(self._nbytes(read))
 
     def _native(self, instruction: Instruction) -> float:
@@ -153,6 +206,10 @@ class Translation:
         return self.native_seconds(self._nbytes(instruction.write))
 
     def _compute_seconds(self, instruction: Instruction) -> float:
+        """Return what a computation takes by itself."""
+        return self._measured_seconds(instruction) / self.network.ranks_per_core
+
+    def _measured_seconds(self, instruction: Instruction) -> float:
         assert instruction.write is not None
         assert instruction.read is not None
         dense = instruction.write.numel * self.itemsize

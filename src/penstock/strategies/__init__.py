@@ -18,7 +18,7 @@ from penstock.program.builder import whole, without_collecting
 from penstock.strategies.batches import Batches, make_batches, one_batch
 from penstock.strategies.bidirectional_exchange import BIDIRECTIONAL_EXCHANGE
 from penstock.strategies.binary_tree import BINARY_TREE
-from penstock.strategies.compress import without
+from penstock.strategies.compress import serial, without
 from penstock.strategies.double_tree import DOUBLE_TREE
 from penstock.strategies.gather import ALL_GATHER
 from penstock.strategies.gtopk import GTOPK, GTOPK_DOUBLING
@@ -113,12 +113,13 @@ def build_coded_part(
         batches = one_batch(bounds)
         return coded_part(name, rank, world_size, len(batches.pieces), options), batches
     chunks, waves = strategy.cut(world_size, options)
-    batches = make_batches(bounds, chunks, options.partitions, options.block_numel or BLOCK, waves)
+    block_numel = max(bounds[-1], 1) if options.serial else options.block_numel or BLOCK  # no block waits for another
+    batches = make_batches(bounds, chunks, options.partitions, block_numel, waves)
     count = len(batches.pieces)
     options = replace(options, block_numel=1, partitions=max(count, 1))
     with without_collecting():
-        part = coded_part(name, rank, world_size, count, options, batches.empty)
-        return without(part, batches.empty), batches.filled
+        part = without(coded_part(name, rank, world_size, count, options, batches.empty), batches.empty)
+        return serial(part) if options.serial else part, batches.filled
 
 
 def build_compressed(

@@ -59,6 +59,21 @@ def compress(part: Part, empty: Iterable[int] = ()) -> Part:
     return _Rewriting(part, frozenset(empty)).run()
 
 
+def serial(part: Part) -> Part:
+    """Return a part in which a rank computes nothing while it sends.
+
+    A computation waits for all sends before it, and a send for all computations before it. What arrives meanwhile was
+    posted ahead: its sender waits for it.
+    """
+    instructions, sends, computations = list[Instruction](), list[int](), list[int]()
+    for index, one in enumerate(part.instructions):
+        before = {_SEND: computations, _RECV: ()}.get(one.op, sends)
+        instructions.append(one._replace(after=tuple(sorted({*one.after, *before}))))
+        if one.op is not _RECV:
+            (sends if one.op is _SEND else computations).append(index)
+    return replace(part, instructions=tuple(instructions))
+
+
 def without(part: Part, positions: Collection[int]) -> Part:
     """Return a part from which some positions are taken out; none of its instructions is about these alone."""
     if not positions:

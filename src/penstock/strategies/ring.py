@@ -111,6 +111,7 @@ RING = Strategy(
         Collective.ALL_GATHER: all_gather,
     },
     coded=compressed(all_reduce),
+    options=("serial",),
     cut=one_chunk_per_rank,
     costs={Collective.ALL_REDUCE: cost},
     counts=counts,

@@ -48,6 +48,7 @@ class Options:
     inner: str = "spanning_tree"  # hierarchical: reduce and broadcast inside a node
     outer: str = "ring"  # hierarchical: all-reduce between the first ranks of the nodes
     nodes: tuple[tuple[int, ...], ...] | None = None  # hierarchical: the ranks of each node, instead of ranks_per_node
+    serial: bool = False  # ring with a codec: a rank computes nothing while it sends, to see what overlap gains
 
     def __post_init__(self) -> None:
         for name in ("block_numel", "partitions", "servers", "ranks_per_node"):

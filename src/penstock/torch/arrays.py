@@ -27,10 +27,6 @@ class TorchArrays:
         """Return float32 zeros: a tensor on a GPU, or a numpy array."""
         return np.zeros(numel, np.float32) if device is None else torch.zeros(numel, device=device)
 
-    def empty_like(self, values: torch.Tensor, numel: int) -> torch.Tensor:
-        """Return a tensor of the type and on the device of `values`."""
-        return values.new_empty(numel)
-
     def indices(self, values: NDArray[np.int64], device: torch.device | None) -> Any:
         """Return indices: a tensor on a GPU, or a numpy array."""
         return values if device is None else torch.from_numpy(values).to(device)

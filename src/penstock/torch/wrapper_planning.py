@@ -23,7 +23,7 @@ from penstock.planning.agree import from_rank_0, nodes_of
 from penstock.planning.candidates import candidates, first_of_each_codec
 from penstock.planning.explain import explain, summary, text_picture
 from penstock.planning.given import Given
-from penstock.planning.observed import Drift, Sending, communication_seconds, measured_timeline
+from penstock.planning.observed import Drift, Race, Sending, communication_seconds, measured_timeline
 from penstock.planning.planning import WARMUP, Decision, Settings
 from penstock.program.composition import LANES
 from penstock.runtime.hosts import Nodes, share_hosts
@@ -78,6 +78,7 @@ class WrapperPlanning:
         self._compiling: Compiling | None = compiling  # the kernels of codecs that a plan may use, on this host
         self._voice = Voice(self._is_first)
         self._drift = Drift(settings.replan_drift)
+        self._race: Race | None = None  # of plans that are predicted to take about the same, while it lasts
         self._sending = Sending()  # of profiled iterations, on rank 0
         self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
         self._finished = False  # the iteration that was begun last had its backward pass
@@ -105,6 +106,11 @@ class WrapperPlanning:
         return self._decision.plan if self._decision else None
 
     @property
+    def is_racing(self) -> bool:
+        """Whether plans take turns still."""
+        return self._race is not None
+
+    @property
     def held_seconds(self) -> float:
         """How long planning has held training up, on this rank."""
         return self._voice.held_seconds
@@ -119,9 +125,12 @@ class WrapperPlanning:
             raise sender.exchange.failure
         if self._decision is None and not self.obstacle and not self._joining:
             self._go_on_planning()
-        elif self._decision is not None and self.settings.replan_drift and self._unwatched and not self._joining:
+        elif self._decision is not None and self._unwatched and not self._joining:
             self._unwatched = False
-            self._watch_drift()
+            if self._race is not None:
+                self._go_on_racing(self._race)
+            elif self.settings.replan_drift:
+                self._watch_drift()
         if synchronises:
             if not self._finished and self._started:
                 self._started.pop()
@@ -186,7 +195,7 @@ class WrapperPlanning:
 
     def change_group(self) -> None:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
-        self._decision, self._nodes, self._profiled, self._seen = None, (), 0, None
+        self._decision, self._nodes, self._profiled, self._seen, self._race = None, (), 0, None, None
         self._voice.speaks = self._is_first
         self.settings = replace(self.settings, network=None, plan=None)
         self.memory.change_group(self._group)
@@ -235,7 +244,7 @@ class WrapperPlanning:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: hooks."""
-        left_out = dict.fromkeys(("_profiler", "_passes", "_optimizer", "_compiling"))
+        left_out = dict.fromkeys(("_profiler", "_passes", "_optimizer", "_compiling", "_race"))
         return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_unwatched": False}
 
     # Planning
@@ -335,6 +344,8 @@ class WrapperPlanning:
                 give_back_pages()  # what measuring and the released buckets left in malloc's heap
                 self._profiler = None
                 self._adopt(decision)
+                if decision.rivals and self.settings.race and self.settings.network is None:
+                    self._race = Race((decision.plan, *decision.rivals))
                 outcome += summary(decision)
 
     def _survey(self, network: Network | None) -> tuple[Network, tuple[Route, ...]]:
@@ -411,6 +422,20 @@ class WrapperPlanning:
             assert self._decision is not None
             plan = self._decision.plan
             self._drift.replanned(plan.hash, communication_seconds(plan.timeline))
+
+    def _go_on_racing(self, race: Race) -> None:
+        """Note what the last iteration took; change plans when the next one's turn comes, and keep the fastest."""
+        assert self._decision is not None
+        before = race.current
+        race.note(perf_counter() - self._started[-1])
+        if not race.is_over:
+            if race.current != before:
+                self._adopt(replace(self._decision, plan=race.current))
+            return
+        told = (race.fastest, race.said()) if self._is_first else None
+        self._race, (fastest, said) = None, self._ranks.from_first(told, "asking rank 0 which plan was the fastest")
+        notes = (*self._decision.notes, said)
+        self._adopt(replace(self._decision, plan=race.plans[fastest], rivals=(), notes=notes))
 
     # Holding
 

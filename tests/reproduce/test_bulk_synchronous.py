@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.simulator.bulk_synchronous import Costs, all_reduce_seconds, layers_seconds, reduce_broadcast_seconds
+from penstock.reproduce.linear_pipeline import Costs, all_reduce_seconds, layers_seconds, reduce_broadcast_seconds
 from penstock.trace import Tensor, Trace
 
 PER_BYTE = Costs(lambda nbytes: nbytes / 4, lambda nbytes: nbytes / 4, lambda nbytes: nbytes / 2)

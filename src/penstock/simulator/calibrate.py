@@ -1,0 +1,160 @@
+"""Makes the clock of a bucket's program take what was measured of its route: how long, and how much of the cores.
+
+A route is measured as a whole: the time of a message with next to nothing in it and of long ones, and what a rank's
+process takes of the cores meanwhile (`network.LinearCost`). Both together say what another bucket could do in the same
+time. What a rank computes is what the cores were taken for: every message and computation takes as much as in the
+shortest message, and the codec's work on the bytes the rest. Bytes take the wire what they do. What is left of the
+measured time is the latency of messages, during which nothing is held.
+
+    ring+onebit, 4 ranks on 2 cores, next to nothing to send: 4 ms, of which each rank takes 0.9 ms of a core
+
+    cores     4 x 0.9 ms / 2          1.8 ms that several buckets under way at a time cannot share
+    latency   of 6 messages in a row  2.2 ms that they can
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import accumulate
+
+from penstock.cost.ways import Way
+from penstock.network import LinearCost, Network, least_nbytes
+from penstock.plan import Bucket, Route
+from penstock.program import Op, Program
+from penstock.simulator.fitted import ITEMSIZE, chosen_strategy, codec_cost
+from penstock.simulator.program import CodecCost, Overhead, Translation, program_seconds
+from penstock.strategies import Options, build, build_coded_part, build_compressed, build_part
+
+BUCKET_NBYTES = 1 << 21  # from where a measured line holds; shorter messages take less
+_SECANTS, _CLOSE = 4, 0.01  # steps to find a latency, and how far off what it makes of a program may be
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What one program's clock needs beside the network."""
+
+    itemsize: float = ITEMSIZE  # bytes of a position
+    codec: CodecCost = field(default_factory=CodecCost)
+    native_seconds: Callable[[float], float] | None = None  # of the engine's own collective, by its bytes
+    pace: float = 1.0  # multiplies all of its durations
+    overhead: Overhead | None = None  # of its messages and computations, as measured; None: not measured
+
+
+def clock_of(network: Network, workers: int, bucket: Bucket, numels: Sequence[int], way: Way) -> tuple[Program, Clock]:
+    """Return the program of a bucket whose tensors have so many elements, and its clock.
+
+    By itself it takes what its way says: beyond what can be measured of its parts all durations are longer or shorter
+    alike, as all of them are where the route's share of the cores is not known.
+    """
+    program, clock = _shape(network, workers, bucket.route, tuple(numels))
+    if clock.native_seconds is not None:
+        wanted = way.seconds(bucket.nbytes, len(numels))
+        return program, replace(clock, native_seconds=lambda _: wanted)
+    line = network.all_reduce.get(str(bucket.route)) if workers == network.workers else None
+    if line is None or line.least_seconds is None:
+        wanted = way.seconds(bucket.nbytes, len(numels))
+    else:
+        wanted = _measured_seconds(way, line, bucket.nbytes, len(numels))
+        clock = replace(clock, overhead=_overhead(network, workers, bucket, line, len(numels), program, clock))
+    return program, _paced(program, network, clock, wanted)
+
+
+def _measured_seconds(way: Way, line: LinearCost, nbytes: int, tensors: int) -> float:
+    """Return what a message takes: its line from buckets' size on, and below on the way to that of the shortest."""
+    assert line.least_seconds is not None
+    if nbytes >= BUCKET_NBYTES:
+        return way.seconds(nbytes, tensors)
+    part, more = nbytes / BUCKET_NBYTES, way.seconds(nbytes, tensors) - way.seconds(nbytes, 1)
+    return line.least_seconds + part * max(0.0, way.seconds(BUCKET_NBYTES, 1) - line.least_seconds) + more
+
+
+def _overhead(
+    network: Network, workers: int, bucket: Bucket, line: LinearCost, tensors: int, program: Program, clock: Clock
+) -> Overhead:
+    """Return what makes a program take of the cores what was measured; its latency is not known yet."""
+    assert line.least_core_seconds is not None
+    short, _ = _shape(network, workers, bucket.route, (least_nbytes(workers) // ITEMSIZE,))
+    least, count = _instructions(short), _instructions(program)
+    each = line.least_core_seconds / least
+    further = (line.c_seconds_per_tensor or 0.0) / network.ranks_per_core * (tensors - 1)
+    of_bytes = (line.core_seconds_per_byte or 0.0) * bucket.nbytes + further
+    computed = _computed(network, program, clock)
+    left = max(0.0, of_bytes - each * max(0.0, count - least))  # long messages were measured with all their blocks
+    return Overhead(each, 0.0, left / computed if computed else 1.0)
+
+
+def _computed(network: Network, program: Program, clock: Clock) -> float:
+    """Return the seconds that a rank computes for a program, on average, as its codec's curves say."""
+    tasks, _ = Translation(program, network, clock.itemsize, clock.codec, clock.native_seconds).tasks()
+    return sum(task.seconds for task in tasks if task.pool is not None) / program.world_size
+
+
+def _instructions(program: Program) -> float:
+    """Return how many messages a rank receives and computations it does, on average."""
+    return max(1, sum(one.op is not Op.SEND for rank in program.ranks for one in rank)) / program.world_size
+
+
+def _paced(program: Program, network: Network, clock: Clock, wanted: float) -> Clock:
+    """Return the clock with which a program by itself takes so long."""
+
+    def alone(latency: float) -> float:
+        overhead = None if clock.overhead is None else replace(clock.overhead, latency_seconds=latency)
+        return program_seconds(program, network, clock.itemsize, clock.codec, overhead)
+
+    latency, taken = 0.0, alone(0.0)
+    if clock.overhead is not None and taken < wanted:
+        latency, taken = _solved(alone, taken, wanted)
+        clock = replace(clock, overhead=replace(clock.overhead, latency_seconds=latency))
+    return replace(clock, pace=wanted / taken if taken else 1.0)
+
+
+def _solved(alone: Callable[[float], float], without: float, wanted: float) -> tuple[float, float]:
+    """Return the latency with which a program takes about `wanted`, and what it takes then; by secants.
+
+    What a program takes is a convex function of the latency and, where that is long, a line.
+    """
+    before, at = (0.0, without), wanted - without  # as if a program had one message
+    for _ in range(_SECANTS):
+        taken = alone(at)
+        if abs(taken - wanted) <= _CLOSE * wanted or at == before[0] or taken == before[1]:
+            break
+        slope = (taken - before[1]) / (at - before[0])
+        before, at = (at, taken), max(0.0, at + (wanted - taken) / slope)
+    else:
+        taken = alone(at)
+    return at, taken
+
+
+def instructions(network: Network, workers: int, route: Route, numels: Sequence[int]) -> int:
+    """Return about how many instructions a bucket's program has on all ranks: those of the first tell."""
+    curves = None if route.codec is None else network.codecs[route.codec]
+    strategy, options = chosen_strategy(route, curves)
+    return workers * _part_size(strategy.name, options, workers, tuple(numels), curves is not None)
+
+
+@lru_cache(maxsize=512)
+def _part_size(strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool) -> int:
+    if not coded:
+        return len(build_part("all_reduce", strategy, 0, workers, sum(numels), options).instructions)
+    part, _ = build_coded_part(strategy, 0, workers, tuple(accumulate(numels, initial=0)), options)
+    return len(part.instructions)
+
+
+def _shape(network: Network, workers: int, route: Route, numels: tuple[int, ...]) -> tuple[Program, Clock]:
+    """Return a bucket's program, and its clock before anything measured is known."""
+    curves = None if route.codec is None else network.codecs[route.codec]
+    strategy, options = chosen_strategy(route, curves)
+    program = _built(strategy.name, options, workers, numels, curves is not None)
+    if curves is None:
+        native = any(one.op is Op.NATIVE for one in program.ranks[0])
+        return program, Clock(native_seconds=(lambda _: 0.0) if native else None)
+    piece_nbytes = ITEMSIZE * sum(numels) / max(program.numel, 1)
+    tensors = max(1, round(len(numels) / max(program.numel, 1)))
+    return program, Clock(piece_nbytes, codec_cost(curves, piece_nbytes, tensors))
+
+
+@lru_cache(maxsize=512)
+def _built(strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool) -> Program:
+    if not coded:
+        return build("all_reduce", strategy, workers, sum(numels), options)
+    return build_compressed(strategy, workers, tuple(accumulate(numels, initial=0)), options)[0]
