@@ -34,6 +34,7 @@ class LinearCost:
     least_seconds: float | None = None  # of a message of `least_nbytes`, as measured; None: not measured
     least_core_seconds: float | None = None  # what one rank's process takes of the cores for that message
     core_seconds_per_byte: float | None = None  # and for each byte of longer ones
+    rounds: float | None = None  # of messages queued on a device; 2: the second goes with the first of the next bucket
 
     def __post_init__(self) -> None:
         for name in _LINE:
@@ -59,7 +60,7 @@ def least_nbytes(workers: int) -> int:
     return workers << 12
 
 
-_MEASURED = ("c_seconds_per_tensor", "least_seconds", "least_core_seconds", "core_seconds_per_byte")
+_MEASURED = ("c_seconds_per_tensor", "least_seconds", "least_core_seconds", "core_seconds_per_byte", "rounds")
 _LINE = ("a_seconds", "b_seconds_per_byte", *_MEASURED)
 
 

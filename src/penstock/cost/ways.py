@@ -29,6 +29,7 @@ class Way:
     codec: str | None = None  # None: dense
     partitions: int = 1  # pieces of each tensor; 1: as the strategy cuts it
     seconds_per_tensor: float = 0.0  # of the first stage: each tensor's own calls of the codec
+    coupled: bool = False  # the second stage goes with the first of the next bucket, as one: without its startup
 
     @property
     def source(self) -> str:
@@ -50,7 +51,7 @@ class Way:
 
     def one_stage(self) -> "Way":
         """Return the way with its stages one after the other, as if they were one."""
-        return replace(self, stages=(self.whole,), lanes=(NETWORK_LANE,))
+        return replace(self, stages=(self.whole,), lanes=(NETWORK_LANE,), coupled=False)
 
     def stage_seconds(self, nbytes: float, tensors: int) -> tuple[float, ...]:
         """Return how long each stage takes for a bucket of `tensors` tensors and `nbytes` dense bytes."""
@@ -178,10 +179,10 @@ def comparable(ways: Sequence[Way]) -> list[Way]:
     """Return ways that buckets of one iteration can mix.
 
     A parameter server's push and pull overlap those of other buckets only if all buckets go that way. Among other ways
-    they are taken one after the other, which is also what running one program at a time does.
+    they are taken one after the other, which is also what running one program at a time does. Coupled ways stay so.
     """
     same = len({len(way.stages) for way in ways}) <= 1
-    return list(ways) if same else [way.one_stage() for way in ways]
+    return list(ways) if same else [way if way.coupled else way.one_stage() for way in ways]
 
 
 def _measured_pairs(network: Network) -> set[tuple[str, str | None]]:
@@ -224,9 +225,14 @@ def _measured_way(network: Network, route: Route) -> Way:
     if further is None and route.codec is not None and route.codec in network.codecs:
         further = _closed_further_seconds(network, route)
     further = further or 0.0
+    whole = LinearCost(max(0.0, line.a_seconds - further), line.b_seconds_per_byte) if further else line
+    coupled = line.rounds == 2
+    half = LinearCost(whole.a_seconds / 2, whole.b_seconds_per_byte / 2)
     return Way(
         route.strategy,
-        (LinearCost(max(0.0, line.a_seconds - further), line.b_seconds_per_byte) if further else line,),
+        (half, half) if coupled else (whole,),
+        (NETWORK_LANE, NETWORK_LANE) if coupled else (NETWORK_LANE,),
+        coupled=coupled,
         measured=True,
         codec=route.codec,
         partitions=route.partitions,

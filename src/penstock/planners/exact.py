@@ -29,9 +29,10 @@ from itertools import accumulate
 from penstock.cost.ways import Way, comparable
 from penstock.errors import PlanError
 from penstock.plan import Bucket, cut_into_buckets
-from penstock.planners.staged import optimal_staged_cuts
+from penstock.planners.staged import CoupledCuts, optimal_staged_cuts
 from penstock.trace import Trace
 
+COUPLED_TIE = 0.01  # of the iteration: coupled messages that save less are left out
 ROUNDING = 1e-12  # a message counts as in time within this relative error of float arithmetic
 
 
@@ -40,16 +41,45 @@ def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
 
     Every combination of strategy, codec and number of partitions is one way with a line of its own (`cost.ways`), and
     the dynamic programme takes any number of ways. It is exact: no schedule of consecutive buckets ends earlier,
-    whatever the way of each, so no single choice does either.
+    whatever the way of each, so no single choice does either. Coupled ways are not mixed with others: of the best
+    plans by each, and by all others together, the earliest is taken.
     """
     if not ways:
         raise PlanError("no way to send a bucket was given; wanted at least one")
     prefix = list(accumulate(trace.nbytes, initial=0))
+    if any(way.coupled for way in ways):
+        return _best_apart(trace, prefix, ways)
     if all(len(way.stages) == 1 for way in ways):
         cuts = optimal_cuts(trace.ready_seconds, [_price(way, prefix) for way in ways])
     else:
         cuts = optimal_staged_cuts(trace.ready_seconds, prefix, ways)
     return cut_into_buckets(trace, [end for end, _ in cuts], [ways[chosen].route for _, chosen in cuts])
+
+
+def _best_apart(trace: Trace, prefix: Sequence[int], ways: Sequence[Way]) -> tuple[Bucket, ...]:
+    """Return the best plan by one coupled way, or by those that are not."""
+    found = list[tuple[float, tuple[Bucket, ...]]]()
+    for way in (each for each in ways if each.coupled):
+        cuts = CoupledCuts(trace.ready_seconds, prefix, way)
+        count = cuts.fewest(COUPLED_TIE)
+        ends = cuts.ends(count)
+        found.append((cuts.seconds[count - 1], cut_into_buckets(trace, ends, [way.route] * len(ends))))
+    if others := [way.one_stage() for way in ways if not way.coupled]:
+        prices = [_price(way, prefix) for way in others]
+        chosen = optimal_cuts(trace.ready_seconds, prices)
+        buckets = cut_into_buckets(trace, [end for end, _ in chosen], [others[way].route for _, way in chosen])
+        found.append((_end_seconds(trace.ready_seconds, prices, chosen), buckets))
+    return min(found, key=lambda each: each[0])[1]
+
+
+def _end_seconds(ready: Sequence[float], prices: Sequence["Price"], cuts: Sequence[tuple[int, int]]) -> float:
+    """Return when the last of some messages has been sent."""
+    finish, start = 0.0, 0
+    for last, way in cuts:
+        price = prices[way]
+        finish = max(finish, ready[last]) + price.startup + price.spent[last + 1] - price.spent[start]
+        start = last + 1
+    return finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +155,8 @@ def earliest_start(spent: Sequence[float], j: int, seconds: float) -> int:
 
 def plan_joint(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
     """Return what `plan_exact` does of ways that buckets can mix, without those that are never best."""
+    if any(way.coupled for way in ways):
+        return plan_exact(trace, ways)
     return plan_exact(trace, undominated(comparable(ways)))
 
 

@@ -15,6 +15,21 @@ Where they are too many (`MOST_STATES`), neighbouring tensors are glued into at 
 none spanning more than 1/n of the backward pass or of the bytes unless it is one tensor. Moving each cut of an optimal
 schedule up to the end of its grain delays a message's last gradient by a grain's span and adds a grain's bytes to what
 the first stage carries, to nothing else: the result is at most (backward + b S) / n behind the optimum.
+
+**Coupled stages.** Coded messages that are queued on a GPU (`runtime/device/queued.py`) have two rounds: with bucket k,
+one group of messages carries its first round and the second round of bucket k - 1; the last second round goes alone.
+
+    ready:         b1        b2             b3
+    wire:          |1a       |1b 2a         |2b 3a|3b|
+
+Let F(i, j) be the earliest time at which the wire is free after the first round of a bucket i+1..j, whose predecessor
+is h+1..i. A group starts up once, so
+
+    F(i, j) = min over h < i of  max(F(h, i), r_j) + a + b (S_j - S_i) + d (S_i - S_h)
+    end     = min over i of  F(i, n) + c + d (S_n - S_i)
+
+F never decreases in F(h, i): the recurrence is exact. It is kept apart by the number of messages, as every message
+costs the host and the device time that is in no line: `CoupledCuts` has the best cuts of each number.
 """
 
 from bisect import bisect_right
@@ -26,6 +41,7 @@ from numpy.typing import NDArray
 from penstock.cost.ways import Way
 from penstock.errors import PlanError
 
+MOST, COUPLED_GRAINS, MOST_MESSAGES = 200, 48, 24  # coupled: tensors that are not glued, else grains; messages
 MOST_STATES = 200_000  # pairs looked at before tensors are glued: some tenths of a second
 GRAINS = (128, 48)  # the second where the first has too many pairs too
 _Floats = NDArray[np.float64]
@@ -124,6 +140,62 @@ class _Search:
             number, end, way = self._history[number]
             cuts.append((end - 1, way))
         return cuts[::-1]
+
+
+class CoupledCuts:
+    """The best cuts by one coupled way, for each number of messages."""
+
+    def __init__(self, ready: Sequence[float], prefix: Sequence[int], way: Way) -> None:
+        ends = range(1, len(ready) + 1) if len(ready) <= MOST else grain_ends(ready, prefix, COUPLED_GRAINS)
+        edges, (first, second) = [0, *ends], way.stages  # where messages may begin and end, in tensors
+        nbytes = np.array([prefix[edge] for edge in edges], dtype=float)
+        self._edges, self._ready = edges, np.array([0.0, *(ready[edge - 1] for edge in edges[1:])])
+        self._first = first.b_seconds_per_byte * nbytes + way.seconds_per_tensor * np.array(edges)
+        self._second = second.b_seconds_per_byte * nbytes
+        self._startup, self._last_startup = first.a_seconds, second.a_seconds
+
+        self._find()
+
+    def _find(self) -> None:
+        size = len(self._edges)
+        free = np.full((size, size), np.inf)  # F(i, j)
+        free[0, 1:] = self._ready[1:] + self._startup + self._first[1:] - self._first[0]
+        self._before: list[NDArray[np.int64]] = [np.zeros((size, size), dtype=np.int64)]
+        finishes = [self._finish(free)]
+        for _ in range(min(size - 1, MOST_MESSAGES) - 1):
+            free, chosen = self._one_more(free)
+            self._before.append(chosen)
+            finishes.append(self._finish(free))
+        self.seconds = [end for end, _ in finishes]  # when all has travelled at the earliest, with 1, 2, ... messages
+        self._starts = [start for _, start in finishes]
+
+    def fewest(self, tie: float) -> int:
+        """Return the fewest messages that end at most `tie` of the earliest end after it."""
+        return 1 + next(number for number, end in enumerate(self.seconds) if end <= (1 + tie) * min(self.seconds))
+
+    def ends(self, count: int) -> list[int]:
+        """Return the index of the last tensor of each of `count` messages."""
+        start, end, found = self._starts[count - 1], len(self._edges) - 1, list[int]()
+        for chosen in reversed(self._before[:count]):
+            found.append(self._edges[end] - 1)
+            start, end = int(chosen[start, end]), start
+        return found[::-1]
+
+    def _finish(self, free: _Floats) -> tuple[float, int]:
+        """Return when all has travelled at the earliest, and where the last message begins."""
+        ends = free[:-1, -1] + self._last_startup + self._second[-1] - self._second[:-1]
+        return float(ends.min()), int(ends.argmin())
+
+    def _one_more(self, free: _Floats) -> tuple[_Floats, NDArray[np.int64]]:
+        """Return F with one more message, and where the message before each last one begins."""
+        size = len(self._edges)
+        more, chosen = np.full((size, size), np.inf), np.zeros((size, size), dtype=np.int64)
+        for i in range(1, size - 1):
+            earlier = self._second[i] - self._second[:i]
+            starts = np.maximum(free[:i, i, None], self._ready[None, i + 1 :]) + earlier[:, None]
+            chosen[i, i + 1 :] = starts.argmin(axis=0)
+            more[i, i + 1 :] = starts.min(axis=0) + self._startup + self._first[i + 1 :] - self._first[i]
+        return more, chosen
 
 
 def _staircase(x: _Floats, y: _Floats, order: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from penstock.codecs.registry import make_codec
 from penstock.cost.ways import Way, comparable, way_for
 from penstock.errors import PlanError
 from penstock.exchange.compression import NATIVE
 from penstock.network import LinearCost, Network
-from penstock.plan import Plan, Route
+from penstock.plan import Plan, Route, cut_into_buckets
 from penstock.planners import PLANNERS, Planner
 from penstock.planners.batched import plan_batched
+from penstock.planners.staged import CoupledCuts
 from penstock.planning.planning import Decision
 from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.composition import plans_in_lanes, timed_lanes
@@ -113,11 +115,30 @@ def decide_in_lanes(decision: Decision, routes: Sequence[Route], lanes: int, bul
     if (lanes == 1 and not bulk) or trace is None or network is None or network.workers == 1:
         return decision
     ways = comparable(_ways(network, routes))
+    by_route = {way.route: way for way in ways}
+    if by_route[plan.buckets[0].route].coupled:
+        return replace(decision, rivals=_coupled_rivals(plan, trace, by_route[plan.buckets[0].route]))
     found = plans_in_lanes(plan, trace, ways, network, lanes, decision.slowdown, bulk=bulk)
     notes = decision.notes
     if timed_lanes(found[0], trace, network, lanes) < lanes:
         notes = (*notes, "predicted as if one message followed the other: too many instructions to time them in lanes")
     return replace(decision, plan=found[0], rivals=tuple(found[1:]), notes=notes)
+
+
+def _coupled_rivals(plan: Plan, trace: Trace, way: Way) -> tuple[Plan, ...]:
+    """Return plans by the same coupled way with fewer and with more messages that are predicted to take about as long.
+
+    What a message takes from the model on the same device is in no line.
+    """
+    cuts = CoupledCuts(trace.ready_seconds, list(accumulate(trace.nbytes, initial=0)), way)
+    earliest = 1 + cuts.seconds.index(min(cuts.seconds))
+    counts = {cuts.fewest(TIE), min(earliest, 2 * len(plan.buckets))} - {len(plan.buckets)}
+    found = []
+    for count in sorted(counts):
+        ends = cuts.ends(count)
+        buckets = cut_into_buckets(trace, ends, [way.route] * len(ends))
+        found.append(timed(replace(plan, buckets=buckets, bulks=()), trace, [way]))
+    return tuple(found)
 
 
 def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:

@@ -477,6 +477,11 @@ class Call:
         if target is not data:
             copy_back(data, target)
 
+    @property
+    def rounds(self) -> int | None:
+        """Groups of messages of the last run, where that was queued on a device; None elsewhere."""
+        return self._prepared.rounds if self._queued and self._prepared is not None else None  # type: ignore[attr-defined]
+
     def _look(self, target: Any, residual: Any) -> None:
         """Resolve where the codec works, for data that are on another device than the last."""
         on_device = is_on_cuda(target)

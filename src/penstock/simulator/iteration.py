@@ -2,7 +2,8 @@
 
 The forward pass and then each tensor's backward computation run on the compute lane; a bucket is sent when its last
 gradient is ready and the buckets before it have left. With parameter servers a bucket is pushed, then pulled, and the
-push of the next bucket overlaps the pull of this one.
+push of the next bucket overlaps the pull of this one. Where a way is coupled, the second stage of a bucket is sent with
+the first of the next one that goes so, or by itself at the end.
 
 Messages that share their cores with computation take `slowdown` times as long while gradients are computed. A message
 has a clock of its own, on which it takes as long as where nothing computes. With T the end of the backward pass and s
@@ -19,7 +20,7 @@ T, from where the clocks agree: its length needs no translation.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.cost.ways import Way
+from penstock.cost.ways import NETWORK_LANE, Way
 from penstock.errors import PlanError
 from penstock.plan import Bucket, Plan, Route
 from penstock.planners import PLANNERS, Planner
@@ -45,14 +46,29 @@ def simulate_iteration(
     tasks, spans = computation(trace, ready)
     last_of = last_tensors(trace, buckets)
     free: dict[str, int] = {}  # the latest task of each lane
+    second: tuple[str, float, float] | None = None  # of a coupled bucket: its name, seconds, and the startup in these
+
+    def add(name: str, lane: str, seconds: float, after: int) -> int:
+        before = (free[lane],) if lane in free else ()
+        tasks.append(Task(seconds, (lane,), (after, *before)))
+        spans.append((name, lane))
+        free[lane] = len(tasks) - 1
+        return free[lane]
+
     for bucket, last in zip(buckets, last_of, strict=True):
         way = way_of(by_route, bucket)
         after = len(ready) if not overlap else last + 1  # task 0 is the forward pass
-        for seconds, lane in zip(way.stage_seconds(bucket.nbytes, len(bucket.tensors)), way.lanes, strict=True):
-            before = (free[lane],) if lane in free else ()
-            tasks.append(Task(seconds, (lane,), (after, *before)))
-            spans.append((bucket.name, lane))
-            after = free[lane] = len(tasks) - 1
+        taken = way.stage_seconds(bucket.nbytes, len(bucket.tensors))
+        if way.coupled:
+            if second is not None:
+                add(second[0], NETWORK_LANE, second[1] - second[2], after)
+            add(bucket.name, NETWORK_LANE, taken[0], after)
+            second = bucket.name, taken[1], way.stages[1].a_seconds
+            continue
+        for seconds, lane in zip(taken, way.lanes, strict=True):
+            after = add(bucket.name, lane, seconds, after)
+    if second is not None:
+        add(second[0], NETWORK_LANE, second[1], 0)
     ran = run_tasks(tasks)
     return Timeline(
         tuple(Span(name, lane, r.start_seconds, r.end_seconds) for (name, lane), r in zip(spans, ran, strict=True))

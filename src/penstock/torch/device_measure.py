@@ -131,14 +131,17 @@ def measure_route(
     codec = make_codec(route.codec, defers_nonfinite_check=True) if route.codec else None
     there = codec is not None and codec.on_device(device) is not None
     factored = _factored(communicator, route, codec) if isinstance(codec, LowRank) else None
+    call = communicator.prepare_all_reduce(route.strategy, None if factored else codec, **route.options)
 
     def one_round(values: torch.Tensor, residual: torch.Tensor, parts: Sequence[int] | None = None) -> None:
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             if codec is None:
-                communicator.all_reduce(values, **options)
+                call.run(values)
             elif factored is not None:
                 factored(parts)(values, residual)
+            elif parts is None:
+                call.run(values, residual if there else residual.cpu())
             else:
                 kept = residual if there else residual.cpu()
                 communicator.all_reduce(values, codec=codec, residual=kept, parts=parts, **options)
@@ -151,7 +154,8 @@ def measure_route(
         _tensor_seconds(group, device, partial(one_round, parts=parts))
         for parts in ((0, _TENSORS * _TENSOR_NUMEL), range(0, _TENSORS * _TENSOR_NUMEL + 1, _TENSOR_NUMEL))
     )
-    return replace(line, c_seconds_per_tensor=max(0.0, (many - whole) / (_TENSORS - 1)))
+    each = max(0.0, (many - whole) / (_TENSORS - 1))
+    return replace(line, c_seconds_per_tensor=each, rounds=call.rounds)
 
 
 def _factored(communicator: Communicator, route: Route, codec: LowRank) -> Callable[[Sequence[int] | None], Round]:

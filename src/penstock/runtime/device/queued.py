@@ -255,7 +255,7 @@ class Queued:
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
         self.part = program.part(rank)
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
-        self.rooms = rooms
+        self.rooms, self.rounds = rooms, sum(step.op is Op.SEND for step in steps)
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
 
     def run(
