@@ -50,6 +50,9 @@ def test_the_first_iteration_of_a_turn_and_a_busy_turn_do_not_count() -> None:
 
 
 def test_of_plans_that_take_the_same_the_predicted_one_stays() -> None:
+    race = Race(PLANS)
+    race.note(0.1)
+    assert race.said() == "racing 3 plans: 1 of 30 iterations"
     assert raced(lambda plan, iteration: 0.1).fastest == 0
     assert replace(PLANS[0], planner="other").hash == PLANS[0].hash  # what a race tells apart is what is sent
 
