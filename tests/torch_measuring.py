@@ -48,6 +48,29 @@ def drift_away(rank: int) -> tuple[str, str, str, bool]:
     return hashes[4], hashes[-1], wrapper.explain(), torch.equal(mine, weights)
 
 
+def raced(rank: int, iterations: int) -> tuple[list[str], str, bool]:
+    """Let a plan of a message for each tensor race one of a single message; return the plan of each iteration."""
+    wrapper = OurDDP(plain(), planner="wfbp", strategy="ring", bulk=False, profile_iterations=2, measurements=False)
+    planning, network = wrapper._planning, Network(2, 1e-5, 1e-9, 1e-10)
+    decide = planning._decide
+
+    def with_rival(found: Network, routes: tuple[Route, ...]) -> Any:
+        decision = decide(found, routes)
+        return replace(decision, rivals=(replace(decision.plan, bulks=(len(decision.plan.buckets),)),))
+
+    planning._survey = lambda _: (network, (Route("ring"),))
+    planning._decide = with_rival
+    hashes = []
+    for step in range(iterations):
+        _loss(wrapper, rank, step, {}).backward()
+        hashes.append(wrapper.plan.hash if wrapper.plan else "")
+    weights = next(wrapper.parameters()).grad
+    assert weights is not None
+    theirs = weights.clone()
+    dist.broadcast(theirs, 0)
+    return hashes, wrapper.explain(), torch.equal(weights, theirs)
+
+
 def timelines(rank: int) -> tuple[Any, Any, list[str]]:
     """Return the measured timelines of a wrapper that uses the engine and of one that uses a ring."""
     found, planned = [], []

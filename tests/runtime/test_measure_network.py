@@ -166,7 +166,7 @@ def test_a_compressed_line_takes_about_the_time_it_is_given(sleep, monkeypatch, 
 
 
 def test_ranks_of_one_machine_share_its_cores_whatever_their_networks(monkeypatch):
-    """Emulated hosts are one machine; two machines whose ranks are dealt out in turn have no cores in common."""
+    """Emulated hosts are one machine; where ranks are dealt out to two in turn, nothing is said of cores."""
     monkeypatch.setattr("penstock.runtime.measure_network.processors", lambda: 2)
     assert run_ranks(4, shared_cores) == [(2, 4)] * 4
 

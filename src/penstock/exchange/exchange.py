@@ -21,7 +21,7 @@ GPU can average without a wait of the host are queued there, on the thread that 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ from penstock.exchange.state import State
 from penstock.exchange.traffic import Sent, Traffic, Used, by_route
 from penstock.network import Network
 from penstock.plan import Plan, Route
-from penstock.program.composition import LANES, Dealing
+from penstock.program.composition import LANES, NATIVE_LANE, in_turn
 from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
@@ -76,7 +76,7 @@ class Iteration:
     """The buckets of one iteration."""
 
     before: "list[Future[None]]"  # what is done before it begins: buckets of the one before, and clipping
-    dealing: Dealing  # of its buckets to lanes
+    turn: Iterator[int]  # the lanes of its buckets
     begun: "Future[None]" = field(default_factory=Future)  # the first bucket begins it
     futures: "list[Future[None]]" = field(default_factory=list)  # of its buckets
     is_fresh: bool = True  # nothing of it was started yet
@@ -95,7 +95,7 @@ class Handle:
     iteration: Iteration
     number: int  # of its first parcel in the iteration
     is_first: bool  # of its iteration
-    lane: int = 0  # whose thread averages it, where it is not queued on a device
+    lane: int = NATIVE_LANE  # whose thread averages it, where it is not queued on a device
     future: Future[None] | None = None  # None: held back
 
 
@@ -141,7 +141,7 @@ class Exchange:
         self._threads = [
             ThreadPoolExecutor(1, f"penstock-exchange-{lane}") for lane, _ in enumerate(self._averaging.transports)
         ]
-        self._iteration = Iteration([], Dealing(len(self._threads)))
+        self._iteration = Iteration([], in_turn(len(self._threads)))
         self.sent: list[Sent] = []  # this iteration's parcels
         self.used: list[Used] = []  # their routes and bytes
         self.failure: Exception | None = None  # what ended this exchange, on every rank
@@ -202,7 +202,7 @@ class Exchange:
         self._land()
         self._held, self._halfway, self._nonfinite_elsewhere = [], [], False
         self.sent, self.used = [], []
-        self._iteration = Iteration(self._iteration.futures, Dealing(len(self._threads)))
+        self._iteration = Iteration(self._iteration.futures, in_turn(len(self._threads)))
         if self._recorder is not None:
             self._recorder.clear()
 
@@ -229,7 +229,8 @@ class Exchange:
         handle = Handle(bucket, values, done, failed, around, iteration, iteration.parcels, iteration.is_fresh)
         iteration.parcels += len(bucket.parcels)
         iteration.is_fresh = False
-        handle.lane = iteration.dealing.lane(bucket.has_native or around is not None)  # what is on a device: lane 0
+        if not bucket.has_native and around is None:  # what is on a device is staged in lane 0 too
+            handle.lane = next(iteration.turn)
         if not self._overlap or self._clips_model:
             self._held.append(handle)
         elif self.communicator.messages is None and not self._halves:

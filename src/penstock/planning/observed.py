@@ -220,7 +220,10 @@ class Race:
         return median(taken[: -(-len(taken) // 2)])
 
     def said(self) -> str:
-        """Return what was raced and what each took, in a sentence."""
+        """Return what was raced and what each took, in a sentence; before that, how far it is."""
+        if not self.is_over:
+            wanted = TURNS * len(self.plans) * (SKIPPED + COUNTED)
+            return f"racing {len(self.plans)} plans: {self.iterations} of {wanted} iterations"
         each = "; ".join(
             f"{plan.hash} ({len(plan.messages)} messages, predicted {1e3 * plan.iteration_seconds:.4g} ms) "
             f"{1e3 * self.typical(plan):.4g} ms"

@@ -20,14 +20,15 @@ first second half is; a bucket's two halves are in one lane.
 Readers: `verify` proves it for any moments of readiness, `simulator.composition` times it, `exchange` runs it.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, cycle
 from typing import NamedTuple
 
 from penstock.program import DATA, Buffer, Instruction, Op, Part, Program, Slice, join
 
 LANES = 4  # programs under way at a time
+NATIVE_LANE = 0  # of all programs that call the engine's own collectives
 
 
 class Piece(NamedTuple):
@@ -164,19 +165,9 @@ def compose(programs: Sequence[Program], lanes: int, halfway: Sequence[tuple[int
     return Composition(tuple(programs), deal(natives, lanes), tuple(halfway))
 
 
-@dataclass(slots=True)
-class Dealing:
-    """Deals programs out to lanes one by one, as their buckets are started."""
-
-    lanes: int
-    dealt: int = 0  # so far, those in lane 0 because of the engine's own collectives left out
-
-    def lane(self, is_native: bool) -> int:
-        """Return the lane of the next program, given whether it calls the engine's own collectives."""
-        if is_native:
-            return 0
-        self.dealt += 1
-        return (self.dealt - 1) % self.lanes
+def in_turn(lanes: int) -> Iterator[int]:
+    """Return the lanes of programs as they are started; one that calls the engine's own collectives takes none."""
+    return cycle(range(lanes))
 
 
 def deal(natives: Iterable[bool], lanes: int) -> tuple[int, ...]:
@@ -185,7 +176,8 @@ def deal(natives: Iterable[bool], lanes: int) -> tuple[int, ...]:
     >>> deal([False, False, True, False, False], 3)
     (0, 1, 0, 2, 0)
     """
-    return tuple(map(Dealing(lanes).lane, natives))
+    turn = in_turn(lanes)
+    return tuple(NATIVE_LANE if is_native else next(turn) for is_native in natives)
 
 
 def _name(number: int, buffer: str) -> str:

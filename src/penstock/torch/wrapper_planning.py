@@ -187,6 +187,7 @@ class WrapperPlanning:
         last = self.measured_timeline() if self._decision else None
         used = self.buckets.routes_used()
         words = explain(self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used)
+        words = words if self._race is None else f"{words}\n{self._race.said()}"
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
 
     def _timelines(self) -> dict[str, Timeline]:
