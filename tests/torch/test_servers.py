@@ -73,7 +73,10 @@ def test_a_server_whose_workers_are_gone_says_so():
             "servers= with strategy 'ring': servers are a strategy, over gloo; leave one of the two",
         ),
         ({"process_group": "some"}, "servers= and a process group; leave that out: it is servers.workers"),
-        ({"codec": "onebit", "grad_scaler": True}, "servers= with grad_scaler= and a codec: servers owe unscaled sums"),
+        (
+            {"codec": "onebit", "grad_scaler": True},
+            "servers= with grad_scaler= and a codec: residuals of servers do not follow its scale",
+        ),
         ({"count": 2}, "2 parameter servers; wanted at least 1, and at least one that trains of 2 ranks"),
     ],
     ids=str,

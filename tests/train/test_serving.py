@@ -61,7 +61,7 @@ def test_a_server_carries_a_codec_and_goes_on_from_a_checkpoint(tmp_path):
         ({"servers": 1, "engine": "mpi"}, "--servers 1 with --engine mpi: servers are reached over gloo"),
         (
             {"servers": 1, "amp": "fp16", "codec": "onebit"},
-            "--servers 1 with --amp fp16 and --codec onebit: servers owe unscaled sums; use --amp bf16",
+            "--servers 1 with --amp fp16 and --codec onebit: residuals of servers do not follow its scale; use",
         ),
     ],
 )

@@ -124,8 +124,8 @@ class Residuals:
         self.version += 1
         return self._views.pop(name)
 
-    def owe(self, name: str, values: Floats) -> None:
-        """Add what another rank owed of a parameter to its residual here, in memory order."""
+    def add(self, name: str, values: Floats) -> None:
+        """Add to the residual of a parameter what another rank had kept of it, in memory order."""
         self._settle([name])
         if (kept := self._of(name, values.size)) is None:
             self._views[name] = values

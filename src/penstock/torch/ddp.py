@@ -235,7 +235,7 @@ class DistributedDataParallel(TorchDDP):
         """
         memory, servers = self._planning.memory, self._planning.buckets.servers
         if servers is not None:
-            servers.take_what_is_owed(memory)
+            servers.collect_residuals(memory)
         return memory.state_dict(dist.get_rank(self.process_group), dist.get_world_size(self.process_group))
 
     def load_exchange_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -282,7 +282,9 @@ def _with_servers(
         other = f"strategy {settings.strategy!r}" if settings.engine is None else f"engine {settings.engine!r}"
         raise PlanError(f"servers= with {other}: servers are a strategy, over gloo; leave one of the two out")
     if scaler is not None and codec is not None:
-        raise PlanError("servers= with grad_scaler= and a codec: servers owe unscaled sums; leave one of them out")
+        raise PlanError(
+            "servers= with grad_scaler= and a codec: residuals of servers do not follow its scale; leave one out"
+        )
     options["process_group"] = servers.workers
     return replace(settings, strategy=servers.strategy)
 

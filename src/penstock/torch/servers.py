@@ -46,7 +46,7 @@ from penstock.torch.collective_errors import GroupRanks, together
 from penstock.torch.engines import message_seconds
 
 _WORDS = (
-    "open", "shut", "follow", "others", "bucket", "begin", "start", "finish", "recover", "owed", "load", "links",
+    "open", "shut", "follow", "others", "bucket", "begin", "start", "finish", "recover", "residuals", "load", "links",
     "holds", "line", "stop",
 )  # fmt: skip  # what a server is told
 _PATIENCE = timedelta(days=30)  # a server may wait for the next iteration while the others evaluate, or sleep
@@ -112,17 +112,17 @@ class ParameterServers:
         """Return what measures the network of workers and servers, in host memory."""
         return ServedGauge(self, most_nbytes)
 
-    def take_what_is_owed(self, memory: Memory) -> None:
-        """Let rank 0 owe what servers do, so that a checkpoint of the ranks that train holds all of it."""
+    def collect_residuals(self, memory: Memory) -> None:
+        """Add the residuals of servers to those of rank 0: a checkpoint of the ranks that train then has all of them."""
         if self.rank != 0:
             return
-        self.tell("owed")
+        self.tell("residuals")
         for peer in range(self.world_size - self.count, self.world_size):
-            owed = self._received(peer)
-            for name, numel in owed:
+            kept = self._received(peer)
+            for name, numel in kept:
                 values: Floats = np.zeros(numel, np.float32)
                 self._receive(values.view(np.uint8), peer)
-                memory.residuals.owe(name, values)
+                memory.residuals.add(name, values)
 
     def close(self) -> None:
         """Let servers end; the ranks that train call it when they are done."""
@@ -143,12 +143,12 @@ class ParameterServers:
         word, number, follows = (int(each) for each in head)
         return _WORDS[word], number, self._received(0) if follows else ()
 
-    def _reply(self, owed: Mapping[str, Floats]) -> None:
+    def _reply(self, kept: Mapping[str, Floats]) -> None:
         """Send residuals to rank 0."""
         seconds = _PATIENCE.total_seconds()
-        for part in pack([(name, values.size) for name, values in owed.items()]):
+        for part in pack([(name, values.size) for name, values in kept.items()]):
             self._control.isend(np.frombuffer(part, np.uint8).copy(), 0, _TAG).wait(seconds)
-        for values in owed.values():
+        for values in kept.values():
             self._control.isend(values.view(np.uint8), 0, _TAG).wait(seconds)
 
     def _received(self, peer: int) -> Any:
@@ -349,17 +349,17 @@ class Server:
         except NonFiniteError:
             self.exchange.recover()  # those that train raise it, or skip the step
 
-    def _owed(self) -> None:
-        """Hand over what this server owes: rank 0 does from now on."""
-        owed = dict[str, Floats]()
+    def _residuals(self) -> None:
+        """Hand the residuals of this server to rank 0."""
+        kept = dict[str, Floats]()
         if self._exchange is not None:
             self._settle()
-            owed = self.exchange.memory.residuals.values()
+            kept = self.exchange.memory.residuals.values()
             self.exchange.memory.residuals.load({})
-        self._reply(owed)
+        self._reply(kept)
 
     def _load(self, iterations: int) -> None:
-        """Owe nothing: what there was is in the state that the others have loaded."""
+        """Forget the residuals: they are in the state that the others have loaded."""
         self._settle()
         memory = self.exchange.memory
         memory.residuals.load({})

@@ -148,8 +148,8 @@ class Job:
             raise TrainError(f"--servers {self.servers} with --engine {self.engine}: servers are reached over gloo")
         if self.amp == "fp16" and self.codec:
             raise TrainError(
-                f"--servers {self.servers} with --amp fp16 and --codec {self.codec}: servers owe unscaled sums; "
-                "use --amp bf16"
+                f"--servers {self.servers} with --amp fp16 and --codec {self.codec}: residuals of servers do not "
+                "follow its scale; use --amp bf16"
             )
 
     def _check_method(self) -> None:
