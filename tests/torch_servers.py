@@ -1,5 +1,6 @@
 """What each process of a test with parameter servers does: train or serve, and report."""
 
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,8 +11,11 @@ from torch import nn
 
 from penstock.errors import PlanError, TransportError
 from penstock.network import LinearCost, Network
+from penstock.plan import Route
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import ParameterServers
+from penstock.torch.checkpoint import TorchMemory
+from penstock.torch.servers import ServedExchange
 
 sgd = partial(torch.optim.SGD, lr=0.125, momentum=0.5)
 
@@ -152,3 +156,24 @@ def refused(rank: int, options: dict[str, Any]) -> str:
     except PlanError as error:
         return str(error)
     return "taken"
+
+
+def in_one_lane(rank: int) -> Any:
+    """Average three buckets as those of a device are; return an element of each."""
+    servers = ParameterServers(1)
+    if servers.is_server:
+        servers.serve()
+        return "served"
+    exchange = ServedExchange(servers, Route(servers.strategy), TorchMemory())
+    buckets = [exchange.bucket([name], [1000]) for name in ("a", "b", "c")]
+    for _ in range(2):
+        values = [torch.full((1000,), 1.0 + rank) for _ in buckets]
+        exchange.begin()
+        each = zip(buckets, values, strict=True)
+        handles = [exchange.start(bucket, value, around=lambda _: nullcontext()) for bucket, value in each]
+        exchange.finish()
+        for handle in handles:
+            exchange.wait(handle)
+    exchange.close()
+    servers.close()
+    return [float(value[-1]) for value in values]

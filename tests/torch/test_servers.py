@@ -51,6 +51,13 @@ def test_workers_on_a_gpu_have_servers_without_one():
     assert on_gpu[0]["unbroken"] == on_cpu[0]["unbroken"]  # dense sums of two are the same everywhere
 
 
+def test_buckets_of_a_device_which_are_in_one_lane_meet_those_of_the_server():
+    """On a GPU one thread averages all buckets; a server that dealt them out to lanes would wait for other messages."""
+    one, other, served = spawn(3, ranks.in_one_lane)
+    assert one == other == [1.5, 1.5, 1.5]
+    assert served == "served"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"codec": "blocks(bits=4)"}], ids=str)
 def test_servers_take_part_in_measuring(options):

@@ -19,7 +19,7 @@ of NCCL. Messages of ours are gloo's, between all ranks: gradients on a GPU go t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from itertools import count
 from threading import Lock
@@ -32,7 +32,7 @@ import torch.distributed as dist
 from penstock.errors import FitError, NonFiniteError, PlanError, TransportError
 from penstock.exchange.arrays import Floats
 from penstock.exchange.compression import Scheme
-from penstock.exchange.exchange import Exchange, Handle, ResolvedBucket
+from penstock.exchange.exchange import Done, Exchange, Failed, Handle, ResolvedBucket
 from penstock.exchange.parameter_state import Memory
 from penstock.network import Network
 from penstock.plan import Plan, Route
@@ -46,9 +46,11 @@ from penstock.torch.collective_errors import GroupRanks, together
 from penstock.torch.engines import message_seconds
 
 _WORDS = (
-    "open", "shut", "follow", "others", "bucket", "begin", "start", "finish", "recover", "residuals", "load", "links",
-    "holds", "line", "stop",
+    "open", "shut", "follow", "others", "bucket", "begin", "start", "start_in_lane_0", "finish", "residuals", "load",
+    "links", "holds", "line", "stop",
 )  # fmt: skip  # what a server is told
+_NUMBERED = ("open", "bucket", "start", "start_in_lane_0", "load")  # that need the number which comes with a word
+Around = Callable[[int], AbstractContextManager[None]]
 _PATIENCE = timedelta(days=30)  # a server may wait for the next iteration while the others evaluate, or sleep
 _TAG, _HEAD_NBYTES = 1, 20
 _HERE = "a message of rank 0 to its servers"
@@ -113,7 +115,7 @@ class ParameterServers:
         return ServedGauge(self, most_nbytes)
 
     def collect_residuals(self, memory: Memory) -> None:
-        """Add the residuals of servers to those of rank 0: a checkpoint of the ranks that train then has all of them."""
+        """Add the residuals of servers to those of rank 0: checkpoints of the ranks that train then have all."""
         if self.rank != 0:
             return
         self.tell("residuals")
@@ -244,11 +246,21 @@ class ServedExchange(Exchange):
         super().begin()
         self._servers.tell("begin")
 
-    def start(self, bucket: ResolvedBucket, *arguments: Any, **options: Any) -> Handle:
-        """Start to average a bucket; a bulk, which is made of several, servers make of the same ones."""
+    def start(
+        self,
+        bucket: ResolvedBucket,
+        values: Any,
+        done: Done | None = None,
+        failed: Failed | None = None,
+        around: Around | None = None,
+    ) -> Handle:
+        """Start to average a bucket; a bulk, which is made of several, servers make of the same ones.
+
+        Those on a device are not dealt out to lanes.
+        """
         if bucket in self._numbers:
-            self._servers.tell("start", number=self._numbers[bucket])
-        return super().start(bucket, *arguments, **options)
+            self._servers.tell("start" if around is None else "start_in_lane_0", number=self._numbers[bucket])
+        return super().start(bucket, values, done, failed, around)
 
     def finish(self) -> None:
         """Send what was held back."""
@@ -287,7 +299,7 @@ class Server:
             word, number, values = self._hear()
             if word == "stop":
                 break
-            if word in ("open", "bucket", "start", "load"):
+            if word in _NUMBERED:
                 values = (number, *values)
             with suppress(FitError):  # the same on all ranks; those that train do without that line
                 getattr(self, f"_{word}")(*values)
@@ -327,12 +339,15 @@ class Server:
     def _begin(self) -> None:
         self.exchange.begin()
 
-    def _start(self, number: int) -> None:
+    def _start_in_lane_0(self, number: int) -> None:
+        self._start(number, lambda _: nullcontext())
+
+    def _start(self, number: int, around: Around | None = None) -> None:
         bucket, memory = self._buckets[number]
         if number in self._under_way:
             self._wait(self._under_way[number])
         memory.zero_()  # its own gradients; what it aggregated the last time lies there
-        self._under_way[number] = self.exchange.start(bucket, memory)
+        self._under_way[number] = self.exchange.start(bucket, memory, around=around)
 
     def _finish(self) -> None:
         self.exchange.finish()
