@@ -1,7 +1,8 @@
 """gTop-k's Table VII replayed on emulated hosts, for `penstock reproduce gtop-k --record`.
 
 An iteration is the paper's: computing, then compressing, then communicating, nothing overlapped. Computing and
-compressing are waiting, as long as the paper's GPU took (Table VI, Fig. 11); gradients and blocks travel.
+compressing are waiting, as long as the paper's GPU took (Table VI, Fig. 11); gradients and blocks travel. Alpha, beta
+and gamma of the hosts are measured first, in the same run: the paper's equations stand beside with them.
 """
 
 import json
@@ -17,10 +18,12 @@ import typer
 
 from penstock.bench.jobs import Place, report, run_job
 from penstock.bench.record import make_record, save_record
+from penstock.bench.stream import stream_network
 from penstock.cli.options import JsonOption, RecordOption
 from penstock.cli.output import print_json, print_table
 from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import ClusterError
+from penstock.network import network_document
 from penstock.reproduce.gtop_k import DENSITY, MODELS
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import connected
@@ -28,7 +31,8 @@ from sparse_worker import DENSE, Preselected, timed
 from study import RANK, start
 
 WORKER = (__file__, RANK)
-_TIMEOUT_SECONDS = 400.0
+_TIMEOUT_SECONDS = 900.0
+_CONSTANTS = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")
 METHODS = ("topk_allgather", "gtopk", "gtopk_doubling", DENSE)
 
 
@@ -47,6 +51,8 @@ def replay_cases() -> None:
     document: dict[str, Any] = json.loads(sys.argv[-1])
     with connected(document["engine"]) as transport:
         communicator = Communicator(transport, timeout_seconds=100.0)
+        network = network_document(stream_network(transport, document["engine"]))
+        report(transport.rank, {"network": {name: network[name] for name in _CONSTANTS}})
         for case in document["cases"]:
             _replay(communicator, Case(**case), document["density"], document["iterations"])
 
@@ -63,9 +69,12 @@ def _replay(communicator: Communicator, case: Case, density: float, iterations: 
             sleep(case.compress_seconds)
             communicator.all_reduce(data, method, codec, residual)
 
-    for method in METHODS:
-        times = [timed(communicator, lambda m=method: iterate(m)) for _ in range(iterations + 1)]
-        report(communicator.transport.rank, {"model": case.model, "method": method, "times": times[1:]})
+    times: dict[str, list[float]] = {method: [] for method in METHODS}
+    for _ in range(iterations + 1):  # in turns, so that a slow moment of the machine falls on all of them
+        for method in METHODS:
+            times[method].append(timed(communicator, lambda m=method: iterate(m)))
+    for method, found in times.items():
+        report(communicator.transport.rank, {"model": case.model, "method": method, "times": found[1:]})
 
 
 def cases(names: Sequence[str]) -> list[Case]:
@@ -86,11 +95,12 @@ def replayed_rows(place: Place, models: Sequence[Case], engine: str, iterations:
         "iterations": iterations,
         "cases": [asdict(model) for model in models],
     }
-    for document in run_job(place, WORKER, job, lambda _: None, _TIMEOUT_SECONDS, engine=engine):
+    measured, *others = run_job(place, WORKER, job, lambda _: None, _TIMEOUT_SECONDS, engine=engine)
+    for document in others:
         times = document.pop("times")
         where = {"hosts": place.hosts, "rate": place.rate, "engine": engine, "links": place.links}
         spread = {"spread": max(times) - min(times), "samples": len(times)}
-        yield {**where, **document, "seconds": median(times), **spread}
+        yield {**where, **document, "seconds": median(times), **spread, **measured["network"]}
 
 
 def gtop_k(
@@ -99,7 +109,7 @@ def gtop_k(
     links: Annotated[str, typer.Option(help="smooth; or coarse, which take less processor time")] = "coarse",
     engine: Annotated[str, typer.Option(help="gloo or mpi")] = "gloo",
     models: Annotated[str, typer.Option(help="rows of the table")] = "VGG-16,ResNet-20,AlexNet,ResNet-50",
-    iterations: Annotated[int, typer.Option(help="of every method, after one to warm up", min=1)] = 2,
+    iterations: Annotated[int, typer.Option(help="of every method, after one to warm up", min=1)] = 5,
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:

@@ -168,6 +168,7 @@ SECTIONS: dict[str, Section] = {
         "has 32 hosts with a processor each; here all of them share one machine. `penstock reproduce gtop-k --record` "
         "compares.",
         Rivalry(("hosts", "rate", "model"), "method", begins("gtopk"), other(begins("gtopk"))),
+        hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte"),
     ),
     "codecs": Section(
         "Compressors",

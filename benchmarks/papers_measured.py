@@ -25,10 +25,10 @@ def _any(row: Row) -> bool:
     return True
 
 
-_SPARSE = ("hosts", "engine", "strategy", "seconds", "alpha_beta_seconds")
-_LINE = ("alpha_seconds", "beta_seconds_per_byte")
+_LINE = ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte")
+_SPARSE = ("hosts", "engine", "strategy", "nbytes", "seconds", *_LINE)
 _STEPS = ("hosts", "what", "how", "messages", "measured_seconds", "simulated_seconds")
-_COLLECTIVES = ("hosts", "engine", "operation", "strategy", "nbytes", "seconds", "predicted_seconds", *_LINE)
+_COLLECTIVES = ("hosts", "engine", "operation", "strategy", "nbytes", "seconds", *_LINE)
 SELECTED: dict[str, tuple[Callable[[Row], bool], tuple[str, ...]]] = {
     "collectives-4-hosts-16-mb": (_is_large, _COLLECTIVES),
     "sparse-4-hosts": (_is_sparse, _SPARSE),
@@ -37,7 +37,7 @@ SELECTED: dict[str, tuple[Callable[[Row], bool], tuple[str, ...]]] = {
     "replay": (_any, _STEPS),
     "casync-vgg-4-hosts": (_any, _STEPS),
     "casync-bert-4-hosts": (_any, _STEPS),
-    "gtop-k-table-7": (_any, ("hosts", "model", "method", "seconds")),
+    "gtop-k-table-7": (_any, ("hosts", "model", "method", "seconds", *_LINE)),
 }
 
 
@@ -48,7 +48,7 @@ def selected() -> dict[str, Any]:
 
 def _record(name: str, wanted: Callable[[Row], bool], fields: tuple[str, ...]) -> dict[str, Any]:
     record = json.loads((RESULTS / f"{name}.json").read_text())
-    rows = [{field: row[field] for field in fields} for row in record["rows"] if wanted(row)]
+    rows = [{field: row.get(field) for field in fields} for row in record["rows"] if wanted(row)]
     return {"benchmark": record["benchmark"], "record": f"{name}.json", "date": record["date"], "rows": rows}
 
 

@@ -1,6 +1,7 @@
 """What ranks that share a GPU do in tests; the same on the CPU gives the bits to compare with."""
 
 import hashlib
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from penstock.torch import DistributedDataParallel, comm_hook
+from penstock.torch import BulkSynchronous, DistributedDataParallel, comm_hook, layered
 from sparse_oracle import dyadic
 
 SHAPES = ((3000,), (40, 50), (7,))
@@ -68,3 +69,35 @@ def planned(rank: int, options: dict[str, Any]) -> tuple[str, str, float]:
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     return digest.hexdigest(), model.explain(), float(np.mean(losses[-5:]) / np.mean(losses[:5]))
+
+
+def next_forward(rank: int, device: str, algorithm: str, options: dict[str, Any]) -> list[bytes]:
+    """Return the weights after five steps whose gradients are exact; a GPU is behind all the time."""
+    module = Weights().to(device)
+    bsp = BulkSynchronous(module, partial(torch.optim.SGD, lr=0.5), algorithm, **options)
+    rng = np.random.default_rng(rank)
+    for _ in range(5):
+        inputs = [torch.from_numpy(dyadic(rng, shape)).float().to(device) for shape in SHAPES]
+        if device == "cuda":
+            torch.cuda._sleep(20_000_000)  # cycles: copies and updates that are not waited for would be too early
+        bsp(inputs).backward()
+        bsp.step()
+    bsp.close()
+    return [each.detach().cpu().numpy().tobytes() for each in module.weights]
+
+
+def next_forward_by_layers(rank: int, device: str, algorithm: str) -> list[Any]:
+    """Return the weights of a model of several layers, trained in float64 by layers of their own."""
+    layered.Split.least_nbytes = 0
+    torch.manual_seed(0)
+    sizes = ((64, 256), (256, 128), (128, 1))
+    module = nn.Sequential(*(nn.Linear(*size, dtype=torch.float64) for size in sizes)).to(device)
+    bsp = BulkSynchronous(module, partial(torch.optim.SGD, lr=0.01, momentum=0.9), algorithm)
+    for step in range(6):
+        inputs = torch.randn(8, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+        if device == "cuda":
+            torch.cuda._sleep(5_000_000)
+        bsp(inputs.to(device)).square().mean().backward()
+        bsp.step()
+    bsp.close()
+    return [each.detach().cpu().numpy() for each in module.parameters()]

@@ -6,7 +6,7 @@ import io
 import os
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from time import monotonic, sleep
@@ -21,7 +21,8 @@ from penstock.errors import FitError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan, Route
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import comm_hook, layered
+from penstock.torch import comm_hook, layered, synchronous
+from penstock.torch.layers import Staging
 from penstock.torch.overlap import BulkSynchronous
 
 CODECS = ("onebit", "terngrad", "tbq", "topk(density=0.25)")
@@ -330,6 +331,32 @@ def train_bulk_synchronous(rank: int, cases: list[tuple[str, str, str]]) -> dict
         bsp.close()
         found[model, algorithm, strategy] = {"state": _arrays(module)}
     return found
+
+
+class LateStaging(Staging):
+    """Copies as late as it may, as a GPU does that is behind; what is lent is a copy, as there."""
+
+    is_late = True
+
+    def fetch(self, values: torch.Tensor | None, place: torch.Tensor, divide_by: int = 1) -> Callable[[], None]:
+        place.fill_(float("nan"))
+
+        def wait() -> None:
+            sleep(0.001)
+            super(LateStaging, self).fetch(values, place, divide_by)()
+
+        return wait
+
+    def lend(self, place: torch.Tensor) -> torch.Tensor:
+        return place.clone()
+
+
+def train_bulk_synchronous_late(
+    rank: int, cases: list[tuple[str, str, str]]
+) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Do the same where gradients come to host memory late."""
+    synchronous.staging_for = lambda _: LateStaging()
+    return train_bulk_synchronous(rank, cases)
 
 
 def train_bulk_synchronous_otherwise(rank: int, algorithms: list[str]) -> dict[str, dict[str, Any]]:

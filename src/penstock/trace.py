@@ -91,6 +91,12 @@ class Trace:
         """The model's name, with a mark where its times are not measured."""
         return self.model if self.times == "measured" else f"{self.model} ({self.times} times)"
 
+    def computing(self, seconds: float) -> "Trace":
+        """Return the trace with all times in proportion, so that an iteration computes for `seconds`."""
+        factor = seconds / self.compute_seconds
+        tensors = tuple(replace(each, backward_seconds=factor * each.backward_seconds) for each in self.tensors)
+        return replace(self, forward_seconds=factor * self.forward_seconds, tensors=tensors)
+
     def with_dtype(self, dtype: str) -> "Trace":
         """Return the same trace with gradients of another type: half the bytes for 16-bit training."""
         return replace(self, dtype=dtype)

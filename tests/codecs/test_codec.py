@@ -12,7 +12,7 @@ import penstock
 from penstock.codecs.codec import Codec
 from penstock.codecs.feedback import PutOff
 from penstock.codecs.header import NOT_FINITE, parse_header
-from penstock.codecs.registry import codec_digest, codec_name, fingerprint, make_codec
+from penstock.codecs.registry import codec_digest, codec_name, codec_names, fingerprint, make_codec
 from penstock.errors import CodecError, MismatchError, NonFiniteError
 from penstock.runtime import Communicator
 from penstock.runtime.transport.memory import MemoryTransport
@@ -96,6 +96,21 @@ def test_a_payload_of_another_codec_or_size_is_refused() -> None:
         codec.decode(out, np.zeros(9, np.float32))
     with pytest.raises(CodecError, match="wanted 8 by nonzero"):
         Nonzero().decode(out, np.zeros(8, np.float32))
+
+
+EXTREME = ["topk(density=1)", "dgc(density=1)", "graddrop(density=1)", "adacomp(bin=1)"]
+SPARSE = ["sparse(density=1)", "sparse(density=0.79)", "sparse(density=0.5)", "sparse(density=1, value_bits=16)"]
+
+
+@pytest.mark.parametrize("name", [*codec_names(), *EXTREME, *SPARSE])
+def test_no_codec_sends_more_than_dense(name: str) -> None:
+    """Whatever the gradient and its parameters: 16 bytes are for a count, a scale and the one entry of a scalar."""
+    codec = make_codec(name)
+    for numel in (1, 2, 3, 31, 33, 1000, 1001, 70_001):
+        for values in (np.ones(numel), np.linspace(-1, 1, numel), np.random.default_rng(0).standard_normal(numel)):
+            payload = np.zeros(codec.max_nbytes(numel), np.uint8)
+            codec.encode(values.astype(np.float32), np.zeros(numel, np.float32), payload)
+            assert parse_header(payload.data, 1 << 48).body_nbytes <= 4 * numel + 16
 
 
 def test_an_object_is_found_by_its_name_and_its_copies_note_for_themselves() -> None:

@@ -1,15 +1,18 @@
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cost.ways import Way
+from penstock.cost.clusters import CLUSTERS
+from penstock.cost.ways import Way, way_for
 from penstock.errors import PlanError
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
 from penstock.planners.exact import plan_exact
 from penstock.simulator.iteration import simulate_iteration
+from penstock.traces import load_shipped
 from planners.instances import make_trace, staged_ways, traces, ways
 from planners.oracle import brute_force_seconds, schedule_seconds
 
@@ -108,6 +111,20 @@ def test_no_way_is_no_plan():
     trace = make_trace([1], [1])
     with pytest.raises(PlanError, match="no way to send a bucket was given"):
         plan_exact(trace, [])
-    line = LinearCost(1.0, 1.0)
-    with pytest.raises(PlanError, match="different numbers of stages"):
-        plan_exact(trace, [Way("a", (line,)), Way("b", (line, line), ("push", "pull"))])
+
+
+@given(traces(6), ways(2), staged_ways(2))
+@settings(max_examples=60, deadline=None)
+def test_servers_beside_other_ways_push_and_then_pull(trace, one_stage, two_stages):
+    """As they do at run time, where a bucket by another way stands between."""
+    servers = [replace(way, strategy=f"servers{number}") for number, way in enumerate(two_stages)]
+    serial = [Way(way.strategy, (way.whole,)) for way in (*one_stage, *servers)]
+    assert seconds(trace, [*one_stage, *servers]) == pytest.approx(brute_force_seconds(trace, serial))
+
+
+def test_dense_and_compressed_servers_are_planned_together():
+    network, trace = CLUSTERS["hipress-100gbps"], load_shipped("resnet50")
+    dense, packed = (way_for(network, route) for route in ("parameter_server", "parameter_server+onebit"))
+    assert (len(dense.stages), len(packed.stages)) == (2, 1)
+    mixed = seconds(trace, [dense, packed])
+    assert mixed <= min(seconds(trace, [dense.one_stage()]), seconds(trace, [packed]))

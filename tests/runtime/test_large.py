@@ -80,6 +80,24 @@ def test_more_than_2_gib_are_summed_through_a_codec(strategy, codec):
         np.testing.assert_allclose(found, 3.0, rtol=0.02)
 
 
+@pytest.mark.parametrize(("world_size", "gib"), [(1, 10), (2, 20)])
+def test_more_than_2_to_the_31_elements_are_summed_through_a_codec(world_size, gib):
+    """In four pieces, since a payload holds at most 2^30; every value is sent as 0.5, or as nothing."""
+    need(gib)
+
+    def rank(transport):
+        values = np.zeros(ELEMENTS_2_31, np.float32)
+        values[places(values.size)] = 0.5
+        call = Communicator(transport, timeout_seconds=280).prepare_all_reduce(
+            "parameter_server", make_codec("tbq(tau=0.5)"), (0, values.size), partitions=4
+        )
+        call.run(values, None, 1.0)
+        return values[places(values.size)].tolist(), int(np.count_nonzero(values))
+
+    wanted = places(ELEMENTS_2_31)
+    assert run_ranks(world_size, rank) == [([0.5] * len(wanted), len(wanted))] * world_size
+
+
 def test_a_sparse_codec_finds_entries_beyond_index_2_to_the_31():
     need(11)
     values, codec = np.zeros(ELEMENTS_2_31, np.float32), make_codec("sparse(density=1e-6)")

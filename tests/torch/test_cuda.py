@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from penstock.errors import NonFiniteError  # noqa: E402
 from spawn import spawn  # noqa: E402
-from torch_cuda import exchanged, planned, planned_over_nccl  # noqa: E402
+from torch_cuda import exchanged, next_forward, next_forward_by_layers, planned, planned_over_nccl  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,3 +73,24 @@ def test_a_worker_that_is_alone_hears_of_a_gradient_that_is_not_finite_one_step_
         spawn(1, exchanged, "cuda", {"codec": codec}, 1)
     ((averaged, _),) = spawn(1, exchanged, "cuda", {"codec": codec}, 2)  # the last step: nobody looks any more
     assert np.isnan(np.frombuffer(averaged[7], np.float32)).any()
+
+
+ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [*((name, {}) for name in ALGORITHMS), ("split", {"codec": "onebit"})], ids=str
+)
+def test_the_next_forward_wrapper_on_the_gpu_has_the_bits_of_the_cpu(algorithm, options, world_size):
+    there = spawn(world_size, next_forward, "cuda", algorithm, options)
+    here = spawn(world_size, next_forward, "cpu", algorithm, options)
+    assert there == here
+
+
+@pytest.mark.parametrize("algorithm", ["layers", "split"])
+def test_each_layers_forward_pass_on_the_gpu_waits_for_its_update(algorithm):
+    there, here = (spawn(2, next_forward_by_layers, device, algorithm) for device in ("cuda", "cpu"))
+    for rank in (0, 1):
+        for value, wanted in zip(there[rank], here[rank], strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-12)

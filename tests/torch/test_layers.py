@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from penstock.errors import PlanError
-from penstock.torch.layers import layers_of, one_layer
+from penstock.torch.layers import layers_of, one_layer, staging_for
 
 
 def names(module, least_nbytes=0):
@@ -59,6 +59,20 @@ def test_a_parameter_without_a_gradient_on_any_rank_gets_none():
     first.lend_gradients()
     assert first.parameters[0].grad.tolist() == [[0.5, 0.5]]
     assert first.parameters[1].grad is None
+
+
+def test_a_module_on_several_devices_or_on_one_that_cannot_send_is_refused():
+    elsewhere = nn.Linear(2, 1, device="meta")
+    with pytest.raises(PlanError, match="parameters are on cpu, meta; wanted all in host memory or on one CUDA device"):
+        staging_for(nn.Sequential(nn.Linear(2, 2), elsewhere))
+    with pytest.raises(PlanError, match="parameters are on meta; wanted all in host memory or on one CUDA device"):
+        staging_for(elsewhere)
+    assert not staging_for(nn.Linear(2, 2)).is_late
+
+
+def test_a_layer_of_several_types_is_refused():
+    with pytest.raises(PlanError, match=r"layer 'all' has parameters of torch.float32, torch.float64; wanted one type"):
+        one_layer(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, dtype=torch.float64)))
 
 
 def test_a_module_without_parameters_is_refused():

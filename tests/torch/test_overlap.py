@@ -41,6 +41,15 @@ def test_any_world_size(world_size):
         check(ours, theirs, case)
 
 
+def test_gradients_that_come_late_from_a_device_are_waited_for():
+    cases = [(model, algorithm, "") for model in ("plain", "branches") for algorithm in ALGORITHMS]
+    late, soon = spawn(2, training.train_bulk_synchronous_late, cases), spawn(2, training.train_bulk_synchronous, cases)
+    for case in cases:
+        for rank in (0, 1):
+            for name, value in late[rank][case]["state"].items():
+                np.testing.assert_array_equal(value, soon[rank][case]["state"][name])
+
+
 @pytest.fixture(scope="module")
 def otherwise():
     return spawn(2, training.train_bulk_synchronous_otherwise, ALGORITHMS)

@@ -22,13 +22,14 @@ def network(folder, workers, *routes):
 
 
 def test_two_workers_with_two_servers_end_with_the_bits_of_two_workers(tmp_path):
-    """A sum of two and zeros is the same in any order, and a factor of 4 / 2 rounds nothing."""
+    """A sum of two and zeros is the same in any order; servers have no model, and what they tell is nothing."""
     options = {"task": TINY, "steps": 6, "seed": 3, "planner": "wfbp"}
     alone = options | {"network": network(tmp_path, 2, "ring", "native"), "strategy": "ring"}
     served = options | {"network": network(tmp_path, 4, ROUTE, "native"), "servers": 2}
     wanted = spawn(2, train_jobs.run, alone)[0][1][-1]
     found = spawn(4, train_jobs.run, served)
     assert [finished for finished, _ in found] == [True] * 4
+    assert [len(events) for _, events in found[2:]] == [0, 0]
     ended = found[0][1][-1]
     assert ended.values["weights_sha256"] == wanted.values["weights_sha256"]
     for one, other in zip(ended.values["record"]["steps"], wanted.values["record"]["steps"], strict=True):
@@ -57,7 +58,11 @@ def test_a_server_carries_a_codec_and_goes_on_from_a_checkpoint(tmp_path):
         ({"servers": 4}, "--servers 4 of 4 workers: wanted at least one that trains"),
         ({"servers": 1, "planner": "stock"}, "--servers 1 with stock DDP: servers are a strategy"),
         ({"servers": 1, "strategy": "ring"}, "--servers 1 with --strategy ring: servers are a strategy"),
-        ({"servers": 1, "device": "cuda"}, "--servers 1 with --device cuda: servers train with cpu only so far"),
+        ({"servers": 1, "engine": "mpi"}, "--servers 1 with --engine mpi: servers are reached over gloo"),
+        (
+            {"servers": 1, "amp": "fp16", "codec": "onebit"},
+            "--servers 1 with --amp fp16 and --codec onebit: residuals of servers do not follow its scale; use",
+        ),
     ],
 )
 def test_servers_that_cannot_work_are_refused(options, words):

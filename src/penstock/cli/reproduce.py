@@ -28,9 +28,10 @@ def reproduce(
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Print the papers' numbers beside ours, in three kinds.
+    """Print the papers' numbers beside ours, by kind.
 
-    Checked against what the paper prints; the paper's formula on our machine beside a measurement; not checkable here.
+    Checked against what the paper prints; the paper's formula on our machine beside a measurement; not checkable here;
+    and numbers of a paper against one another, where nothing of ours is compared.
     """
     from penstock.cli.output import print_json
 
@@ -70,6 +71,10 @@ def _print(paper: str, claims: "Sequence[Claim]") -> None:
     if measured:
         columns = ("what", "formula", "measured", "record", "difference")
         print_table(title.format(Kind.MEASURED.value, len(measured)), columns, measured)
+    own = [(c.what, c.published, c.ours, c.tolerance, c.verdict) for c in of[Kind.OWN]]
+    if own:
+        columns = ("what", "printed", "from its other numbers", "tolerance", "verdict")
+        print_table(title.format(Kind.OWN.value, len(own)), columns, own)
     missing = [(c.what, c.published, c.verdict.removeprefix("not checked: ")) for c in of[Kind.NOT_HERE]]
     if missing:
         print_table(title.format(Kind.NOT_HERE.value, len(missing)), ("what", "printed", "why"), missing)

@@ -67,7 +67,7 @@ def _join(job: "Job", shown: Shown) -> RunRecord | None:
     job = replace(job, workers=size, where="as launched")
     teller = Teller(f"{job.task}, {job.name or job.method}, {size} workers", shown) if rank == 0 else None
     wish = Wish().listen()
-    with process_group(job.device, local_size or size, PATIENCE_SECONDS):
+    with process_group(job.device, local_size or size, PATIENCE_SECONDS, job.servers):
         finished = work(job, teller or drop_event, wish, local_rank)
     if teller is not None:
         teller.close()

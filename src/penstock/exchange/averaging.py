@@ -102,18 +102,26 @@ class Averaging:
     """The ranks of one communicator, averaging parcels, several at a time where it has lanes."""
 
     def __init__(
-        self, communicator: Communicator, memory: Memory, leaves_out: bool, lanes: int = 1, halves: bool = False
+        self,
+        communicator: Communicator,
+        memory: Memory,
+        leaves_out: bool,
+        lanes: int = 1,
+        halves: bool = False,
+        servers: int = 0,
     ) -> None:
         """`leaves_out`: parameters may lack a gradient in some iterations; what comes for them is thrown away.
 
-        `lanes`: of parcels that are averaged at the same time, as far as the engine has them.
+        `lanes`: of parcels that are averaged at the same time, as far as the engine has them. `servers`: of the ranks
+        that have no gradients, so that averages are over the others.
         """
         self.memory, self._leaves_out, self._arrays = memory, leaves_out, memory.arrays
         self._halves = halves
         self._communicator = communicator
         self._lanes = communicator.lanes(lanes)
         self.transports = [each.transport for each in self._lanes]  # of each lane
-        self._rank, self._world_size = communicator.transport.rank, communicator.transport.world_size
+        self._rank = communicator.transport.rank
+        self._trained = communicator.transport.world_size - servers  # ranks whose gradients are averaged
         self._sent_before = communicator.transport.sent_nbytes
         self._codecs: dict[str, Codec] = {}
         self._resolved: WeakSet[Parcel] = WeakSet()  # those with a codec of their own, or with factors
@@ -180,7 +188,7 @@ class Averaging:
             if momentum.clip is not None and momentum.clips_tensors:
                 for start, stop in parcel.bounds:
                     self.clip([values[start:stop]])
-            self._dense_nbytes += 2 * (self._world_size - 1) * values.nbytes // self._world_size  # as `ring_nbytes`
+            self._dense_nbytes += 2 * (self._trained - 1) * values.nbytes // self._trained  # as `ring_nbytes`
             if momentum.factor and parcel.dtype not in VELOCITIES:
                 raise CodecError(
                     f"momentum of {parcel.dtype} gradients; velocities are float32: wanted float32 or 16 bits; "
@@ -223,8 +231,8 @@ class Averaging:
 
         What a rank adds is its gradient over the number of ranks, and not scaled for 16 bits as gradients are here.
         """
-        momentum, scale = self.memory.compression.momentum, self._world_size * self.memory.loss_scale
-        factor = momentum.shrinks_by(self._arrays.norm(gradients) / scale, self._world_size)
+        momentum, scale = self.memory.compression.momentum, self._trained * self.memory.loss_scale
+        factor = momentum.shrinks_by(self._arrays.norm(gradients) / scale, self._trained)
         if factor != 1.0:
             for each in gradients:
                 each *= factor
@@ -348,7 +356,7 @@ class Averaging:
         given, with_momentum = values, bool(self.memory.compression.momentum.factor)
         if with_momentum:
             values = self._arrays.float32(values, None)
-        values /= self._world_size
+        values /= self._trained
         absent = self._absent(values, parcel)
         self._gain_momentum(values, parcel, absent, None)
         self._pay(values, parcel, absent)
@@ -381,7 +389,7 @@ class Averaging:
             values = self._float32(parcel, given)
         else:
             values = self._arrays.float32(given, parcel.device)
-        scale, velocity, absent = 1 / self._world_size, None, list[Bounds]()
+        scale, velocity, absent = 1 / self._trained, None, list[Bounds]()
         if memory.compression.momentum.factor:
             values *= scale
             scale = 1.0
@@ -429,7 +437,7 @@ class Averaging:
         self._hear(parcel, factored)
         values = self._float32(parcel, given) if queued and not parcel.in_place else given
         values = values if queued else self._arrays.float32(values, parcel.device)
-        values *= 1 / self._world_size
+        values *= 1 / self._trained
         absent = self._absent(values, parcel)
         self._gain_momentum(values, parcel, absent, parcel.device)
         if parcel.version != memory.residuals.version:

@@ -118,11 +118,12 @@ class Exchange:
         without_native: Sequence[str] = (),  # types that the engine's own all-reduce cannot sum: they go by ring
         lanes: int = LANES,  # buckets in host memory that are under way at a time
         halves: bool = False,  # finished sums travel after all partial ones, those of the last bucket first
+        servers: int = 0,  # ranks at the end that only aggregate; averages are over the others
     ) -> None:
         self.memory = memory or Memory((compression or Compression()).scheme())
         self.communicator = communicator
         self.rank, self.world_size = communicator.transport.rank, communicator.transport.world_size
-        self._averaging = Averaging(communicator, self.memory, leaves_out, lanes, halves)
+        self._averaging = Averaging(communicator, self.memory, leaves_out, lanes, halves, servers)
         self._halves = halves
         self._halfway: list[Handle] = []  # whose second half has yet to be started
         self._clips_model = self.memory.compression.momentum.clips_model

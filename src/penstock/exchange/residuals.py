@@ -124,6 +124,14 @@ class Residuals:
         self.version += 1
         return self._views.pop(name)
 
+    def add(self, name: str, values: Floats) -> None:
+        """Add to the residual of a parameter what another rank had kept of it, in memory order."""
+        self._settle([name])
+        if (kept := self._of(name, values.size)) is None:
+            self._views[name] = values
+        else:
+            self._arrays.add(kept, values)
+
     def values(self) -> dict[str, Floats]:
         """Return a copy of each parameter's residual, flat, in host memory."""
         self._settle()

@@ -41,11 +41,13 @@ def plan_exact(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
 
     Every combination of strategy, codec and number of partitions is one way with a line of its own (`cost.ways`), and
     the dynamic programme takes any number of ways. It is exact: no schedule of consecutive buckets ends earlier,
-    whatever the way of each, so no single choice does either. Coupled ways are not mixed with others: of the best
-    plans by each, and by all others together, the earliest is taken.
+    whatever the way of each, so no single choice does either. Ways of one and of two stages are mixed as `comparable`
+    says: the two stages one after the other. Coupled ways are not mixed with others: of the best plans by each, and by
+    all others together, the earliest is taken.
     """
     if not ways:
         raise PlanError("no way to send a bucket was given; wanted at least one")
+    ways = comparable(ways)
     prefix = list(accumulate(trace.nbytes, initial=0))
     if any(way.coupled for way in ways):
         return _best_apart(trace, prefix, ways)
@@ -154,7 +156,7 @@ def earliest_start(spent: Sequence[float], j: int, seconds: float) -> int:
 
 
 def plan_joint(trace: Trace, ways: Sequence[Way]) -> tuple[Bucket, ...]:
-    """Return what `plan_exact` does of ways that buckets can mix, without those that are never best."""
+    """Return what `plan_exact` does, without ways that are never best."""
     if any(way.coupled for way in ways):
         return plan_exact(trace, ways)
     return plan_exact(trace, undominated(comparable(ways)))

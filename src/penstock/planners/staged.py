@@ -39,7 +39,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cost.ways import Way
-from penstock.errors import PlanError
 
 MOST, COUPLED_GRAINS, MOST_MESSAGES = 200, 48, 24  # coupled: tensors that are not glued, else grains; messages
 MOST_STATES = 200_000  # pairs looked at before tensors are glued: some tenths of a second
@@ -50,8 +49,7 @@ _Cuts = list[tuple[int, int]]
 
 def optimal_staged_cuts(ready: Sequence[float], prefix: Sequence[int], ways: Sequence[Way]) -> _Cuts:
     """Return (index of the last tensor, index of the way) for each message; `prefix` are the bytes of the first j."""
-    if {len(way.stages) for way in ways} != {2}:
-        raise PlanError("ways with different numbers of stages cannot be mixed; plan for one kind at a time")
+    assert {len(way.stages) for way in ways} == {2}  # `comparable` has made them so
     fine, coarse = (grain_ends(ready, prefix, grains) for grains in GRAINS)
     for ends in (range(1, len(ready) + 1), fine):
         cuts = _Search(ready, prefix, ends, ways).run(MOST_STATES)

@@ -1,23 +1,28 @@
-"""A `Claim`: one published number, statement or formula and ours beside it, in one of three kinds.
+"""A `Claim`: one published number, statement or formula and ours beside it, in one of four kinds.
 
 - *checked*: something the paper prints, against what our programs, planners, codecs or traces give. It holds or not.
-- *measured*: a formula of the paper, with constants measured on our machine, against a measurement on that machine. It
-  says how far apart they are; what the paper measured on its own machines is not confirmed by it.
+- *own*: numbers of the paper against one another, by its own formulas. Nothing of ours is tested by it.
+- *measured*: a formula or schedule of the paper, with constants measured on our hosts, against a measurement on them.
+  It says how far apart they are; what the paper measured on its own machines is not confirmed by it.
 - *not here*: it cannot be checked here, and why.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
 
 
 class Kind(Enum):
     """What a claim is compared with."""
 
     CHECKED = "checked against what the paper prints"
-    MEASURED = "the paper's formula on our machine, against measurement"
+    OWN = "the paper's numbers against one another"
+    MEASURED = "the paper's formula or schedule on our machine, against measurement"
     NOT_HERE = "not checkable here"
 
 
@@ -25,14 +30,15 @@ class Kind(Enum):
 class Claim:
     """One row."""
 
+    key: str  # table, figure or section, and which row of it; stays where wording and numbers change
     what: str
     kind: Kind
-    published: str  # or, of a measured claim, what the formula gives
-    ours: str  # or what was measured; empty where nothing is compared
+    published: str  # or, of a measured claim, what the formula gives; with its source where it is not printed so
+    ours: str  # or what was measured, or what the paper's other numbers give; empty where nothing is compared
     how: str  # computed, counted, simulated, encoded; or the record of a measurement
     tolerance: str  # and where it comes from
     verdict: str
-    holds: bool | None = None  # of checked claims
+    holds: bool | None = None  # of checked claims, and of the paper's own numbers
 
     def document(self) -> dict[str, Any]:
         """Return the claim for `--json`."""
@@ -42,93 +48,182 @@ class Claim:
 EXACT = "none: whole numbers, names or statements"
 ARITHMETIC = 1e-6  # relative: two ways to add up the same floats
 _ARITHMETIC_WORDS = "1e-6: rounding of sums"
+_ROUNDING_WORDS = "the rounding of all printed numbers"
+MATCHES, NO_MORE = "matches", "no more than printed"
 
 
-def check_printed(what: str, printed: str, ours: float, how: str, why: str = "") -> Claim:
-    """Compare with a printed number; it holds where ours is rounded to the same digits, or cut off after a `~`.
+def check_printed(
+    key: str,
+    what: str,
+    printed: str | Sequence[str],
+    ours: float | Sequence[float],
+    how: str,
+    why: str = "",
+    source: str = "",
+) -> Claim:
+    """Compare with one printed number or several; they hold where ours are rounded to the same digits.
 
-    >>> check_printed("x", "1.78", 1.7751, "computed").holds, check_printed("x", "25.5M", 25.56e6, "computed").holds
-    (True, False)
+    After a `~` the paper cuts off, so that ours may be larger by less than a unit of the last digit, and not smaller.
+    `source` says where a number stands that is not printed as it is written here.
+
+    >>> check_printed("x", "x", "1.78", 1.7751, "computed").holds
+    True
+    >>> check_printed("x", "x", "25.5M", 25.56e6, "counted").holds
+    False
     """
-    number, unit, decimals = _parse(printed)
-    digit = 10.0**-decimals
-    allowed, part = (digit, "~: one") if printed.startswith("~") else (0.5 * digit, "half")
-    words = f"{allowed:g}{_suffix(printed)}: {part} of the last printed digit"
-    return _compared(what, printed, number * unit, ours, allowed * unit * (1 + 1e-9), words, how, why)
+    texts = [printed] if isinstance(printed, str) else list(printed)
+    found = [ours] if isinstance(ours, int | float) else list(ours)
+    holds = all(rounded(text)[0] <= own <= rounded(text)[1] for text, own in zip(texts, found, strict=True))
+    differences = ", ".join(_difference(text, own) for text, own in zip(texts, found, strict=True))
+    return Claim(
+        key,
+        what,
+        Kind.CHECKED,
+        ", ".join(texts) + (f" ({source})" if source else ""),
+        ", ".join(f"{own:.6g}" for own in found),
+        how,
+        _tolerance(texts),
+        MATCHES if holds else f"differs by {differences}: {why}",
+        holds,
+    )
 
 
-def check_within(what: str, printed: str, ours: float, allowed: float, origin: str, how: str, why: str = "") -> Claim:
-    """Compare with a printed number, up to `allowed`, which `origin` explains."""
-    number, unit, _ = _parse(printed)
-    return _compared(what, printed, number * unit, ours, allowed, f"{allowed:.2g}: {origin}", how, why)
-
-
-def check_number(what: str, published: float, ours: float, how: str, why: str = "") -> Claim:
+def check_number(key: str, what: str, published: float, ours: float, how: str, why: str = "") -> Claim:
     """Compare a number of a printed formula with ours, up to rounding of sums."""
-    allowed = ARITHMETIC * abs(published)
-    return _compared(what, f"{published:.6g}", published, ours, allowed, _ARITHMETIC_WORDS, how, why)
+    holds = abs(ours - published) <= ARITHMETIC * abs(published)
+    verdict = MATCHES if holds else f"differs by {_percent(ours, published)}: {why}"
+    return Claim(
+        key, what, Kind.CHECKED, f"{published:.6g}", f"{ours:.6g}", how, _ARITHMETIC_WORDS, verdict, holds
+    )  # fmt: skip
 
 
-def check_equal(what: str, published: object, ours: object, how: str, why: str = "") -> Claim:
+def check_equal(key: str, what: str, published: object, ours: object, how: str, why: str = "") -> Claim:
     """Compare what is equal or not: counts, choices, statements."""
     holds = published == ours
-    verdict = "matches" if holds else f"differs: {why}"
-    return Claim(what, Kind.CHECKED, str(published), str(ours), how, EXACT, verdict, holds)
+    verdict = MATCHES if holds else f"differs: {why}"
+    return Claim(key, what, Kind.CHECKED, str(published), str(ours), how, EXACT, verdict, holds)
 
 
-def check_statement(what: str, says: bool, how: str, why: str = "") -> Claim:
-    """Check a sentence of the paper: does it come out true?"""
-    return check_equal(what, "yes", "yes" if says else "no", how, why)
+def check_statement(key: str, what: str, says: bool, how: str, found: str = "", why: str = "") -> Claim:
+    """Check a sentence of the paper: does it come out true? `found` are the numbers behind our answer."""
+    ours = ("yes" if says else "no") + (f": {found}" if found else "")
+    verdict = MATCHES if says else f"differs: {why}"
+    return Claim(key, what, Kind.CHECKED, "yes", ours, how, EXACT, verdict, says)
 
 
-def check_at_most(what: str, published: tuple[int, ...], ours: tuple[int, ...], how: str) -> Claim:
-    """Check that none of our counts is above the printed one."""
+def check_at_most(key: str, what: str, published: tuple[int, ...], ours: tuple[int, ...], how: str) -> Claim:
+    """Check that none of our counts is above the printed one; it says nothing of how far they are below."""
     holds = all(own <= other for own, other in zip(ours, published, strict=True))
-    verdict = "matches: no more" if holds else "differs: more"
-    return Claim(what, Kind.CHECKED, str(published), str(ours), how, EXACT, verdict, holds)
+    verdict = NO_MORE if holds else "differs: more than printed"
+    return Claim(key, what, Kind.CHECKED, str(published), str(ours), how, "one-sided: ours may be less", verdict, holds)
 
 
-def compare_measured(what: str, formula: float, measured: float, record: str) -> Claim:
+def compare_own(
+    key: str, what: str, printed: str | Sequence[str], follows: Sequence[tuple[float, float]], how: str, why: str = ""
+) -> Claim:
+    """Compare printed numbers with the least and the most that other numbers of the same paper allow for them."""
+    texts = [printed] if isinstance(printed, str) else list(printed)
+    pairs = [(rounded(text), allowed) for text, allowed in zip(texts, follows, strict=True)]
+    holds = all(low <= most and least <= high for (low, high), (least, most) in pairs)
+    ranges = ", ".join(_range(*allowed) for allowed in follows)
+    verdict = "agree" if holds else f"disagree: {why}"
+    return Claim(key, what, Kind.OWN, ", ".join(texts), ranges, how, _ROUNDING_WORDS, verdict, holds)
+
+
+def compare_measured(key: str, what: str, formula: float, measured: float, record: str) -> Claim:
     """Set a measurement beside what the paper's formula gives with the constants of the machine it was taken on."""
-    off = 100 * (measured / formula - 1)
-    verdict = f"measured {off:+.1f}% from the formula"
-    return Claim(what, Kind.MEASURED, f"{formula:.4g}", f"{measured:.4g}", record, "none: not a verdict", verdict)
+    verdict = f"measured {_percent(measured, formula)} from the formula"
+    return Claim(
+        key, what, Kind.MEASURED, f"{formula:.4g}", f"{measured:.4g}", record, "none: not a verdict", verdict
+    )  # fmt: skip
 
 
-def not_here(what: str, why: str, published: str = "") -> Claim:
+def not_here(key: str, what: str, why: str, published: str = "") -> Claim:
     """List what cannot be checked here."""
-    return Claim(what, Kind.NOT_HERE, published, "", "", "", f"not checked: {why}")
+    return Claim(key, what, Kind.NOT_HERE, published, "", "", "", f"not checked: {why}")
 
 
 def counts(claims: Sequence[Claim]) -> str:
     """Say how many claims there are of each kind, and how many checked ones hold."""
     of = {kind: [claim for claim in claims if claim.kind is kind] for kind in Kind}
-    held = sum(claim.holds is True for claim in of[Kind.CHECKED])
-    checked = len(of[Kind.CHECKED])
+    checked, own = of[Kind.CHECKED], of[Kind.OWN]
+    match, below = (sum(claim.verdict == verdict for claim in checked) for verdict in (MATCHES, NO_MORE))
+    agree = sum(claim.holds is True for claim in own)
     return (
-        f"{checked} checked against what the papers print: {held} hold, {checked - held} differ; "
-        f"{len(of[Kind.MEASURED])} formulas beside measurements of ours; {len(of[Kind.NOT_HERE])} not checkable here"
+        f"{len(checked)} checked against what the papers print: {match} match, {below} are no more than printed, "
+        f"{len(checked) - match - below} differ; {len(of[Kind.MEASURED])} formulas beside measurements of ours; "
+        f"{len(of[Kind.NOT_HERE])} not checkable here; {len(own)} comparisons of the papers' own numbers: {agree} "
+        f"agree, {len(own) - agree} do not"
     )
 
 
-def _compared(
-    what: str, printed: str, published: float, ours: float, allowed: float, words: str, how: str, why: str
-) -> Claim:
-    holds = abs(ours - published) <= allowed
-    off, unit = (ours - published, " points") if printed.endswith("%") else (100 * (ours / published - 1), "%")
-    verdict = "matches" if holds else f"differs by {off:+.{1 if abs(off) >= 0.05 else 3}f}{unit}: {why}"
-    return Claim(what, Kind.CHECKED, printed, f"{ours:.6g}", how, words, verdict, holds)
+class Measured(NamedTuple):
+    """One row of a record, and which record it is from."""
+
+    record: str
+    row: Mapping[str, Any]
+
+
+def measured_rows(benchmark: str, record: Mapping[str, Any] | None = None) -> list[Measured]:
+    """Return the rows of `benchmarks/results` that are shipped of a benchmark, or those of a user's `record` of it.
+
+    `benchmarks/papers_measured.py` writes the file from the records. All were taken on one machine: hosts are network
+    namespaces with token-bucket links of 1 Gb/s, ranks share its cores.
+    """
+    if record is not None and record["benchmark"].startswith(benchmark):
+        return [Measured("the given record", row) for row in record["rows"]]
+    return [
+        Measured(each["record"], row) for each in _shipped() if each["benchmark"] == benchmark for row in each["rows"]
+    ]
+
+
+@cache
+def _shipped() -> list[Mapping[str, Any]]:
+    text = (resources.files("penstock.reproduce") / "measured.json").read_text()
+    records: list[Mapping[str, Any]] = json.loads(text)["records"]
+    return records
 
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "%": 1.0, "x": 1.0}
 
 
-def _parse(printed: str) -> tuple[float, float, int]:
-    """Return the number, its unit and how many decimals it has."""
+def _parse(printed: str) -> tuple[float, float]:
+    """Return the number and a unit of its last digit."""
     match = re.fullmatch(r"~?(-?\d+)(?:\.(\d+))?([KM%x]?)", printed)
     assert match, printed
-    return float(printed.strip("~KM%x")), _UNITS[match[3]], len(match[2] or "")
+    unit = _UNITS[match[3]]
+    return unit * float(printed.strip("~KM%x")), unit * 10.0 ** -len(match[2] or "")
 
 
-def _suffix(printed: str) -> str:
-    return printed[-1] if printed[-1] in _UNITS else ""
+def rounded(printed: str) -> tuple[float, float]:
+    """Return the least and the largest number that is printed like this: half a unit of the last digit off."""
+    number, digit = _parse(printed)
+    if printed.startswith("~"):
+        return number, number + digit * (1 - 1e-9)
+    slack = digit * (0.5 + 1e-9)
+    return number - slack, number + slack
+
+
+def _tolerance(texts: Sequence[str]) -> str:
+    words = []
+    for text in texts:
+        digit = _parse(text.strip("%xKM"))[1]
+        suffix = text[-1] if text[-1] in _UNITS else ""
+        cut = text.startswith("~")
+        words.append(f"+{digit:g}{suffix}: cut off" if cut else f"{digit / 2:g}{suffix}: half")
+    return f"{'; '.join(dict.fromkeys(words))} {'after' if texts[0].startswith('~') else 'of'} the last printed digit"
+
+
+def _range(least: float, most: float) -> str:
+    low, high = f"{least:.3g}", f"{most:.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _difference(printed: str, ours: float) -> str:
+    number, _ = _parse(printed)
+    return f"{ours - number:+.1f} points" if printed.endswith("%") else _percent(ours, number)
+
+
+def _percent(ours: float, published: float) -> str:
+    off = 100 * (ours / published - 1)
+    return f"{off:+.{1 if abs(off) >= 0.05 else 3}f}%"

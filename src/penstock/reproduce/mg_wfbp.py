@@ -5,24 +5,27 @@ without it the same effect is shown on our traces, measured on an H200, on the p
 as that GPU is: communication is then to computation as in the paper.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import log2
+from typing import Any
 
 from penstock.cost.clusters import CLUSTERS
 from penstock.errors import TraceError
 from penstock.network import Network
 from penstock.planners import PLANNERS
+from penstock.reproduce.architectures import densenet, inception_v4
 from penstock.reproduce.claim import (
+    ARITHMETIC,
     Claim,
     check_equal,
     check_number,
     check_printed,
     check_statement,
     compare_measured,
+    measured_rows,
     not_here,
 )
-from penstock.reproduce.measured import measured_rows
 from penstock.simulator.program import count_steps, program_seconds
 from penstock.simulator.scaling import ScalingRow, scaling_study
 from penstock.strategies import build
@@ -69,14 +72,22 @@ def claims(googlenet: Trace | None) -> list[Claim]:
         *_table_4(),
         *_figure_4(),
         *_figure_5(),
-        *(_figure_6(googlenet) if googlenet else [not_here("Fig. 6, GoogLeNet on 16 K80", _NO_K80, "1.2x, 1.36x")]),
-        not_here("Fig. 7, ResNet-50 on 16 K80", _NO_RESNET, "1.2x, 1.36x"),
-        not_here("Fig. 8, computation and communication on K80", "bars without printed numbers; times as for Fig. 6-7"),
+        *(
+            _figure_6(googlenet)
+            if googlenet
+            else [not_here("fig-6", "Fig. 6, GoogLeNet on 16 K80", _NO_K80, "1.2x, 1.36x")]
+        ),
+        not_here("fig-7", "Fig. 7, ResNet-50 on 16 K80", _NO_RESNET, "1.2x, 1.36x"),
+        not_here("fig-8", "Fig. 8, computation and communication on K80", "bars without printed numbers"),
         *_figure_9(),
-        *(_figure_10(googlenet) if googlenet else [not_here("Fig. 10, GoogLeNet", _NO_K80, str(FIG_10_MESSAGES))]),
-        not_here("Fig. 10, ResNet-50", _NO_RESNET, "[33, 19, 10, 7, 5, 3, 1, ...]; 1.75x, 1.45x"),
+        *(
+            _figure_10(googlenet)
+            if googlenet
+            else [not_here("fig-10", "Fig. 10, GoogLeNet", _NO_K80, f"{FIG_10_MESSAGES}; 1.78x, 1.35x")]
+        ),
+        not_here("fig-10/resnet50", "Fig. 10, ResNet-50", _NO_RESNET, "[33, 19, 10, 7, 5, 3, 1, ...]; 1.75x, 1.45x"),
         *_effect("googlenet"),
-        *(_figure_11(googlenet) if googlenet else [not_here("Fig. 11, double binary trees", _NO_K80)]),
+        *(_figure_11(googlenet) if googlenet else [not_here("fig-11", "Fig. 11, double binary trees", _NO_K80)]),
         *_merging_example(),
         *_replayed(),
     ]
@@ -106,6 +117,7 @@ def _table_2() -> list[Claim]:
     why = "the formula is that of infinitely small blocks; the program fills its pipe with blocks, and sums both trees"
     return [
         check_number(
+            f"table-2/{name}",
             f"Table 2, {name}, 16 workers, 4 MiB (s)",
             a + b * nbytes,
             program_seconds(build("all_reduce", name, n, nbytes // 4), NETWORK),
@@ -121,6 +133,7 @@ def _startups() -> list[Claim]:
     alpha = float(STARTUPS_US[2]) / count_steps(build("all_reduce", "ring", 2, 2))
     return [
         check_printed(
+            f"startups/{nodes}",
             f"conference version, V-A: startup of all-reduce on {nodes} nodes (us), alpha from 2 nodes",
             STARTUPS_US[nodes],
             alpha * count_steps(build("all_reduce", "ring", nodes, nodes)),
@@ -133,44 +146,35 @@ def _startups() -> list[Claim]:
 def sizes_of(model: str) -> list[int]:
     """Return the elements of each tensor of a model of Table 4."""
     if model == "densenet161":
-        return densenet_sizes(growth=48, start=96, depths=(6, 12, 36, 24))
+        return densenet(growth=48, start=96, depths=(6, 12, 36, 24))
     if model == "inception_v4":
-        return _inception_v4_sizes()
+        return inception_v4()
     return [tensor.numel for tensor in load_shipped(model).tensors]
-
-
-def densenet_sizes(growth: int, start: int, depths: tuple[int, ...]) -> list[int]:
-    """Return the elements of each tensor of a DenseNet for 1,000 classes (Huang et al., Table 1)."""
-    sizes, channels = [3 * start * 49, start, start], start
-    for block, depth in enumerate(depths):
-        for _ in range(depth):
-            wide = 4 * growth
-            sizes += [channels, channels, channels * wide, wide, wide, wide * growth * 9]
-            channels += growth
-        if block < len(depths) - 1:
-            sizes += [channels, channels, channels * (channels // 2)]
-            channels //= 2
-    return [*sizes, channels, channels, channels * 1000, 1000]
 
 
 def _table_4() -> Iterator[Claim]:
     for model, row in TABLE_4.items():
         sizes = sizes_of(model)
-        yield check_equal(f"Table 4, {model}: tensors", row.tensors, len(sizes), "counted", row.why)
-        yield check_printed(f"Table 4, {model}: parameters", row.parameters, float(sum(sizes)), "counted", row.why)
+        yield check_equal(
+            f"table-4/{model}/tensors", f"Table 4, {model}: tensors", row.tensors, len(sizes), "counted", row.why
+        )
+        yield check_printed(
+            f"table-4/{model}/parameters", f"Table 4, {model}: parameters", row.parameters, float(sum(sizes)), "counted"
+        )
 
 
 def _figure_4() -> list[Claim]:
-    """Eq. 10: an all-reduce takes a + b M; on links of ours, with a and b of the ring's formula."""
+    """Eq. 10: an all-reduce takes a + b M; a and b of Table 2's ring, on links of ours."""
     rows = [(record, row) for record, row in measured_rows("collectives") if row["strategy"] == "ring"]
     clusters = "a = 972, 908, 236 us; b = 1.97, 0.74, 0.406 ns/B"
     why = "three clusters of the authors'; their a and b are taken as published"
     return [
-        not_here("Fig. 4, a and b of three clusters", why, clusters),
+        not_here("fig-4", "Fig. 4, a and b of three clusters", why, clusters),
         *(
             compare_measured(
+                f"eq-10/{row['engine']}",
                 f"Eq. 10, ring by {row['engine']} on {row['hosts']} hosts at 1 Gb/s, 16 MB (s)",
-                row["predicted_seconds"],
+                _ring_seconds(row),
                 row["seconds"],
                 record,
             )
@@ -179,11 +183,19 @@ def _figure_4() -> list[Claim]:
     ]
 
 
+def _ring_seconds(row: Mapping[str, Any]) -> float:
+    """Return what Table 2 says of a ring, with the constants of the hosts that a row was measured on."""
+    n, nbytes = row["hosts"], row["nbytes"]
+    alpha, beta, gamma = (row[name] for name in ("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte"))
+    return float(2 * (n - 1) * alpha + (2 * beta + gamma) * (n - 1) / n * nbytes)
+
+
 def _figure_5() -> list[Claim]:
     counted = {"resnet152": (150, 1024), "densenet161": (160, 768)}
     why = "the architecture has 152, ours and torchvision's"
     return [
         check_equal(
+            f"fig-5/{model}",
             f"Fig. 5, {model}: tensors of {nbytes} bytes",
             tensors,
             sum(4 * numel == nbytes for numel in sizes_of(model)),
@@ -210,22 +222,32 @@ def _figure_6(trace: Trace) -> list[Claim]:
         "behind them"
     )
     return [
-        check_printed(f"Fig. 6, GoogLeNet, 16 K80: speed over {name}", printed, _over(rows, 16, name), "simulated", why)
+        check_printed(
+            f"fig-6/{name}",
+            f"Fig. 6, GoogLeNet, 16 K80: speed over {name}",
+            printed,
+            _over(rows, 16, name),
+            "simulated",
+            why,
+        )
         for name, printed in (("wfbp", "1.2x"), ("single", "1.36x"))
     ]
 
 
 def _figure_9() -> list[Claim]:
     """Check the sentence that merging is fastest with every model, on our traces and the printed lines."""
-    found = [not_here("Fig. 9, six models on 16 V100: up to 70% and 26%", "no per-layer times on a V100 are public")]
+    what = "Fig. 9, six models on 16 V100"
+    found = [not_here("fig-9", what, "no per-layer times on a V100 are public", "up to 70% and 26%")]
     for cluster in ("mg-wfbp-v100-10gbe", "mg-wfbp-v100-56gbib"):
-        studies = [
-            _study(load_shipped(name), CLUSTERS[cluster], [16], "ring")
+        studies = {
+            name: _study(load_shipped(name), CLUSTERS[cluster], [16], "ring")
             for name in ("resnet50", "resnet152", "densenet201", "googlenet")
-        ]
-        fastest = all(min(_over(rows, 16, other) for other in ("wfbp", "single")) >= 1 for rows in studies)
-        what = f"Fig. 9's sentence: merged is fastest with every model, {cluster}, our H200 traces"
-        found.append(check_statement(what, fastest, "simulated"))
+        }
+        least = {name: min(_over(rows, 16, other) for other in ("wfbp", "single")) for name, rows in studies.items()}
+        words = ", ".join(f"{name} {times:.3f}x" for name, times in least.items())
+        what = f"section 6.3, 'fastest training speed in all evaluated DNNs': {cluster}, our H200 traces"
+        fastest = all(times > 1 for times in least.values())
+        found.append(check_statement(f"fig-9/{cluster}", what, fastest, "simulated", f"ahead of the next by {words}"))
     return found
 
 
@@ -233,41 +255,56 @@ def _figure_10(trace: Trace) -> list[Claim]:
     rows = _study(trace, NETWORK, WORKERS, "ring")
     messages = [rows[p, "greedy"].messages for p in WORKERS]
     what = "Fig. 10, GoogLeNet: messages on 4..2048 workers"
-    found = [check_equal(what, FIG_10_MESSAGES, messages, "simulated", _K80_LOG)]
+    found = [check_equal("fig-10/messages", what, FIG_10_MESSAGES, messages, "simulated", _K80_LOG)]
     for planner, printed in (("wfbp", "1.78x"), ("single", "1.35x")):
         what = f"Fig. 10, GoogLeNet, 64 workers: speed over {planner}"
-        found.append(check_printed(what, printed, _over(rows, 64, planner), "simulated", _K80_LOG))
-    for p in (128, 256):
-        what = f"Theorem 1, {p} workers: Algorithm 1 over the optimum"
-        ratio = _over(rows, p, "greedy", "exact")
-        found.append(check_number(what, 1.0, ratio, "simulated", "Algorithm 1 is not optimal (erratum 1)"))
-    return found
+        ours = _over(rows, 64, planner)
+        found.append(check_printed(f"fig-10/{planner}", what, printed, ours, "simulated", _K80_LOG))
+    return [*found, *(_theorem_1(rows, p, "the authors' trace", "simulated") for p in (128, 256))]
+
+
+def _theorem_1(rows: dict[tuple[int, str], ScalingRow], p: int, trace: str, how: str) -> Claim:
+    what = f"Theorem 1 on {trace}, {p} workers: Algorithm 1 over the optimum"
+    ratio = _over(rows, p, "greedy", "exact")
+    return check_number(f"theorem-1/{trace}/{p}", what, 1.0, ratio, how, "Algorithm 1 is not optimal (docs/papers.md)")
 
 
 def _effect(model: str) -> list[Claim]:
-    """Show Fig. 10's effect on our own trace."""
+    """Check section 6.4's three sentences about Fig. 10 on our own trace."""
     trace = load_shipped(model)
     rows = _study(trace, faster(NETWORK, K80_COMPUTE_SECONDS / trace.compute_seconds), WORKERS, "ring")
     messages = [rows[p, "greedy"].messages for p in WORKERS]
-    merged = all(min(_over(rows, p, other) for other in ("wfbp", "single")) >= 1 - 1e-9 for p in WORKERS)
-    crossing = _over(rows, 4, "single") > _over(rows, 4, "wfbp") and _over(rows, 64, "single") < _over(rows, 64, "wfbp")
+    least = min(_over(rows, p, other) for p in WORKERS for other in ("wfbp", "single"))
+    early, late = ([_over(rows, p, other) for other in ("single", "wfbp")] for p in (4, 64))
     falling = messages == sorted(messages, reverse=True) and messages[0] > 1 and messages[-1] == 1
     how = f"simulated, our H200 trace of {model}"
-    ours = f"messages {messages}; 64 workers: {_over(rows, 64, 'wfbp'):.2f}x, {_over(rows, 64, 'single'):.2f}x"
-    why = f"found {ours}"
+    over = f"{late[1]:.2f}x over WFBP, {late[0]:.2f}x over one message on 64 workers"
     return [
-        check_statement(f"Fig. 10's effect, merged is never slower than either; {ours}", merged, how, why),
         check_statement(
-            "Fig. 10's effect, WFBP is ahead of one message on 4 workers, behind on 64", crossing, how, why
-        ),
-        check_statement("Fig. 10's effect, messages fall with the workers, to one", falling, how, why),
-        check_number(
-            "Theorem 1 on our trace, 128 workers: Algorithm 1 over the optimum",
-            1.0,
-            _over(rows, 128, "greedy", "exact"),
+            "fig-10-effect/best",
+            "section 6.4, 'always achieves the best speedup', on our trace",
+            least >= 1 - ARITHMETIC,
             how,
-            "Algorithm 1 is not optimal (erratum 1)",
+            f"{over}; at least {least:.2f}x",
+            "merged is slower than one of the two",
         ),
+        check_statement(
+            "fig-10-effect/crossing",
+            "section 6.4, 'have a crossing point': WFBP ahead of one message on 4 workers, behind on 64, on our trace",
+            early[0] > early[1] and late[0] < late[1],
+            how,
+            f"one message takes {early[0] / early[1]:.2f} and {late[0] / late[1]:.2f} times WFBP's time",
+            "they do not cross between 4 and 64 workers",
+        ),
+        check_statement(
+            "fig-10-effect/converges",
+            "section 6.4, 'converges to the SyncEASGD': messages fall with the workers, to one, on our trace",
+            falling,
+            how,
+            f"messages {messages}",
+            "messages do not fall to one",
+        ),
+        _theorem_1(rows, 128, "our trace", how),
     ]
 
 
@@ -286,7 +323,8 @@ def _figure_11(trace: Trace) -> list[Claim]:
     rows = _study(trace, NETWORK, workers, "double_tree")
     beaten = all(_over(rows, p, "wfbp") >= 1 and _over(rows, p, "single", "wfbp") > 1 for p in workers)
     what = "Fig. 11, double trees, 128..2048 workers: merged <= WFBP < one message"
-    return [check_statement(what, beaten, "simulated")]
+    why = "the order is another"
+    return [check_statement("fig-11", what, beaten, "simulated", why=why)]
 
 
 def _merging_example() -> list[Claim]:
@@ -294,8 +332,12 @@ def _merging_example() -> list[Claim]:
     line = CLUSTERS["mg-wfbp-k80-10gbe"].all_reduce["ring"]
     why = "printed for 8 nodes, whose line is not given; computed with Fig. 4(a)'s for 16 GPUs"
     return [
-        check_printed("Introduction: 200 KB, twice (ms)", "3.0", 2e3 * line.seconds(200e3), "computed", why),
-        check_printed("Introduction: 400 KB, once (ms)", "1.8", 1e3 * line.seconds(400e3), "computed", why),
+        check_printed(
+            "introduction/200-kb", "Introduction: 200 KB, twice (ms)", "3.0", 2e3 * line.seconds(200e3), "computed", why
+        ),
+        check_printed(
+            "introduction/400-kb", "Introduction: 400 KB, once (ms)", "1.8", 1e3 * line.seconds(400e3), "computed", why
+        ),
     ]
 
 
@@ -303,6 +345,7 @@ def _replayed() -> list[Claim]:
     """Eq. 6-8, the iteration's time by its timeline, beside iterations replayed on emulated hosts."""
     return [
         compare_measured(
+            f"replay/{row['what']}/{row['how']}",
             f"iteration of {row['what']}, {row['how']}, {row['messages']} messages, {row['hosts']} hosts at 1 Gb/s (s)",
             row["simulated_seconds"],
             row["measured_seconds"],
@@ -311,35 +354,3 @@ def _replayed() -> list[Claim]:
         for record, row in measured_rows("replay")
         if row["what"] in ("googlenet", "resnet50", "densenet201") and row["how"] != "threshold"
     ]
-
-
-# The convolutions of Inception-v4 (Szegedy et al., 2017), counted; it is in no trace of ours.
-
-Conv = tuple[int, int, int]  # channels in and out, elements of the kernel
-
-_STEM: list[Conv] = [
-    (3, 32, 9), (32, 32, 9), (32, 64, 9), (64, 96, 9),
-    (160, 64, 1), (64, 96, 9), (160, 64, 1), (64, 64, 7), (64, 64, 7), (64, 96, 9), (192, 192, 9),
-]  # fmt: skip
-_A: list[Conv] = [
-    (384, 96, 1), (384, 64, 1), (64, 96, 9), (384, 64, 1), (64, 96, 9), (96, 96, 9), (384, 96, 1),
-]  # fmt: skip
-_REDUCTION_A: list[Conv] = [(384, 384, 9), (384, 192, 1), (192, 224, 9), (224, 256, 9)]
-_B: list[Conv] = [
-    (1024, 384, 1), (1024, 192, 1), (192, 224, 7), (224, 256, 7), (1024, 192, 1), (192, 192, 7), (192, 224, 7),
-    (224, 224, 7), (224, 256, 7), (1024, 128, 1),
-]  # fmt: skip
-_REDUCTION_B: list[Conv] = [
-    (1024, 192, 1), (192, 192, 9), (1024, 256, 1), (256, 256, 7), (256, 320, 7), (320, 320, 9),
-]  # fmt: skip
-_C: list[Conv] = [
-    (1536, 256, 1), (1536, 384, 1), (384, 256, 3), (384, 256, 3), (1536, 384, 1), (384, 448, 3), (448, 512, 3),
-    (512, 256, 3), (512, 256, 3), (1536, 256, 1),
-]  # fmt: skip
-
-
-def _inception_v4_sizes() -> list[int]:
-    """Return the elements of each tensor: convolutions without bias, two of batch normalisation each, a classifier."""
-    convolutions = [*_STEM, *4 * _A, *_REDUCTION_A, *7 * _B, *_REDUCTION_B, *3 * _C]
-    sizes = [size for inputs, outputs, kernel in convolutions for size in (inputs * outputs * kernel, outputs, outputs)]
-    return [*sizes, 1536 * 1000, 1000]

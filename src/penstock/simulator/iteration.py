@@ -20,7 +20,7 @@ T, from where the clocks agree: its length needs no translation.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.cost.ways import NETWORK_LANE, Way
+from penstock.cost.ways import NETWORK_LANE, Way, comparable
 from penstock.errors import PlanError
 from penstock.plan import Bucket, Plan, Route
 from penstock.planners import PLANNERS, Planner
@@ -41,7 +41,7 @@ def simulate_iteration(
 
     `ready_seconds` replaces the trace's ready times: with stragglers, when the slowest worker's gradient is ready.
     """
-    by_route = {way.route: way for way in ways}
+    by_route = {way.route: way for way in comparable(ways)}
     ready = trace.ready_seconds if ready_seconds is None else tuple(ready_seconds)
     tasks, spans = computation(trace, ready)
     last_of = last_tensors(trace, buckets)

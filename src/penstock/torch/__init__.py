@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from penstock.torch.hook import comm_hook
     from penstock.torch.overlap import BulkSynchronous
     from penstock.torch.profile import Profiler, profile_backward
+    from penstock.torch.servers import ParameterServers
 
 __all__ = [
     "BulkSynchronous",
     "Checkpoints",
     "Compression",
     "DistributedDataParallel",
+    "ParameterServers",
     "Planning",
     "Profiler",
     "comm_hook",
@@ -34,6 +36,7 @@ _HOME = {
     "Checkpoints": "torch.checkpoint_folder",
     "Compression": "exchange.compression",
     "DistributedDataParallel": "torch.ddp",
+    "ParameterServers": "torch.servers",
     "Planning": "planning.planning",
     "Profiler": "torch.profile",
     "comm_hook": "torch.hook",

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ from penstock.runtime.transport import ring_nbytes
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.engines import engine_of, message_seconds
 from penstock.torch.hook import BucketSender, NativeAverage
+
+if TYPE_CHECKING:
+    from penstock.torch.servers import ParameterServers
 
 TorchDDP = torch.nn.parallel.DistributedDataParallel
 MIB = 1 << 20
@@ -220,7 +223,13 @@ class PlannedBuckets:
     """
 
     def __init__(
-        self, wrapper: TorchDDP, arguments: dict[str, Any], memory: TorchMemory, engine: str | None, is_watched: bool
+        self,
+        wrapper: TorchDDP,
+        arguments: dict[str, Any],
+        memory: TorchMemory,
+        engine: str | None,
+        is_watched: bool,
+        servers: "ParameterServers | None" = None,
     ) -> None:
         """`arguments` are those that torch's wrapper was made with; `is_watched`: drift is, at every iteration."""
         self.user_hook: Hook | None = None
@@ -228,7 +237,7 @@ class PlannedBuckets:
         self.logged_before = 0  # iterations that loggers of earlier reducers counted
         self._wrapper, self._arguments, self._memory = wrapper, arguments, memory
         self.parameters = averaged(wrapper)
-        self._engine, self._is_watched = engine, is_watched
+        self._engine, self._is_watched, self.servers = engine, is_watched, servers
         self._sender: BucketSender | None = None
         self._average: NativeAverage | None = None  # our hook where torch averages, from the first forward pass on
         self._torch_divides = False  # a `join` was entered in which torch divides by the ranks that have data
@@ -388,4 +397,5 @@ class PlannedBuckets:
     def _make_sender(self, otherwise: Route) -> BucketSender:
         names = {id(each.parameter): each.name for each in self.parameters}
         leaves_out, group = self._wrapper.find_unused_parameters, self._wrapper.process_group
-        return BucketSender(group, message_seconds(group), otherwise, self._memory, names, leaves_out, self._engine)
+        seconds, engine, servers = message_seconds(group), self._engine, self.servers
+        return BucketSender(group, seconds, otherwise, self._memory, names, leaves_out, engine, servers=servers)

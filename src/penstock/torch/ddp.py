@@ -11,7 +11,7 @@ between two iterations. `wrapper_planning.py` does that; here is what a training
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,12 @@ from torch.distributed.algorithms.join import JoinHook
 
 from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
-from penstock.exchange.compression import Compression, from_options
+from penstock.exchange.compression import AUTO, Compression, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan
-from penstock.planning.planning import Decision, Planning
+from penstock.planning.planning import Decision, Planning, Settings
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
@@ -33,6 +33,9 @@ from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import check_engine
 from penstock.torch.wrapper_planning import WrapperPlanning, compile_ahead
+
+if TYPE_CHECKING:
+    from penstock.torch.servers import ParameterServers
 
 _TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 
@@ -51,6 +54,7 @@ class DistributedDataParallel(TorchDDP):
     on_nonfinite: what a compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a
     gradient scaler skips; with `grad_scaler`, skip, and residuals follow its scale.
     engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
+    servers: `ParameterServers`, ranks that only aggregate; the wrapper is of the others.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class DistributedDataParallel(TorchDDP):
         on_nonfinite: str = "raise",
         grad_scaler: Scaler | None = None,
         engine: str | None = None,
+        servers: "ParameterServers | None" = None,
         **options: Any,
     ) -> None:
         options |= {} if codec is None else {"codec": codec}
@@ -70,6 +75,8 @@ class DistributedDataParallel(TorchDDP):
         settings = from_options(Planning, planning, "planning", options).settings(engine)
         check_engine(engine)
         scheme = asked.scheme()
+        if servers is not None:
+            settings = _with_servers(servers, settings, options, codec=scheme.codec, scaler=grad_scaler)
         scheme.check_strategy(settings.strategy)
         scheme.check_planner(settings.planner)
         memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
@@ -84,7 +91,7 @@ class DistributedDataParallel(TorchDDP):
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         memory.know_parameters(dict(module.named_parameters()))
-        self._planning = WrapperPlanning(self, settings, options, memory, compiling)
+        self._planning = WrapperPlanning(self, settings, options, memory, compiling, servers)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; between two iterations, go on with profiling and planning."""
@@ -226,7 +233,9 @@ class DistributedDataParallel(TorchDDP):
 
         It belongs into a checkpoint beside the model and the optimizer. Every rank has its own.
         """
-        memory = self._planning.memory
+        memory, servers = self._planning.memory, self._planning.buckets.servers
+        if servers is not None:
+            servers.collect_residuals(memory)
         return memory.state_dict(dist.get_rank(self.process_group), dist.get_world_size(self.process_group))
 
     def load_exchange_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -261,6 +270,23 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_module(self, output: Any) -> None:
         self._planning.after_module(output)
+
+
+def _with_servers(
+    servers: "ParameterServers", settings: Settings, options: dict[str, Any], codec: str | None, scaler: Scaler | None
+) -> Settings:
+    """Return the settings by which all gradients go through servers; refuse what these cannot do."""
+    if options.get("process_group") is not None or options.get("device_mesh") is not None:
+        raise PlanError("servers= and a process group; leave that out: it is servers.workers, the ranks that train")
+    if settings.strategy not in (AUTO, servers.strategy) or settings.engine is not None:
+        other = f"strategy {settings.strategy!r}" if settings.engine is None else f"engine {settings.engine!r}"
+        raise PlanError(f"servers= with {other}: servers are a strategy, over gloo; leave one of the two out")
+    if scaler is not None and codec is not None:
+        raise PlanError(
+            "servers= with grad_scaler= and a codec: residuals of servers do not follow its scale; leave one out"
+        )
+    options["process_group"] = servers.workers
+    return replace(settings, strategy=servers.strategy)
 
 
 def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,9 @@ from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import who_is_gone
 from penstock.torch.engines import HALF, MPI, check_engine, engine_of, own_transport
 from penstock.torch.watch import at_end_of_backward
+
+if TYPE_CHECKING:  # few train with servers
+    from penstock.torch.servers import ParameterServers
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
@@ -118,19 +121,15 @@ class BucketSender:
         leaves_out: bool = False,  # parameters may have no gradient in some iterations
         engine: str | None = None,  # what carries everything, where not the process group (`engines.py`)
         averaged: int | None = None,  # how many of the named parameters torch averages, where not all
+        servers: "ParameterServers | None" = None,  # ranks beside the group's that only aggregate
     ) -> None:
         self._group, self._names, self._memory, self._engine = group, names, memory, engine
         self._averaged_count = len(names) if averaged is None else averaged
         self._knows_names = bool(names)  # otherwise they are given as parameters come
         self._momentum = memory.compression.momentum
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self._transport = own_transport(engine, group)
-        self._timeout_seconds = timeout_seconds
-        communicator = Communicator(self._transport, timeout_seconds=timeout_seconds)
-        without_native = [str(each).removeprefix("torch.") for each in HALF] if engine == MPI else []
-        self.exchange = Exchange(
-            communicator, route=otherwise, memory=memory, leaves_out=leaves_out, without_native=without_native
-        )
+        self._timeout_seconds, self._servers = timeout_seconds, servers
+        self.exchange = self._make_exchange(otherwise, leaves_out)
         self._buckets: dict[Any, tuple[ResolvedBucket, bool]] = {}  # by torch's; the engine alone averages it
         self._version = 0  # of the exchange's routes, with which they were made
         self._planned: set[frozenset[str]] = set()  # the plan's buckets
@@ -141,11 +140,23 @@ class BucketSender:
         self._raises_at_end = False  # of this backward pass, what is kept: futures then need not raise
         self._connect()
 
+    def _make_exchange(self, route: Route, leaves_out: bool) -> Exchange:
+        if self._servers is not None:
+            from penstock.torch.servers import ServedExchange
+
+            return ServedExchange(self._servers, route, self._memory, leaves_out=leaves_out)
+        transport = own_transport(self._engine, self._group)
+        communicator = Communicator(transport, timeout_seconds=self._timeout_seconds)
+        without_native = [str(each).removeprefix("torch.") for each in HALF] if self._engine == MPI else []
+        return Exchange(
+            communicator, route=route, memory=self._memory, leaves_out=leaves_out, without_native=without_native
+        )
+
     def _connect(self) -> None:
         """Make a group of NCCL of our own where something is compressed; every rank must call this at the same time."""
         communicator = self.exchange.communicator
         wanted = self._memory.compresses and self._engine is None and communicator.messages is None
-        if wanted and torch.cuda.is_available():
+        if wanted and self._servers is None and torch.cuda.is_available():
             from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
 
             communicator.messages = device_messages(self._group, self._timeout_seconds)
@@ -289,8 +300,8 @@ class BucketSender:
     def close(self) -> None:
         """End the communication threads once they have sent what they were given; all ranks together."""
         self.exchange.close()
-        if self.exchange.failure is None:
-            release(self._transport)
+        if self.exchange.failure is None and self._servers is None:
+            release(self.exchange.communicator.transport)
 
 
 def comm_hook(

@@ -1,7 +1,7 @@
 """Algorithm 1 of Wang et al., and its modern form: communicate while computing, layer by layer."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from penstock.plan import Bucket, Plan
 from penstock.planning.planning import Planning
 from penstock.strategies import coded_only_names, names, sparse_names
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.layers import Layer, layers_of
+from penstock.torch.layers import Layer, Wait, layers_of
 from penstock.torch.synchronous import ROOT, Algorithm, forget_gradients
 
 ALL_REDUCES = (*names("all_reduce"), *coded_only_names(), *sparse_names())  # that a bucket may travel by
@@ -36,7 +36,7 @@ class Layered(Algorithm):
     def begin(self) -> None:
         """Start from rank 0's weights, with an optimizer per layer and hooks on gradients and layers."""
         super().begin()
-        self.layers = layers_of(self.module, self.least_nbytes)
+        self.layers = layers_of(self.module, self.least_nbytes, self.staging)
         self.optimizers = {layer: self.make_optimizer(layer.parameters) for layer in self.layers}
         self.given: set[torch.nn.Parameter] = set()  # whose gradients are on their way
         self.coming: set[Layer] = set()  # layers that have yet to be updated
@@ -139,8 +139,8 @@ class Layers(Layered):
                 self._reduce(layer)
 
     def _reduce(self, layer: Layer) -> None:
-        layer.pack_gradients(self.sender.world_size)
-        self.sent[layer] = self.sender.start("reduce", layer.flat, root=ROOT, **self._by("reduce"))
+        packed = layer.pack_gradients(self.sender.world_size)
+        self.sent[layer] = self.sender.start("reduce", layer.flat, packed, root=ROOT, **self._by("reduce"))
 
     def _second_half(self) -> None:
         for layer in reversed(self.layers):
@@ -148,11 +148,12 @@ class Layers(Layered):
                 self._reduce(layer)
         for layer in self.layers:
             self.sent.pop(layer).result()
+            packed = None
             if self.sender.rank == ROOT:
                 layer.lend_gradients()
                 self.optimizers[layer].step()
-                layer.pack_weights()
-            self.weights[layer] = self.sender.start("broadcast", layer.flat, root=ROOT, **self._by("broadcast"))
+                packed = layer.pack_weights()
+            self.weights[layer] = self.sender.start("broadcast", layer.flat, packed, root=ROOT, **self._by("broadcast"))
         self.coming.update(self.layers)
 
     def _update(self, layer: Layer) -> None:
@@ -176,7 +177,10 @@ class Split(Layered):
         self.numbers = {parameter: number for number, parameter in enumerate(trained.values())}
         layers = [layer.parameters for layer in self.layers]
         name = type(self.module).__name__
-        self.session = make_session(self.world, trained, layers, name, self.strategy, self.options)
+        pins = self.staging.pins
+        self.session = make_session(self.world, trained, layers, name, self.strategy, self.options, pins)
+        self.copies = ThreadPoolExecutor(1, "penstock-copies") if self.staging.is_late else None  # waits for them
+        self.copied: list[Future[None]] = []  # of this iteration's gradients
         self.settings: dict[Layer, Settings] = {}  # of optimizers whose step is put off
         self.used = torch.zeros(len(trained))  # by parameter: on how many ranks it had a gradient
         self.counted: Future[None] | None = None  # once `used` is that
@@ -187,10 +191,14 @@ class Split(Layered):
 
     def _send(self, parameter: torch.nn.Parameter) -> None:
         number = self.numbers[parameter]
-        if parameter.grad is None:
-            self.session.place(number).zero_()
-        else:
-            self.session.place(number).copy_(parameter.grad)
+        wait = self.staging.fetch(parameter.grad, self.session.place(number))
+        if self.copies is None:
+            self._came(wait, number)
+        else:  # backward goes on meanwhile
+            self.copied.append(self.copies.submit(self._came, wait, number))
+
+    def _came(self, wait: Wait, number: int) -> None:
+        wait()
         self.session.came(number)
 
     def _second_half(self) -> None:
@@ -200,6 +208,9 @@ class Split(Layered):
         for parameter in reversed(self.numbers):
             if parameter not in self.given:
                 self._send(parameter)
+        copied, self.copied = self.copied, []
+        for each in copied:
+            each.result()
         self.settings = {layer: settings_of(optimizer) for layer, optimizer in self.optimizers.items()}
         if self.session.is_planning:  # which ends with other buckets: everything is done before that
             averages: list[Any] = self.session.wait()
@@ -222,7 +233,7 @@ class Split(Layered):
         assert self.counted is not None
         self.counted.result()
         for parameter, average in zip(layer.parameters, averages, strict=True):
-            parameter.grad = average if self.used[self.numbers[parameter]] else None
+            parameter.grad = self.staging.lend(average) if self.used[self.numbers[parameter]] else None
         step_with(self.optimizers[layer], self.settings[layer])
         forget_gradients(layer)
 
@@ -234,6 +245,8 @@ class Split(Layered):
     def close(self) -> None:
         """Finish, remove the hooks and end the communication threads."""
         super().close()
+        if self.copies is not None:
+            self.copies.shutdown()
         self.session.close()
 
 
@@ -308,13 +321,17 @@ def _layers(module: torch.nn.Module, owners: Mapping[torch.nn.Parameter, Layer])
 
 
 class TorchSession(Session):
-    """A session whose gradients, averages and saved states are tensors in host memory."""
+    """A session whose gradients, averages and saved states are tensors in host memory, pinned for those of a GPU."""
+
+    def __init__(self, *arguments: Any, pins: bool = False, **options: Any) -> None:
+        self._pins = pins
+        super().__init__(*arguments, **options)
 
     def _new_memory(self, scheme: Scheme, on_nonfinite: str, scaler: Scaler | None) -> Memory:
         return TorchMemory(scheme, on_nonfinite, scaler)
 
     def _zeros(self, numel: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(numel, dtype=getattr(torch, dtype))
+        return torch.zeros(numel, dtype=getattr(torch, dtype), pin_memory=self._pins)
 
 
 def make_session(
@@ -324,6 +341,7 @@ def make_session(
     model: str,
     strategy: str,  # empty: chosen
     options: dict[str, Any],  # compression, planning, and the fields of both, as `DistributedDataParallel` takes them
+    pins: bool = False,  # gradients come from a GPU
 ) -> TorchSession:
     """Return the session of a model; all ranks together. Without planning= or a field of it, a bucket is a layer."""
     compression = from_options(Compression, options.pop("compression", None), "compression", options)
@@ -354,6 +372,7 @@ def make_session(
         model=model,
         halves=True,
         leaves_out=leaves_out,
+        pins=pins,
     )
 
 

@@ -17,7 +17,8 @@
 `planner="exact"`; without a plan each layer is a bucket, and layers of less than 2 MiB are put together.
 
 All of them compute what plain data parallelism computes. Parameters may have no gradient, on some ranks or on all. Each
-rank's buffers stay its own. Schedulers take `bsp.optimizers`, one or one for each layer, and are stepped after
+rank's buffers stay its own. The module is in host memory or on one CUDA device, whose gradients travel through pinned
+host memory. Schedulers take `bsp.optimizers`, one or one for each layer, and are stepped after
 `bsp.step()`; in the algorithms that update on rank 0 only, their state is there.
 """
 

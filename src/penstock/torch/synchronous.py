@@ -11,7 +11,7 @@ from penstock.adaptor.world import World
 from penstock.errors import PenstockError, TransportError
 from penstock.runtime.communicator import Communicator
 from penstock.strategies import names
-from penstock.torch.layers import Layer, one_layer
+from penstock.torch.layers import Layer, Wait, one_layer, staging_for
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 ROOT = 0
@@ -26,14 +26,19 @@ class Sender:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-bsp")
         self._failure: BaseException | None = None  # the first; all that follows fails because of it
 
-    def start(self, operation: str, values: torch.Tensor, **options: Any) -> "Future[None]":
-        """Start a collective on `values`, in place."""
-        return self._thread.submit(self._run, partial(getattr(self._communicator, operation), values, **options))
+    def start(
+        self, operation: str, values: torch.Tensor, after: Wait | None = None, **options: Any
+    ) -> "Future[None]":  # fmt: skip
+        """Start a collective on `values`, in place; `after` waits until they are there."""
+        collective = partial(getattr(self._communicator, operation), values, **options)
+        return self._thread.submit(self._run, collective, after)
 
-    def _run(self, collective: Callable[[], None]) -> None:
+    def _run(self, collective: Callable[[], None], after: Wait | None) -> None:
         if self._failure is not None:
             raise self._failure
         try:
+            if after is not None:
+                after()
             collective()
         except BaseException as error:
             if isinstance(error, TransportError) or not isinstance(error, PenstockError):
@@ -59,13 +64,17 @@ class Algorithm:
     ) -> None:
         self.module, self.make_optimizer, self.world = module, make_optimizer, world
         self.strategy, self.resync_every, self.options = strategy, resync_every, options
+        self.staging = staging_for(module)
         self.sender = Sender(world.communicator)
         self.sends = True  # False in no_sync: gradients only add up
 
     def begin(self) -> None:
         """Give all ranks rank 0's weights and buffers."""
         for tensor in (*self.module.parameters(), *self.module.buffers()):
-            self.sender.start("broadcast", tensor.detach(), root=ROOT).result()
+            here = tensor.detach().cpu()  # the same memory where it is there already
+            self.sender.start("broadcast", here, root=ROOT).result()
+            if tensor.device != here.device:
+                tensor.detach().copy_(here)
 
     def begin_forward(self) -> None:
         """Nothing is noted of forward passes."""
@@ -102,7 +111,7 @@ class Whole(Algorithm):
     def begin(self) -> None:
         """Start from rank 0's weights."""
         super().begin()
-        self.whole = one_layer(self.module)
+        self.whole = one_layer(self.module, self.staging)
         self.optimizer = self.make_optimizer(self.whole.parameters)
 
     def every_optimizer(self) -> Sequence[torch.optim.Optimizer]:
@@ -115,12 +124,12 @@ class ReduceBroadcast(Whole):
 
     def step(self) -> None:
         """Reduce, update on rank 0, broadcast."""
-        self.whole.pack_gradients(self.sender.world_size)
-        self.sender.start("reduce", self.whole.flat, root=ROOT, **self._by("reduce")).result()
+        packed = self.whole.pack_gradients(self.sender.world_size)
+        self.sender.start("reduce", self.whole.flat, packed, root=ROOT, **self._by("reduce")).result()
         if self.sender.rank == ROOT:
             self.whole.lend_gradients()
             self.optimizer.step()
-            self.whole.pack_weights()
+            self.whole.pack_weights()()
         self._broadcast(self.whole)
         forget_gradients(self.whole)
 
@@ -135,13 +144,13 @@ class AllReduce(Whole):
 
     def step(self) -> None:
         """All-reduce, update everywhere, and sometimes broadcast."""
-        self.whole.pack_gradients(self.sender.world_size)
-        self.sender.start("all_reduce", self.whole.flat, **self._by("all_reduce")).result()
+        packed = self.whole.pack_gradients(self.sender.world_size)
+        self.sender.start("all_reduce", self.whole.flat, packed, **self._by("all_reduce")).result()
         self.whole.lend_gradients()
         self.optimizer.step()
         self.steps += 1
         if self.steps % self.resync_every == 0:
-            self.whole.pack_weights()
+            self.whole.pack_weights()()
             self._broadcast(self.whole)
         forget_gradients(self.whole)
 

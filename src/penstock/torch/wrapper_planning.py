@@ -51,6 +51,8 @@ from penstock.trace import Trace, in_order, only
 
 if TYPE_CHECKING:  # planners and the simulator are imported where a plan is made, as what measures is
     from penstock.planning.choose import Choice
+    from penstock.planning.measure import Gauge
+    from penstock.torch.servers import ParameterServers
 
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
 KEPT_TIMES = 50  # iterations whose times `explain` reports
@@ -66,10 +68,12 @@ class WrapperPlanning:
         arguments: dict[str, Any],
         memory: TorchMemory,
         compiling: Compiling,
+        servers: "ParameterServers | None" = None,
     ) -> None:
         """`arguments` are those that torch's wrapper was made with, the module excepted."""
         self.settings, self.memory = settings, memory
-        self.buckets = PlannedBuckets(wrapper, arguments, memory, settings.engine, settings.replan_drift > 0)
+        watched = settings.replan_drift > 0
+        self.buckets = PlannedBuckets(wrapper, arguments, memory, settings.engine, watched, servers)
         self._wrapper = wrapper
         self._decision: Decision | None = None
         self._nodes: Nodes = ()  # the ranks of each host, once a plan may compress between them
@@ -196,6 +200,8 @@ class WrapperPlanning:
 
     def change_group(self) -> None:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
+        if self.buckets.servers is not None:
+            raise PlanError("another process group with servers, which are those of the first; wrap the module anew")
         self._decision, self._nodes, self._profiled, self._seen, self._race = None, (), 0, None, None
         self._voice.speaks = self._is_first
         self.settings = replace(self.settings, network=None, plan=None)
@@ -357,8 +363,11 @@ class WrapperPlanning:
         from penstock.planning.survey import Question, Survey
         from penstock.torch.device_measure import GroupGauge
 
-        gauge = GroupGauge(
-            self._group, self._device, self.settings.engine, gradient_nbytes(self.buckets.parameters) // 3
+        most_nbytes, servers = gradient_nbytes(self.buckets.parameters) // 3, self.buckets.servers
+        gauge: Gauge = (
+            GroupGauge(self._group, self._device, self.settings.engine, most_nbytes)
+            if servers is None
+            else servers.gauge(most_nbytes)
         )
         survey = Survey(gauge, self.settings.measurements, self._ready_for, self._voice)
         question = Question(self._routes(), network, self.settings.measure_seconds, self._choice)
@@ -473,7 +482,7 @@ class WrapperPlanning:
 
     @property
     def _ranks(self) -> GroupRanks:
-        return GroupRanks(self._group)
+        return GroupRanks(self._group) if self.buckets.servers is None else self.buckets.servers.ranks()
 
     @property
     def _group(self) -> dist.ProcessGroup:

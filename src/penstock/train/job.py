@@ -144,9 +144,12 @@ class Job:
         if self.is_stock or self.strategy != AUTO:
             other = "stock DDP" if self.is_stock else f"--strategy {self.strategy}"
             raise TrainError(f"--servers {self.servers} with {other}: servers are a strategy; leave out one of the two")
-        if self.device != "cpu":
+        if self.engine != GLOO:
+            raise TrainError(f"--servers {self.servers} with --engine {self.engine}: servers are reached over gloo")
+        if self.amp == "fp16" and self.codec:
             raise TrainError(
-                f"--servers {self.servers} with --device {self.device}: servers train with cpu only so far"
+                f"--servers {self.servers} with --amp fp16 and --codec {self.codec}: residuals of servers do not "
+                "follow its scale; use --amp bf16"
             )
 
     def _check_method(self) -> None:

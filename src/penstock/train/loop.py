@@ -54,6 +54,7 @@ class Loop:
             job, task, wrapped, update, shard, tell,
         )  # fmt: skip
         self.device = next(wrapped.model.parameters()).device
+        self.group = wrapped.model.process_group  # of the ranks that train
         self.step = 0
         self.history = History()
         self.computing_seconds = 0.0
@@ -86,7 +87,7 @@ class Loop:
             start = perf_counter()
             losses.append(self._one(batches, number))
             seconds.append(perf_counter() - start)
-        mean, stop, mean_seconds = share(losses, bool(wish.made), sum(seconds) / count, self.shard.world_size)
+        mean, stop, mean_seconds = share(losses, bool(wish.made), sum(seconds) / count, self.group)
         self.history.add_steps(self.step + 1, mean, seconds)
         self.step += count
         timeline = self.wrapped.measured_timeline()
@@ -128,10 +129,10 @@ class Loop:
     def evaluate(self) -> None:
         """Measure the held-out metric on all ranks together; leaves generators and mode as they were."""
         module = self.wrapped.model.module
-        same_buffers(module)
+        same_buffers(module, self.group)
         module.eval()
         with torch.no_grad(), undisturbed():
-            metric = mean_metric(*self.task.evaluate(module, self.shard))
+            metric = mean_metric(*self.task.evaluate(module, self.shard), self.group)
         module.train()
         self.history.add_evaluation(self.step, metric)
         last = self.history.evaluations[-1]
@@ -145,9 +146,10 @@ class Loop:
             "history": self.history.state(),
         }
         own = {"exchange": self.wrapped.exchange_state(), "random": random_state()}
-        path, world_size = checkpoint_path(self.job.save, self.step), self.shard.world_size + self.job.servers
+        path, world_size = checkpoint_path(self.job.save, self.step), self.shard.world_size
         plan, found = self.wrapped.plan, self.wrapped.found
-        save_checkpoint(Saved(path, self.step, self.history.seconds, world_size, self.job, plan, *found), common, own)
+        saved = Saved(path, self.step, self.history.seconds, world_size, self.job, plan, *found)
+        save_checkpoint(saved, common, own, self.group)
         self.tell(Event("saved", self.step, {"path": str(path)}))
 
     @property
@@ -247,17 +249,16 @@ LOOK_SECONDS = 0.5  # between looks at whether a stop was requested
 MOST_STEPS = 100  # between looks
 
 
-def share(losses: list[Tensor], wants_to_stop: bool, seconds: float, training: int) -> tuple[list[float], bool, float]:
-    """Return the losses averaged over ranks, whether any rank wants to stop, and the seconds averaged over ranks.
-
-    `training` ranks have losses; all others' are 0.
-    """
+def share(
+    losses: list[Tensor], wants_to_stop: bool, seconds: float, group: dist.ProcessGroup | None = None
+) -> tuple[list[float], bool, float]:
+    """Return the losses averaged over ranks, whether any rank wants to stop, and the seconds averaged over ranks."""
     own = torch.stack([loss.detach().double().cpu() for loss in losses])
     box = torch.cat([own, torch.tensor([float(wants_to_stop), seconds], dtype=torch.float64)])
-    with together("sharing losses", None):
-        dist.all_reduce(box)
-    stop, mean_seconds = (box[-2:] / dist.get_world_size()).tolist()
-    return (box[:-2] / training).tolist(), stop > 0, mean_seconds
+    with together("sharing losses", group):
+        dist.all_reduce(box, group=group)
+    *mean, stop, mean_seconds = (box / dist.get_world_size(group)).tolist()
+    return mean, stop > 0, mean_seconds
 
 
 def steps_until_look(seconds_per_step: float) -> int:
@@ -265,33 +266,29 @@ def steps_until_look(seconds_per_step: float) -> int:
     return max(1, min(MOST_STEPS, int(LOOK_SECONDS / max(seconds_per_step, 1e-6))))
 
 
-def mean_metric(total: float, count: float) -> float:
+def mean_metric(total: float, count: float, group: dist.ProcessGroup | None = None) -> float:
     """Return the metric over all ranks' parts."""
     box = torch.tensor([total, count], dtype=torch.float64)
-    with together("sharing a metric", None):
-        dist.all_reduce(box)
+    with together("sharing a metric", group):
+        dist.all_reduce(box, group=group)
     return float(box[0] / box[1])
 
 
-def same_buffers(module: nn.Module) -> None:
+def same_buffers(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Give all ranks rank 0's buffers, as torch's wrapper does before each forward pass: one model is evaluated."""
-    with together("sharing buffers", None):
+    with together("sharing buffers", group):
         for buffer in module.buffers():
-            dist.broadcast(buffer, 0)
+            dist.broadcast(buffer, 0, group=group)
 
 
-def same_weights(module: nn.Module, training: int | None = None) -> str:
-    """Return the digest of all parameters; raise on every rank unless all ranks hold the same bits.
-
-    Only the first `training` ranks are compared, if it is given: others have no weights of their own.
-    """
+def same_weights(module: nn.Module, group: dist.ProcessGroup | None = None) -> str:
+    """Return the digest of all parameters; raise on every rank unless all ranks of a group hold the same bits."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    found: list[Any] = [None] * dist.get_world_size()
-    with together("comparing weights", None):
-        dist.all_gather_object(found, digest.hexdigest())
-    found = found[:training]
+    found: list[Any] = [None] * dist.get_world_size(group)
+    with together("comparing weights", group):
+        dist.all_gather_object(found, digest.hexdigest(), group=group)
     if len(set(found)) > 1:
         apart = next(rank for rank, each in enumerate(found) if each != found[0])
         raise MismatchError(f"rank {apart} ended with other weights than rank 0; please report this")

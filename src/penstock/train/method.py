@@ -18,7 +18,7 @@ from penstock.run_record import RouteUse
 from penstock.runtime.transport import ring_nbytes
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
-from penstock.torch import Planning
+from penstock.torch import ParameterServers, Planning
 from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import together
 from penstock.trace import Trace
@@ -38,12 +38,13 @@ class Wrapped:
         device: torch.device,
         saved: Saved | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        servers: ParameterServers | None = None,
     ) -> None:
         """`saved` is the run that goes on with as many workers as before: its plan is kept."""
         plan = saved.plan if saved is not None else None
         self._saved = saved
         options: dict[str, Any] = {"device_ids": [device.index]} if device.type == "cuda" else {}
-        self._ours = None if job.is_stock else _planned(module, job, plan, options, scaler)
+        self._ours = None if job.is_stock else _planned(module, job, plan, options, scaler, servers)
         self.model: TorchDDP = self._ours or TorchDDP(module, **options)
         # Once planned, torch settles its buckets in the second iteration; from then on nothing changes any more.
         self.settling_iterations = 2 if job.is_stock or plan is not None else PROFILED + 2
@@ -108,7 +109,12 @@ class Wrapped:
 
 
 def _planned(
-    module: nn.Module, job: Job, plan: Plan | None, options: dict[str, Any], scaler: torch.amp.GradScaler | None
+    module: nn.Module,
+    job: Job,
+    plan: Plan | None,
+    options: dict[str, Any],
+    scaler: torch.amp.GradScaler | None,
+    servers: ParameterServers | None,
 ) -> PlannedDDP:
     return PlannedDDP(
         module,
@@ -118,6 +124,7 @@ def _planned(
         ),
         engine=job.engine if job.engine == MPI else None,
         grad_scaler=scaler,
+        servers=servers,
         **options,
     )
 
@@ -143,9 +150,10 @@ def settle(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
     Computing alone is a forward and a backward pass under `no_sync`, on all ranks at once: they share what they share.
     """
     buffers = [buffer.clone() for buffer in wrapped.model.module.buffers()]
-    owed: list[dict[str, Any] | None] = [None] * dist.get_world_size()
-    with together("sharing what is owed", None):
-        dist.all_gather_object(owed, wrapped.exchange_state())
+    group = wrapped.model.process_group
+    owed: list[dict[str, Any] | None] = [None] * dist.get_world_size(group)
+    with together("sharing what is owed", group):
+        dist.all_gather_object(owed, wrapped.exchange_state(), group=group)
     with undisturbed():
         for _ in range(wrapped.settling_iterations):
             _compute(loss, wrapped)
@@ -156,7 +164,7 @@ def settle(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
     with torch.no_grad():
         for buffer, before in zip(wrapped.model.module.buffers(), buffers, strict=True):
             buffer.copy_(before)
-    return slowest_seconds(seconds)
+    return slowest_seconds(seconds, group)
 
 
 def _compute(loss: Loss, wrapped: Wrapped) -> None:
@@ -165,8 +173,9 @@ def _compute(loss: Loss, wrapped: Wrapped) -> None:
 
 
 def _alone_seconds(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
-    with together("starting together", None):
-        dist.barrier()
+    group = wrapped.model.process_group
+    with together("starting together", group):
+        dist.barrier(group)
     start = perf_counter()
     with wrapped.model.no_sync():
         _compute(loss, wrapped)
@@ -174,9 +183,9 @@ def _alone_seconds(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
     return perf_counter() - start
 
 
-def slowest_seconds(seconds: float) -> float:
+def slowest_seconds(seconds: float, group: dist.ProcessGroup) -> float:
     """Return the largest of all ranks' values."""
     box = torch.tensor([seconds], dtype=torch.float64)
-    with together("sharing times", None):
-        dist.all_reduce(box, dist.ReduceOp.MAX)
+    with together("sharing times", group):
+        dist.all_reduce(box, dist.ReduceOp.MAX, group=group)
     return float(box)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from penstock.errors import FormatError, one_line
 from penstock.torch.checkpoint_folder import write_together
@@ -23,12 +24,16 @@ from penstock.train.job import Saved, write_saved
 _COMMON, _OWN = {"model", "optimizer", "history"}, {"exchange", "random"}  # what parts hold
 
 
-def save_checkpoint(saved: Saved, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def save_checkpoint(
+    saved: Saved, common: Mapping[str, Any], own: Mapping[str, Any], group: dist.ProcessGroup | None = None
+) -> None:
     """Write a checkpoint to `saved.path`; all ranks call this, rank 0 with what is `common`, each with its `own`.
 
     Where one of them cannot write, all raise `TrainError`, and the checkpoints before stay as they are.
     """
-    write_together(saved.path, common, own, lambda folder, digests: write_saved(replace(saved, path=folder), digests))
+    write_together(
+        saved.path, common, own, lambda folder, digests: write_saved(replace(saved, path=folder), digests), group
+    )
 
 
 def load_common(saved: Saved, device: torch.device) -> dict[str, Any]:

@@ -33,8 +33,6 @@ class Update:
         """Take the optimizer as the task made it: its learning rates are those after the warm-up."""
         self.optimizer, self.scaler = optimizer, scaler
         self._job, self._device = job, device
-        # An exchange averages over all ranks, servers of zeros included; the mean is that of those that train.
-        self._share = job.workers / (job.workers - job.servers)
         self._rates = [group["lr"] for group in optimizer.param_groups]
         if job.momentum:
             self.set_momentum()
@@ -64,7 +62,6 @@ class Update:
             with nullcontext() if number == len(batches) else model.no_sync():
                 loss = self.loss(task, model, batch)
                 part = loss / len(batches) if len(batches) > 1 else loss
-                part = part * self._share if self._share != 1 else part
                 (part if self.scaler is None else self.scaler.scale(part)).backward()  # type: ignore[no-untyped-call]
             total = total + loss.detach()
         return total / len(batches)

@@ -30,12 +30,12 @@ from penstock.torch.clocks import device_name
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
 from penstock.torch.saved_folder import MODEL, rank_file
+from penstock.torch.servers import ParameterServers
 from penstock.train.events import Event, Tell, Wish, drop_event, tell_launcher
 from penstock.train.job import MPI, Job, Saved, find_checkpoint, job_from_fields
 from penstock.train.loop import Loop, same_weights
 from penstock.train.method import Wrapped, settle
 from penstock.train.save_state import fitting, load_common, load_own, seed_everything, set_random_state
-from penstock.train.serving import Serving
 from penstock.train.update import Update, make_scaler
 from penstock.zoo.load import find_task
 from penstock.zoo.task import Shard, to_device
@@ -53,30 +53,35 @@ def work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
 
 
 def _work(job: Job, tell: Tell, wish: Wish, local_rank: int) -> bool:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    loop = _begin(job, tell if rank == 0 else drop_event, device_for(job.device, local_rank), rank, world_size)
+    servers = ParameterServers(job.servers) if job.servers else None
+    if servers is not None and servers.is_server:
+        servers.serve()
+        return True
+    rank, device = dist.get_rank(), device_for(job.device, local_rank)
+    loop = _begin(job, tell if rank == 0 else drop_event, device, servers)
     told = {"steps": job.steps, "explain": loop.wrapped.explain(), "metric_name": loop.task.metric_name}
     loop.tell(Event("ready", loop.step, told))
     finished = loop.run(wish)
     record = make_record(loop)
-    digest = same_weights(loop.wrapped.model.module, loop.shard.world_size)
+    digest = same_weights(loop.wrapped.model.module, loop.group)
     values = {"record": run_document(record), "weights_sha256": digest}
+    if servers is not None:
+        servers.close()
     loop.tell(Event("done" if finished else "stopped", loop.step, values))
     return finished
 
 
-def _begin(job: Job, tell: Tell, device: torch.device, rank: int, world_size: int) -> Loop:
+def _begin(job: Job, tell: Tell, device: torch.device, servers: ParameterServers | None) -> Loop:
     """Build everything and bring it to where training starts or goes on."""
+    rank, world_size = dist.get_rank(), dist.get_world_size() - job.servers
     saved = find_checkpoint(job.resume) if job.resume else None
     task = find_task(job.task)
-    shard = Shard(rank, world_size - job.servers, job.batch or task.batch, job.seed)
+    shard = Shard(rank, world_size, job.batch or task.batch, job.seed)
     seed_everything(job.seed)
     module = task.model().to(device)
-    if rank >= shard.world_size:
-        task = Serving(task, module)
     same_world = saved is not None and saved.world_size == world_size
     scaler = make_scaler(job, device)
-    wrapped = Wrapped(module, job, device, saved if same_world else None, scaler)
+    wrapped = Wrapped(module, job, device, saved if same_world else None, scaler, servers)
     update = Update(job, task.optimizer(wrapped.model.parameters()), device, scaler)
     loop = Loop(job, task, wrapped, update, shard, tell)
     seed_everything(job.seed * 65_537 + rank)
@@ -112,13 +117,17 @@ def device_for(name: str, local_rank: int) -> torch.device:
 
 
 @contextlib.contextmanager
-def process_group(device: str, local_world_size: int, patience_seconds: float = 0.0) -> Iterator[None]:
+def process_group(
+    device: str, local_world_size: int, patience_seconds: float = 0.0, servers: int = 0
+) -> Iterator[None]:  # fmt: skip
     """Join the others as the environment says; NCCL carries gradients between GPUs where it takes this many workers.
+
+    With servers, which may have no GPU, gloo does.
 
     Where a rank was lost, rank 0 stays for `patience_seconds` after it has left the group: others that learn of it only
     now find in its store who that is.
     """
-    by_nccl = device == "cuda" and nccl_takes(local_world_size)
+    by_nccl = device == "cuda" and not servers and nccl_takes(local_world_size)
     join_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
     assert dist.group.WORLD is not None
     store, lost = dist.group.WORLD.get_group_store(), False
@@ -143,7 +152,7 @@ def main() -> None:
     job = job_from_fields(Fields(json.loads(sys.argv[1]), "the job"))
     local_rank, local_world_size = int(sys.argv[2]), int(sys.argv[3])
     try:
-        with process_group(job.device, local_world_size):
+        with process_group(job.device, local_world_size, servers=job.servers):
             work(job, tell_launcher, wish, local_rank)
     except Exception as error:
         traceback.print_exc()
@@ -213,7 +222,7 @@ def make_record(loop: Loop) -> RunRecord:
         codec_cost=_codec_cost(network, plan),
         routes_used=loop.wrapped.routes_used(),
         predicted=plan.timeline if plan is not None and plan.timeline.spans else None,
-        measured=_all_timelines(loop.wrapped.measured_timeline()),
+        measured=_all_timelines(loop.wrapped.measured_timeline(), loop.group),
     )
 
 
@@ -234,11 +243,11 @@ def _codec_cost(network: Network | None, plan: Plan | None) -> CodecCost | None:
     )
 
 
-def _all_timelines(own: Timeline | None) -> Timeline | None:
+def _all_timelines(own: Timeline | None, group: dist.ProcessGroup) -> Timeline | None:
     """Return the last iteration of all ranks in one timeline; clocks start with each rank's forward pass."""
-    found: list[Any] = [None] * dist.get_world_size()
-    with together("sharing timelines", None):
-        dist.all_gather_object(found, own)
+    found: list[Any] = [None] * dist.get_world_size(group)
+    with together("sharing timelines", group):
+        dist.all_gather_object(found, own, group=group)
     spans: tuple[Span, ...] = tuple(span for each in found if each is not None for span in each.spans)
     return Timeline(spans) if spans else None
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.codecs.header import NOT_FINITE, PADDED, Header, pack_header, parse_header
 from penstock.codecs.registry import make_codec
-from penstock.codecs.sparse.block import INDEX_FORMS, BlockForm, Entries, entry_count, largest_gaps_nbytes
+from penstock.codecs.sparse.block import INDEX_FORMS, VALUE_BITS, BlockForm, Entries, entry_count, largest_gaps_nbytes
 from penstock.codecs.sparse.entry_kernels import read_gaps, write_gaps
 from penstock.codecs.sparse.published import PublishedCodec
 from penstock.codecs.sparse.sparse_codec import NAME, SparseCodec
@@ -177,6 +177,24 @@ def test_the_wire_takes_eight_bytes_per_entry_and_less_with_gaps_and_16_bits():
     assert nbytes[32, "smaller"] == nbytes[32, "gaps"] < 6.1 * count
     assert nbytes[16, "gaps"] < 4.1 * count
     assert not BlockForm.of(1 << 30, 1, 32, "smaller").gaps, "one far index is shorter as it is"
+
+
+@given(st.floats(0.01, 1.0), st.integers(1, 500), st.sampled_from(VALUE_BITS), st.sampled_from(INDEX_FORMS))
+def test_a_block_is_never_longer_than_all_values(density, numel, bits, index_form):
+    """And where it would be, all values are sent: nothing is left, and two such blocks add up as dense ones do."""
+    codec = SparseCodec(density, bits, index_form)
+    form = BlockForm.of(numel, entry_count(density, numel), bits, index_form)
+    assert form.max_nbytes <= (4 * numel if bits == 32 else 4 * -(-numel // 2))
+    gradients = np.random.default_rng(0).integers(-8, 9, (2, numel)).astype(np.float32)  # exact in bfloat16, sums too
+    residual = np.zeros(numel, np.float32)
+    one, other = (encode(codec, each, residual) for each in gradients)
+    if form.count == numel:
+        assert not residual.any()
+        codec.merge(other, one, residual)
+        assert np.array_equal(decode(codec, one, numel), gradients.sum(axis=0))
+        assert not residual.any()
+    else:
+        assert codec.entries(numel) == entry_count(density, numel)
 
 
 @given(st.data())

@@ -2,11 +2,13 @@
 
     header (`header.py`)   codec "sparse", parameters density, value bits and index form
     values                 k float32, or k bfloat16 (the upper halves of float32), padded to 4 bytes
-    indices                k int32, ascending; or as gaps in base 128 (`entry_kernels.write_gaps`)
+    indices                k int32, ascending; or as gaps in base 128 (`entry_kernels.write_gaps`); none where all
+                           elements are sent
 
 The number of entries follows from the density and the tensor, so it is not sent; that a merged block has as many as
 the two it was made of is what keeps gTop-k's messages from growing. Gaps have no 32-bit limit: a block of a tensor of
-2^31 elements or more is always written with them.
+2^31 elements or more is always written with them. A density whose entries and indices would take more bytes than all
+values sends all values, without indices: a block is never longer than the dense tensor.
 """
 
 import threading
@@ -73,12 +75,22 @@ class BlockForm:
     value_bits: int
     gaps: bool
 
+    @property
+    def whole(self) -> bool:
+        """Whether every element is sent, in order: then indices are not."""
+        return self.count == self.numel
+
     @classmethod
     def of(cls, numel: int, count: int, value_bits: int, index_form: str) -> "BlockForm":
-        """Return the form of a tensor's blocks; `smaller` takes the indices whose largest size is less."""
+        """Return the form of a tensor's blocks; `smaller` takes the indices whose largest size is less.
+
+        >>> [BlockForm.of(1000, count, 32, "int32").count for count in (1, 499, 500, 1000)]  # 8 bytes an entry
+        [1, 499, 1000, 1000]
+        """
         smaller = largest_gaps_nbytes(count, numel) < 4 * count
         gaps = index_form == "gaps" or (index_form == "smaller" and smaller) or numel >= _INT32_NUMEL
-        return cls(numel, count, value_bits, gaps)
+        some, whole = cls(numel, count, value_bits, gaps), cls(numel, numel, value_bits, False)
+        return some if some.max_nbytes < whole.max_nbytes else whole
 
     @property
     def values_nbytes(self) -> int:
@@ -87,8 +99,12 @@ class BlockForm:
 
     @property
     def max_nbytes(self) -> int:
-        """Bytes a body takes at most; with int32 indices, always."""
-        return self.values_nbytes + (largest_gaps_nbytes(self.count, self.numel) if self.gaps else 4 * self.count)
+        """Bytes a body takes at most; without gaps, always."""
+        return self.values_nbytes + (largest_gaps_nbytes(self.count, self.numel) if self.gaps else self._index_nbytes)
+
+    @property
+    def _index_nbytes(self) -> int:
+        return 0 if self.whole else 4 * self.count
 
     def write(self, entries: Entries, body: Bytes) -> int:
         """Write a body of `count` entries; return its bytes."""
@@ -100,21 +116,25 @@ class BlockForm:
             from_float32(entries.values, values)
         if self.gaps:
             return self.values_nbytes + int(write_gaps(entries.indices, indices))
-        indices[: 4 * self.count].view(np.int32)[:] = entries.indices
+        indices[: self._index_nbytes].view(np.int32)[:] = entries.indices if not self.whole else ()
         return self.max_nbytes
 
     def read(self, body: Bytes, room: Indices) -> Entries:
         """Return the entries of a body, or raise `CodecError` for bytes that `write` cannot have written.
 
-        They share the memory of the body, except that indices written as gaps are put into `room`.
+        They share the memory of the body, except that indices which are not in it as such are put into `room`.
         """
-        if body.size < self.values_nbytes + (0 if self.gaps else 4 * self.count) or body.size > self.max_nbytes:
+        if body.size < self.values_nbytes + (0 if self.gaps else self._index_nbytes) or body.size > self.max_nbytes:
             raise CodecError(f"sparse body of {body.size} bytes for {self.count} entries: it is damaged")
         body = aligned(body)
         data = body[self.values_nbytes :]
         if self.gaps:
             indices = room[: self.count]
             good = read_gaps(data, self.numel, indices)
+        elif self.whole:
+            indices = room[: self.count]
+            indices[:] = np.arange(self.count, dtype=indices.dtype)
+            good = True
         else:
             indices = data.view(np.int32)
             good = ascending_below(indices, self.numel)

@@ -32,6 +32,8 @@ def bound_encode(form: BlockForm, values: Any, factor: float, kept: Any, body: B
     """
     if form.value_bits != 32 or not isinstance(values, np.ndarray) or values.dtype != np.float32 or not form.count:
         return None
+    if form.whole:
+        return None  # nothing is searched for
     indices, history = np.zeros(form.count, index_dtype(form.numel)), np.zeros(HISTORY, np.int32)
     chosen, where = body[: form.values_nbytes].view(np.float32), body[form.values_nbytes : form.max_nbytes]
     times = np.float32(factor)

@@ -1,5 +1,7 @@
 """Sparse blocks: exactly k = max(1, round(density n)) entries of largest magnitude, sent, merged and kept (gTop-k).
 
+All n where k of them with their indices would take more bytes than n without (`block.py`).
+
     codec = SparseCodec(density=0.001)
     codec.encode(gradient, residual, block)     # residual += gradient; the k largest leave it for the block
     codec.merge(other, block, residual)         # block += other; keeps k, what falls out goes to the residual
@@ -97,8 +99,8 @@ class SparseCodec(HeaderCodec):
         return header_nbytes(_PARAMETERS)
 
     def entries(self, numel: int) -> int:
-        """Return k: how many entries a block of `numel` elements has."""
-        return entry_count(self.density, numel)
+        """Return k: how many entries a block of `numel` elements has; all, where that takes fewer bytes."""
+        return self._form(numel).count
 
     def max_nbytes(self, numel: int) -> int:
         """Return the bytes that a block of `numel` elements needs at most."""
@@ -256,7 +258,7 @@ class SparseCodec(HeaderCodec):
         return Entries(self._rooms.get("chosen", count, dtype), self._rooms.get("chosen", count, np.float32))
 
     def _form(self, numel: int) -> BlockForm:
-        return BlockForm.of(numel, self.entries(numel), self.value_bits, self.index_form)
+        return BlockForm.of(numel, entry_count(self.density, numel), self.value_bits, self.index_form)
 
     @property
     def _parameters(self) -> tuple[float, ...]:

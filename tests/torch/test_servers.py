@@ -1,0 +1,154 @@
+"""Ranks that only aggregate beside ranks that train: the same averages, nothing lost, and pushes beside pulls."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import torch_servers as ranks
+from penstock.exchange.exchange import Exchange
+from penstock.plan import Route
+from penstock.runtime.communicator import Communicator
+from runtime.threads import run_ranks
+from spawn import spawn
+
+DENSE = "parameter_server(servers=1, dedicated=true)"
+
+
+def test_two_workers_with_two_servers_have_the_bits_of_two_workers():
+    """A sum of two is the same in any order, and averages are over those that train."""
+    wanted = spawn(2, ranks.alone, {"planner": "wfbp"})
+    found = spawn(4, ranks.served, 2, {"planner": "wfbp"})
+    assert found[2:] == ["served", "served"]
+    for rank in (0, 1):
+        assert found[rank]["used"] == ["parameter_server(servers=2, dedicated=true)"]
+        for mine, theirs in zip(found[rank]["weights"], wanted[0]["weights"], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"dense_below": 100}, {"on_nonfinite": "skip"}, {"bulk": False}], ids=str)
+def test_nothing_is_lost_between_workers_servers_and_a_checkpoint(options):
+    """What was applied and what is owed, servers' part handed to rank 0, is what was computed."""
+    found = spawn(3, ranks.conserved, 1, {"codec": "onebit"} | options)
+    check_conserved(found)
+    assert found[0]["resumed"] == found[1]["resumed"] == found[0]["unbroken"]
+
+
+def check_conserved(found):
+    assert found[2] == "served"
+    for name, (applied, computed) in found[0]["sums"].items():
+        owed = sum(each["owed"].get(name, 0.0) for each in found[:2])
+        np.testing.assert_allclose(applied + owed, computed, rtol=0, atol=2e-5)
+        np.testing.assert_array_equal(applied, found[1]["sums"][name][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_workers_on_a_gpu_have_servers_without_one():
+    check_conserved(spawn(3, ranks.conserved, 1, {"codec": "onebit"}, "cuda"))
+    on_gpu, on_cpu = (spawn(3, ranks.conserved, 1, {}, device) for device in ("cuda", "cpu"))
+    assert on_gpu[0]["unbroken"] == on_cpu[0]["unbroken"]  # dense sums of two are the same everywhere
+
+
+def test_buckets_of_a_device_which_are_in_one_lane_meet_those_of_the_server():
+    """On a GPU one thread averages all buckets; a server that dealt them out to lanes would wait for other messages."""
+    one, other, served = spawn(3, ranks.in_one_lane)
+    assert one == other == [1.5, 1.5, 1.5]
+    assert served == "served"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"codec": "blocks(bits=4)"}], ids=str)
+def test_servers_take_part_in_measuring(options):
+    one, other, served = spawn(3, ranks.served, 1, {"planner": "exact", "measurements": None} | options, True)
+    assert served == "served"
+    assert one["used"][0].startswith(DENSE)
+    for mine, theirs in zip(one["weights"], other["weights"], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_server_whose_workers_are_gone_says_so():
+    assert "rank 0" in spawn(3, ranks.left_alone)[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"strategy": "ring"},
+            "servers= with strategy 'ring': servers are a strategy, over gloo; leave one of the two",
+        ),
+        ({"process_group": "some"}, "servers= and a process group; leave that out: it is servers.workers"),
+        (
+            {"codec": "onebit", "grad_scaler": True},
+            "servers= with grad_scaler= and a codec: residuals of servers do not follow its scale",
+        ),
+        ({"count": 2}, "2 parameter servers; wanted at least 1, and at least one that trains of 2 ranks"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(options, words):
+    assert words in spawn(2, ranks.refused, options)[0]
+
+
+class Gated:
+    """A server's engine: what it sends in lane 0 waits until something has come in lane 1."""
+
+    def __init__(self, transport, gate, lane=0):
+        self._transport, self._gate, self._lane = transport, gate, lane
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def lane(self, number):
+        return Gated(self._transport.lane(number), self._gate, number)
+
+    def isend(self, view, peer, tag):
+        if self._lane == 0 and self._gate.is_armed:
+            assert self._gate.came.wait(30), "nothing is pushed in lane 1 before what is pulled in lane 0 has arrived"
+        return self._transport.isend(view, peer, tag)
+
+    def irecv(self, view, peer, tag):
+        work = self._transport.irecv(view, peer, tag)
+        return Noting(work, self._gate) if self._lane == 1 else work
+
+
+class Noting:
+    def __init__(self, work, gate):
+        self._work, self._gate = work, gate
+
+    def wait(self, seconds):
+        self._work.wait(seconds)
+        if self._gate.is_armed:
+            self._gate.came.set()
+
+
+class Gate:
+    def __init__(self):
+        self.is_armed, self.came = False, threading.Event()
+
+
+def test_a_bucket_is_pushed_while_another_waits_to_be_pulled():
+    """The server lets the first bucket's sums go only once a push of the second has come: one by one, it would hang."""
+    gate = Gate()
+
+    def rank(transport):
+        is_server = transport.rank == 2
+        communicator = Communicator(Gated(transport, gate) if is_server else transport, timeout_seconds=60.0)
+        exchange = Exchange(communicator, route=Route(DENSE), lanes=2, servers=1)
+        buckets = [exchange.bucket([name], [1000]) for name in ("first", "second")]
+        for step in range(2):
+            if is_server and step == 1:  # once ranks have compared what they are to do
+                gate.is_armed = True
+            exchange.begin()
+            values = [np.full(1000, 0.0 if is_server else 1.0 + transport.rank + step, np.float32) for _ in buckets]
+            for handle in [exchange.start(*each) for each in zip(buckets, values, strict=True)]:
+                exchange.wait(handle)
+        exchange.close()
+        return values
+
+    for found in run_ranks(3, rank)[:2]:
+        for each in found:
+            np.testing.assert_array_equal(each, np.full(1000, 2.5, np.float32))
+    assert gate.came.is_set()
