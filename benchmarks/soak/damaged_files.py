@@ -43,12 +43,13 @@ from penstock.run_record import CodecCost, CodecLine, Evaluation, RouteUse, RunR
 from penstock.simulator.iteration import predict
 from penstock.strategies import Options, build, compressed_program, parse_strategy
 from penstock.torch.arrays import TORCH
+from penstock.torch.checkpoint_folder import check_model, fitting
 from penstock.torch.saved_folder import MODEL, SUMS, rank_file
 from penstock.torch.state_file import write_state
 from penstock.trace import Tensor, Trace, load_trace, save_trace
-from penstock.train.job import JOB, Job, Saved, find_checkpoint, write_saved
+from penstock.train.job import HEAD, Job, Saved, find_checkpoint, write_saved
 from penstock.train.loop import History
-from penstock.train.save_state import fitting, load_common, load_own, random_state, set_random_state
+from penstock.train.save_state import load_common, load_own, random_state, set_random_state
 
 MOST_LINES = 3  # of a CompileError: the message, the line of the source, a caret
 LONGEST_MESSAGE = 2_000  # characters; a message may quote a name
@@ -391,7 +392,7 @@ def _make_checkpoint(place: Path) -> None:
 
 
 def _seal_checkpoint(place: Path) -> None:
-    names = [JOB, MODEL, *(rank_file(rank) for rank in range(2))]
+    names = [HEAD.file, MODEL, *(rank_file(rank) for rank in range(2))]
     lines = (f"{hashlib.sha256((place / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
     (place / SUMS).write_text("".join(lines))
 
@@ -404,13 +405,14 @@ def _read_checkpoint(place: Path) -> None:
     own = [load_own(saved, rank) for rank in range(saved.world_size)]
     model, optimizer = _model()
     before = random_state()
-    with fitting(saved, MODEL):
+    check_model(saved.path / MODEL, model, common["model"])
+    with fitting(saved.path / MODEL):
         model.load_state_dict(common["model"])
         optimizer.load_state_dict(common["optimizer"])
         History().load(common["history"])
     _check_exchange([each["exchange"] for each in own])
     try:
-        with fitting(saved, rank_file(0)):
+        with fitting(saved.path / rank_file(0)):
             set_random_state(own[0]["random"])
     finally:
         set_random_state(before)

@@ -24,7 +24,7 @@ from penstock.plan import parse_route
 from penstock.program.document import load_program
 from penstock.strategies import parse_strategy
 from penstock.torch.saved_folder import MODEL, SUMS
-from penstock.train.job import JOB, Job, Saved, find_checkpoint, write_saved
+from penstock.train.job import HEAD, Job, Saved, find_checkpoint, write_saved
 
 BF16 = Path(penstock.compll.__file__).parent / "algorithms" / "bf16.cll"
 DIGITS = "9" * 5000
@@ -103,7 +103,9 @@ def test_the_note_of_an_emulated_cluster_that_no_cluster_wrote_counts_as_alive(n
 def test_a_checkpoint_that_claims_more_ranks_than_it_has_files_is_refused_at_once(tmp_path):
     digests = dict.fromkeys((MODEL, "rank-0.state"), "0" * 64)
     write_saved(Saved(tmp_path, 5, 1.0, 2**62, Job(), None), digests)
-    with pytest.raises(FormatError, match=f"{SUMS}: names: found .* wanted {JOB}, {MODEL} and files of {2**62} ranks"):
+    with pytest.raises(
+        FormatError, match=f"{SUMS}: names: found .* wanted {HEAD.file}, {MODEL} and files of {2**62} ranks"
+    ):
         find_checkpoint(str(tmp_path))
 
 
