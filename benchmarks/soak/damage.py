@@ -1,6 +1,6 @@
 """Damaged payloads and damaged files by the million: each is taken or refused in one line, and no process dies of it.
 
-    python benchmarks/soak/damage.py --count 1000000 --files 100000
+    python benchmarks/soak/damage.py --count 1000000 --files 120000
 
 Cases are run by worker processes under a limit of memory and of time for each; `damaged_payloads.py` and
 `damaged_files.py` say what they are. A case is known by its seed and number: `--only payloads:1234` runs one alone. The
@@ -71,7 +71,7 @@ class Progress:
 
 def damage(
     count: Annotated[int, typer.Option(help="damaged payloads")] = 1_000_000,
-    files: Annotated[int, typer.Option(help="damaged files")] = 100_000,
+    files: Annotated[int, typer.Option(help="damaged files")] = 120_000,
     seconds: Annotated[float, typer.Option(help="end after so long; the record says how far it came")] = 0.0,
     seed: Annotated[int, typer.Option(help="of all cases")] = 20,
     out: Annotated[Path, typer.Option(help="the record, from which a campaign goes on too")] = RESULTS / f"{NAME}.json",
@@ -292,7 +292,8 @@ def main() -> None:
     """Run the script."""
     if sys.argv[1:2] == ["--worker"]:
         _work()
-        return
+        sys.stdout.flush()
+        os._exit(0)  # torch's own shutdown may wait: a process group was made
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from study import start
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SCRIPTS = ("kills", "damage", "links", "iterations")  # in this order
+SCRIPTS = ("kills", "damage", "links", "elastic", "iterations")  # in this order
 
 
 def main(wanted: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import penstock.compll
 from penstock.bench.record import load_record
@@ -23,6 +24,8 @@ from penstock.errors import CodecError, CompileError, FormatError, PenstockError
 from penstock.plan import parse_route
 from penstock.program.document import load_program
 from penstock.strategies import parse_strategy
+from penstock.torch.checkpoint_folder import check_model
+from penstock.torch.fsdp.sharded_state import ShardedState
 from penstock.torch.saved_folder import MODEL, SUMS
 from penstock.train.job import HEAD, Job, Saved, find_checkpoint, write_saved
 
@@ -162,3 +165,24 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path, mon
 def test_a_rank_that_no_matrix_has_is_refused(rank):
     with pytest.raises(CodecError, match="wanted a whole number, 1 or more"):
         make_codec(f"lowrank(rank={rank})")
+
+
+DEEP = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"residual": "x"}, {"residual": [1]}, {"iterations": DEEP}, {"scale": {}}, {"iterations": None}]
+)
+def test_a_sharded_state_of_other_types_is_one_line(changed):
+    state = {"format": "penstock-sharded-exchange/1", "iterations": 3, "scale": 1.0, "residual": {}} | changed
+    with pytest.raises(FormatError, match=f"sharded exchange state: {next(iter(changed))}: found ") as raised:
+        ShardedState(None, (), None, None)._mine(state)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_models_state_with_names_that_are_no_text_is_one_line(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(FormatError, match=r"model\.state: model: found .* \(2 differ\)"):
+        check_model(tmp_path / "model.state", model, model.state_dict() | {True: 1, "x": 2})

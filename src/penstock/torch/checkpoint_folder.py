@@ -182,7 +182,7 @@ def check_model(path: Path, module: torch.nn.Module, state: Any) -> None:
     """Raise `FormatError` unless a state has the names and shapes of a model's; torch looks only as it loads."""
     with fitting(path):
         own, found = _shapes(module.state_dict()), _shapes(state)
-    differ = sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name))
+    differ = sorted((name for name in own.keys() | found.keys() if own.get(name) != found.get(name)), key=str)
     if differ:
         name = differ[0]
         more = f" ({len(differ)} differ)" if len(differ) > 1 else ""
