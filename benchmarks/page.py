@@ -38,6 +38,7 @@ MOVED = {  # verbs of `penstock bench` that records name and that are scripts, o
     "penstock bench rates": "penstock bench replay --name rates --rate 100mbit --rate 500mbit --rate 1gbit "
     "--rate 2gbit --rate none --traces googlenet --planners threshold,exact --iterations 2 --nbytes 16000000",
 }
+_SOAK = "soak-"  # begins the names of records that docs/soak.md quotes
 _PLACE = re.compile(r"(<!-- quote (\S+) -->\n\n).*?(\n\n<!-- end -->)", flags=re.DOTALL)
 Record = Mapping[str, Any]
 MOST_TABLES = 1  # of a section on the page; the records after it are told by their claims
@@ -133,7 +134,7 @@ def pages_with_quotes(docs: Path) -> list[Path]:
 
 def load_records(folder: Path) -> dict[str, Record]:
     """Return the records of a folder by file name, in the order of the page; those of `make soak` count no seconds."""
-    paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("soak-"))
+    paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith(_SOAK))
     if not paths:
         raise PenstockError(
             f"no benchmark records in {folder}; wanted .json files written by `penstock bench NAME --out`"
@@ -148,7 +149,8 @@ def quotable(folder: Path) -> dict[str, Any]:
     timed = [each for each in below if each.get("benchmark") == TIME_TO_LOSS]
     ranks = [each for each in below if any("ms_per_iteration" in row for row in each.get("rows", ()))]
     kinds = {GPU: ranks, TIME_TO_LOSS: timed}
-    return {**load_records(folder), **{kind: found for kind, found in kinds.items() if found}}
+    soaks = {path.name: load_record(path) for path in sorted(folder.glob(f"{_SOAK}*.json"))}
+    return {**load_records(folder), **soaks, **{kind: found for kind, found in kinds.items() if found}}
 
 
 def make_page(

@@ -103,7 +103,8 @@ ON_ONE_MACHINE = {"OMPI_MCA_btl": "sm,self"}
 
 def loopback_meeting() -> dict[str, str]:
     """Return where workers of this machine form their group: at a port that is free now."""
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # else others can reach what listens
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | interface
 
 
 def loopback_workers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[Worker]:
