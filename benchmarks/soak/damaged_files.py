@@ -467,12 +467,12 @@ def _read_training(place: Path) -> None:
     _join_alone()
     model, optimizer = _model()
     wrapper = SimpleNamespace(module=model, load_exchange_state_dict=_check_exchange)
-    Checkpoints(place, wrapper, optimizer=optimizer).load()  # type: ignore[arg-type]  # all that `load` asks of it
+    Checkpoints(place, wrapper, optimizer=optimizer).load()  # all that `load` asks of it
 
 
 @cache
 def _join_alone() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 @cache

@@ -65,7 +65,7 @@ def rank_main(folder: Path) -> None:
             owed["before"] = _residuals(states)
             take(model, states)
 
-        type(self._model).load_exchange_state_dict = noted_take  # type: ignore[method-assign]
+        type(self._model).load_exchange_state_dict = noted_take  # type: ignore[method-assign, assignment]
         found = load(self, step)
         states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(states, self._model.exchange_state_dict())

@@ -95,6 +95,7 @@ HANGS = ("hangs", "hangs at exit")
 SILENT_SECONDS, OTHER_SECONDS = 10.0, 30.0  # the job's timeout, where only that tells of the victim, and elsewhere
 LIMIT = {"times_the_timeout": 1.5, "and_seconds": 40.0}  # for survivors to end in: notes, exit, a machine that is busy
 STACKS_SECONDS = 15.0  # between two looks at where a rank is, for one that hangs
+WARM_SECONDS = 90.0
 TRIES = 3  # of a case whose job failed before the signal, as on a busy machine; each with twice the timeout
 
 
@@ -140,7 +141,7 @@ def case_of(seed: int, engines: Sequence[str]) -> Case:
         chance.random(),
         "rank 0" if phase == "start" else chance.choice(("file", "rank 0")),
         chance.choice(("exact", "wfbp")),
-        SILENT_SECONDS if what == "SIGSTOP" or phase == "start" else OTHER_SECONDS,
+        (SILENT_SECONDS if what == "SIGSTOP" or phase == "start" else OTHER_SECONDS) * (2 if engine == NCCL else 1),
         "cuda" if engine == NCCL else "cpu",
     )
 
@@ -173,7 +174,8 @@ def rank_body(case: Case, rank: int, folder: Path, say: Say) -> None:
 
 def nccl_environment(rank: int) -> dict[str, str]:
     """Return what lets ranks of one GPU meet over loopback, each a host of its own."""
-    return {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    alone = {"NCCL_HOSTID": f"host-{rank}", "NCCL_RAS_ENABLE": "0"}  # its RAS has one port for the whole machine
+    return {**alone, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 def _join(case: Case, rank: int, folder: Path) -> None:
@@ -559,7 +561,12 @@ class Tally(Campaign):
         self.save(
             survivors=dict(self.totals().most_common()),
             good=self.good,
-            timeouts_seconds={"SIGSTOP": SILENT_SECONDS, "start": SILENT_SECONDS, "others": OTHER_SECONDS},
+            timeouts_seconds={
+                "SIGSTOP": SILENT_SECONDS,
+                "start": SILENT_SECONDS,
+                "others": OTHER_SECONDS,
+                NCCL: "twice",
+            },
             hangs_after=LIMIT,
             slowest_seconds=self.slowest,
             seeds=ranges(self.seeds),
@@ -599,6 +606,28 @@ def ranges(numbers: set[int]) -> list[list[int]]:
         else:
             found.append([number, number])
     return found
+
+
+def warm_up(seconds: float) -> None:
+    """Have Triton compile what codecs need on a GPU, which keeps it: ranks would wait for one another's compiling."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
+    ranks = []
+    for number, route in enumerate(OVER[NCCL][0]):
+        place = folder / str(number)
+        place.mkdir()
+        case = replace(case_of(0, [NCCL]), route=route, ranks=2, store="file", timeout_seconds=seconds, handled=False)
+        ranks += [start_rank(case, rank, place) for rank in range(2)]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any("save" not in (each.turns or ()) and not each.ended for each in ranks):
+        time.sleep(0.1)
+        for each in ranks:
+            each.read()
+    for each in ranks:
+        print(f"warming up: rank {each.number} came to {each.at!r}", *([_said(each)] if each.ended else []))
+        os.kill(each.pid, signal.SIGKILL)
+        os.waitpid(each.pid, 0)
+        os.close(each.reads)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_all(cases: Sequence[Case], at_once: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
@@ -647,6 +676,8 @@ def main() -> int:
     cases = [case_of(seed, engines) for seed in seeds if seed not in tally.seeds]
     if options.on_cpu:
         cases = [replace(case, device="cpu") for case in cases]
+    if any(case.device == "cuda" for case in cases):
+        warm_up(WARM_SECONDS)
     gc.freeze()  # ranks share what this process has loaded, and need not look through it when they end
     for count, (seed, found) in enumerate(run_all(cases, options.at_once), 1):
         tally.add(seed, found)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from penstock.errors import TransportError, one_line
 from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.failure_diagnosis import Note, explained
-from penstock.runtime.transport import end_in_time
 from penstock.runtime.transport.c10d import C10dTransport, device_failure, named
 
 # In what gloo says of connections, mostly with the name of its file, and a FileStore.
@@ -82,7 +81,6 @@ def who_is_gone(
     if isinstance(error, RuntimeError) and (isinstance(error, _LOST) or _SIGNS.search(str(error))):
         error = named(error)
     if (failure := device_failure(group)) is not None:
-        end_in_time()  # NCCL's own shutdown may wait
         error = error if failure in str(error) else ConnectionError(f"{failure}: {one_line(error)}")
     if not isinstance(error, ConnectionError | TimeoutError):
         return error

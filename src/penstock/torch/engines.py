@@ -90,6 +90,8 @@ def device_messages_within(group: dist.ProcessGroup, timeout_seconds: float) -> 
 
     Making them waits for all ranks, and is given up as other waits are.
     """
+    if not torch.cuda.is_available():
+        return None
     from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
 
     device = torch.cuda.current_device()

@@ -164,7 +164,7 @@ class BucketSender:
         """Make a group of NCCL of our own where something is compressed; every rank must call this at the same time."""
         communicator = self.exchange.communicator
         wanted = self._memory.compresses and self._engine is None and communicator.messages is None
-        if wanted and torch.cuda.is_available():
+        if wanted:
             communicator.messages = device_messages_within(self._group, self._timeout_seconds)
 
     def record(self, on: bool) -> None:

@@ -199,6 +199,7 @@ def _watch(group: "ref[Any]") -> None:
 def abort_devices(group: dist.ProcessGroup | None) -> None:
     """Give up all messages of NCCL between the ranks of a group, so that neither this rank nor others wait for them."""
     for backend in _nccl_backends(group):
+        transport.end_in_time()  # NCCL's own shutdown may wait
         with contextlib.suppress(ConnectionError, RuntimeError):  # the caller is in trouble already
             transport.within(_ANSWER_SECONDS, backend.abort, "NCCL does not answer")
 

@@ -132,8 +132,8 @@ class ShardedState:
         """Return what this rank owes from now on, as one rank's state; refuse what does not fit the model."""
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise FormatError(_WHERE, "format", state.get("format") if isinstance(state, Mapping) else state, FORMAT)
-        for name, kinds in {"iterations": int, "scale": (int, float)}.items():
-            if not isinstance(state.get(name), kinds):
+        for name in ("iterations", "scale"):
+            if not isinstance(state.get(name), int | float):
                 raise FormatError(_WHERE, name, state.get(name), "a number")
         known = {each.name: each for each in self._shards}
         memories: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in OWED}
