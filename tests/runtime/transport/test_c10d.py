@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,14 +85,11 @@ def test_sparse_all_reduces_over_gloo_lose_nothing_and_agree() -> None:
         assert np.array_equal(applied[0].sum(axis=0) + kept.sum(axis=0), gradients.sum(axis=(0, 1)))
 
 
-class Backend:
-    """One of a process group; `abort` waits as long as told."""
+class Nccl:
+    """What a process group has for GPUs; `abort` waits as long as told."""
 
-    def __init__(self, name: str, error: ErrorType = ErrorType.SUCCESS, seconds: float = 0.0) -> None:
-        self._name, self._error, self._seconds, self.aborted = name, error, seconds, False
-
-    def name(self) -> str:
-        return self._name
+    def __init__(self, error: ErrorType = ErrorType.SUCCESS, seconds: float = 0.0) -> None:
+        self._error, self._seconds, self.aborted = error, seconds, False
 
     def get_error(self) -> ErrorType:
         return self._error
@@ -106,22 +104,23 @@ class Group:
 
     __slots__ = ("__weakref__", "_backends")
 
-    def __init__(self, **backends: Backend) -> None:
+    def __init__(self, **backends: Any) -> None:
         self._backends = backends
 
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device(name) for name in self._backends]
 
-    def _get_backend(self, device: torch.device) -> Backend:
+    def _get_backend(self, device: torch.device) -> Any:
         return self._backends[device.type]
 
 
 def test_what_nccl_has_given_up_is_known_in_the_group_and_in_ours_of_the_same_ranks() -> None:
-    gloo = Backend("gloo", ErrorType.COMM_ERROR)  # which is not asked: gloo's messages say it themselves
-    group = Group(cpu=gloo, cuda=Backend("nccl"))
+    gloo = Nccl(ErrorType.COMM_ERROR)  # which is not asked: messages of the host say it themselves
+    group = Group(cpu=gloo, cuda=Nccl())
     assert c10d.device_failure(group) is None
-    ours = Group(cuda=Backend("nccl", ErrorType.TIMEOUT))
+    assert c10d.device_failure(Group(cuda=object())) is None  # another engine
+    ours = Group(cuda=Nccl(ErrorType.TIMEOUT))
     c10d.keep_device_group(group, ours)
     assert c10d.device_failure(group) == "NCCL gave up its messages (timeout)"
     c10d.abort_devices(group)
@@ -130,7 +129,7 @@ def test_what_nccl_has_given_up_is_known_in_the_group_and_in_ours_of_the_same_ra
 
 
 def test_nccl_is_aborted_soon_after_it_has_failed_and_only_then() -> None:
-    nccl = Backend("nccl")
+    nccl = Nccl()
     group = Group(cuda=nccl)
     c10d.watch_devices(group)
     c10d.watch_devices(group)
@@ -146,7 +145,7 @@ def test_nccl_is_aborted_soon_after_it_has_failed_and_only_then() -> None:
 
 
 def test_the_thread_that_watches_a_group_ends_with_it() -> None:
-    group = Group(cuda=Backend("nccl"))
+    group = Group(cuda=Nccl())
     c10d.watch_devices(group)
     (thread,) = (each for each in threading.enumerate() if each.name == "penstock-nccl")
     del group
@@ -158,7 +157,7 @@ def test_an_nccl_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(transport, "_gave_up", threading.Event())
     monkeypatch.setattr(c10d, "_ANSWER_SECONDS", 0.01)
     started = time.monotonic()
-    c10d.abort_devices(Group(cuda=Backend("nccl", seconds=5.0)))
+    c10d.abort_devices(Group(cuda=Nccl(seconds=5.0)))
     assert time.monotonic() - started < 4
     monkeypatch.setattr(c10d, "dist", SimpleNamespace(all_reduce=lambda *_, **__: time.sleep(5)))
     monkeypatch.setattr(c10d.torch.cuda, "device", lambda _device: contextlib.nullcontext())

@@ -231,7 +231,7 @@ def _nccl_backends(group: dist.ProcessGroup | None) -> Iterator[Any]:
     for each in (known, *_of_ours.get(known, ())):
         for device in each._device_types:
             backend = each._get_backend(device) if device.type == "cuda" else None
-            if backend is not None and backend.name() == "nccl":
+            if backend is not None and hasattr(backend, "get_error"):  # of torch's own only NCCL's has it
                 yield backend
 
 
