@@ -61,7 +61,8 @@ bench: $(READY)
 bench-all: $(READY)
 	$(BIN)/python benchmarks/run_all.py --all
 
-# Kills and other hostile conditions, for hours; each goes on where its record in benchmarks/results/ stops.
+# Kills and other hostile conditions, for hours. Kills and damage go on where their records in benchmarks/results/ stop;
+# links, elastic and iterations start anew. Fails where anything was not good.
 soak: $(READY)
 	$(BIN)/python benchmarks/soak/run.py
 

@@ -48,6 +48,7 @@ CLAIMS: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Claim]]] = {
     "joint_replayed": partial(casync_claims, study="joint"),
 }
 BELOW = ("cpu",)  # folders of records that stand on the page too
+_SOAK = "soak-"  # begins the names of records that docs/soak.md quotes
 _PLACE = re.compile(r"(<!-- quote (\S+) -->\n\n).*?(\n\n<!-- end -->)", flags=re.DOTALL)
 Record = Mapping[str, Any]
 MOST_TABLES = 1  # of a section on the page; the records after it are told by their claims
@@ -147,7 +148,7 @@ def load_records(folder: Path) -> dict[str, Record]:
 
     Those in folders of it that stand on the page too are named with their folder, and come behind the others.
     """
-    here = sorted(path for path in folder.glob("*.json") if not path.name.startswith("soak-"))
+    here = sorted(path for path in folder.glob("*.json") if not path.name.startswith(_SOAK))
     paths = [*here, *(path for name in BELOW for path in sorted((folder / name).glob("*.json")))]
     if not paths:
         raise PenstockError(
@@ -168,7 +169,8 @@ def quotable(folder: Path) -> dict[str, Any]:
     timed = [each for each in below if each.get("benchmark") == TIME_TO_LOSS]
     ranks = [each for each in below if any("ms_per_iteration" in row for row in each.get("rows", ()))]
     kinds = {GPU: ranks, TIME_TO_LOSS: timed}
-    return {**load_records(folder), **{kind: found for kind, found in kinds.items() if found}}
+    soaks = {path.name: load_record(path) for path in sorted(folder.glob(f"{_SOAK}*.json"))}
+    return {**load_records(folder), **soaks, **{kind: found for kind, found in kinds.items() if found}}
 
 
 def make_page(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import page_soak
 from page_tables import markdown_rows
 
 Record = Mapping[str, Any]
@@ -266,4 +267,10 @@ QUOTES: Mapping[str, Quote] = {
     "coordinator": Quote(("coordinator.json",), coordinator_table),
     "links": Quote(("links.json",), links_table),
     "messages": Quote(("links.json",), messages_table),
+    "kills": Quote(("soak-kills.json",), page_soak.kills_text),
+    "kills-nccl": Quote(("soak-kills-nccl.json",), page_soak.kills_text),
+    "damage": Quote(("soak-damage.json",), page_soak.damage_text),
+    "disturbances": Quote(("soak-links.json",), page_soak.disturbances_text),
+    "iterations": Quote(("soak-iterations.json",), page_soak.iterations_text),
+    "elastic": Quote(("soak-elastic.json",), page_soak.elastic_text),
 }

@@ -199,16 +199,6 @@ SECTIONS: dict[str, Section] = {
     ),
     "profile": Section("Profiling", "What the profiler's hooks cost: iterations with and without them, in turn."),
     "links": Section("Emulated links", "What emulated links deliver, beside what was asked of them."),
-    "soak-links": Section(
-        "Links that fail",
-        "Disturbances of a running job on emulated hosts (`benchmarks/soak/links.py`): all averages of all steps are "
-        "compared with those of an undisturbed run, bit by bit.",
-    ),
-    "soak-iterations": Section(
-        "Many iterations",
-        "Memory in bytes, descriptors and threads of four ranks that train and plan again and again "
-        "(`benchmarks/soak/iterations.py` says how growth is judged), of the rank that grew most.",
-    ),
 }
 
 

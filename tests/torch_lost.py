@@ -3,16 +3,21 @@
 import json
 import os
 import signal
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 from penstock.errors import TransportError
 from penstock.runtime.failure_diagnosis import Note
+from penstock.runtime.transport import c10d
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch import DistributedDataParallel, comm_hook
+from penstock.torch import DistributedDataParallel, comm_hook, ddp, hook, wrapper_planning
 from penstock.torch.checkpoint import Loads
 from penstock.torch.engines import message_seconds, own_group
 from penstock.torch.wrapper_planning import WrapperPlanning
@@ -51,6 +56,59 @@ def survive_before_a_plan(rank: int, victim: int, phase: str) -> str:
     except TransportError as error:
         return str(error)
     return "no error"
+
+
+class _AbortedNccl:
+    """Stands in for NCCL under torch's watchdog: a lost peer is no error of a message, which ends with other data."""
+
+    def __init__(self) -> None:
+        self.error, self.aborted, self.all_reduce = ErrorType.SUCCESS, False, dist.all_reduce
+
+    def get_error(self) -> ErrorType:
+        return self.error
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def average(self, values: torch.Tensor, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Any:
+        """Sum over gloo; where a rank is gone, raise nothing the first time, and then as an aborted communicator."""
+        if self.error != ErrorType.SUCCESS:
+            raise dist.DistBackendError("NCCL communicator was aborted on rank 0")
+        try:
+            self.all_reduce(values, group=group)
+        except RuntimeError:
+            values.fill_(float("nan"))
+            self.error = ErrorType.COMM_ERROR
+        done = torch.futures.Future[list[torch.Tensor]]()
+        done.set_result([values])
+        return SimpleNamespace(get_future=lambda: done)
+
+
+def survive_nccl(rank: int, victim: int, when: str) -> tuple[str, bool]:
+    """Return what a survivor raised whose engine says nothing of a lost rank by itself, and whether it was aborted.
+
+    when: the watchdog knows at the end of the backward pass, or by the next forward pass, or even later.
+    """
+    nccl = _AbortedNccl()
+    c10d._nccl_backends = lambda _group: iter([nccl])
+    hook.dist = SimpleNamespace(**vars(dist) | {"all_reduce": nccl.average})
+    if when != "backward":
+        hook.raise_device_failure = lambda *_: None
+    if when == "later":
+        wrapper_planning.raise_device_failure = lambda *_: None
+        ddp.together = lambda *_: nullcontext()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Linear(4, 4), strategy="native", planner="single", profile_iterations=2, measurements=False
+    )
+    try:
+        for step in range(100):
+            loss = model(torch.ones(2, 4)).sum()
+            _die(rank == victim and step == 12)
+            loss.backward()
+    except TransportError as error:
+        return str(error), nccl.aborted
+    return "no error", nccl.aborted
 
 
 def make_a_group_while_another_gives_up(rank: int) -> str:

@@ -1,6 +1,6 @@
 """Damaged payloads and damaged files by the million: each is taken or refused in one line, and no process dies of it.
 
-    python benchmarks/soak/damage.py --count 1000000 --files 100000
+    python benchmarks/soak/damage.py --count 1000000 --files 120000
 
 Cases are run by worker processes under a limit of memory and of time for each; `damaged_payloads.py` and
 `damaged_files.py` say what they are. A case is known by its seed and number: `--only payloads:1234` runs one alone. The
@@ -23,19 +23,20 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from campaign import RESULTS, Campaign
 
-from penstock.bench.record import load_record, make_record, save_record
 from penstock.errors import PenstockError
 
-RECORD = Path(__file__).parents[1] / "results" / "soak-damage.json"
+NAME = "soak-damage"
 KINDS = ("payloads", "files")
+KEYS = ("kind", "of")  # of counts: of: codec or format
 GROWS = "memory grows"  # which no case does alone
 BATCH = 2_000  # payloads between two reports of a worker; files: a tenth
 MOST_SECONDS = 3.0  # of a case, of its processor's time
@@ -48,26 +49,32 @@ SAVE_SECONDS = 10.0
 
 @dataclass
 class Progress:
-    """How far one kind of cases is."""
+    """How far one kind of cases is, and where they are counted."""
 
+    kind: str
     wanted: int
+    found: Campaign = field(default_factory=lambda: Campaign(NAME, KEYS))
     done: int = 0
-    tally: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # by codec or format, damage, result
-    findings: list[dict[str, Any]] = field(default_factory=list)
-    mended: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # findings of an earlier commit, and of which not any more
     skipped: list[int] = field(default_factory=list)  # cases that ended a process
     seconds: float = 0.0
-    commits: list[str] = field(default_factory=list)  # of the package, at which the cases ran
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        """What was found of this kind."""
+        return [each for each in self.found.findings if each["kind"] == self.kind]
+
+    def add_finding(self, number: int, result: str, of: str, damage: str, detail: str) -> None:
+        """Keep a case that did not end well."""
+        said = {"of": of, "damage": damage, "detail": detail}
+        self.found.findings.append({"kind": self.kind, "number": number, "result": result, **said})
 
 
 def damage(
     count: Annotated[int, typer.Option(help="damaged payloads")] = 1_000_000,
-    files: Annotated[int, typer.Option(help="damaged files")] = 100_000,
+    files: Annotated[int, typer.Option(help="damaged files")] = 120_000,
     seconds: Annotated[float, typer.Option(help="end after so long; the record says how far it came")] = 0.0,
     seed: Annotated[int, typer.Option(help="of all cases")] = 20,
-    out: Annotated[Path, typer.Option(help="the record, from which a campaign goes on too")] = RECORD,
+    out: Annotated[Path, typer.Option(help="the record, from which a campaign goes on too")] = RESULTS / f"{NAME}.json",
     only: Annotated[str, typer.Option(metavar="KIND:NUMBER", help="run one case in this process")] = "",
     fresh: Annotated[bool, typer.Option(help="forget what the record has")] = False,
 ) -> None:
@@ -76,28 +83,50 @@ def damage(
         kind, _, number = only.partition(":")
         print(_cases(kind, seed).run(int(number)))
         return
-    state = {"payloads": Progress(count), "files": Progress(files)}
-    if out.exists() and not fresh:
-        _go_on(state, out, seed)
+    if fresh:
+        out.unlink(missing_ok=True)
+    found = Campaign(NAME, KEYS, out)
+    if found.notes and (found.notes["benchmark"], found.notes["seed"]) != (NAME, seed):
+        raise PenstockError(f"{out} is of another campaign; name another file, or say --fresh")
+    state = [_progress(kind, wanted, found) for kind, wanted in zip(KINDS, (count, files), strict=True)]
     end = time.monotonic() + seconds if seconds else float("inf")
-    for kind in KINDS:
-        _try_again(kind, state[kind], seed)
-        _campaign(kind, state[kind], seed, end, lambda: _save(state, seed, out))
-    _save(state, seed, out)
-    found = sum(len(each.findings) for each in state.values())
-    print(f"{', '.join(f'{each.done} of {each.wanted} {kind}' for kind, each in state.items())}; {found} findings")
-    if found:
+    for each in state:
+        _try_again(each, seed)
+        _campaign(each, seed, end, lambda: _save(found, state, seed))
+    _save(found, state, seed)
+    done = ", ".join(f"{each.done} of {each.wanted} {each.kind}" for each in state)
+    print(f"{done}; {len(found.findings)} findings")
+    if found.findings:
         raise typer.Exit(1)
 
 
-def _campaign(kind: str, progress: Progress, seed: int, end: float, save: Callable[[], None]) -> None:
+def _progress(kind: str, wanted: int, found: Campaign) -> Progress:
+    """Return how far the record is with one kind of cases."""
+    kept = found.notes.get("state", {}).get(kind, {})
+    return Progress(kind, wanted, found, **{name: kept[name] for name in ("done", "skipped", "seconds") if kept})
+
+
+def _save(found: Campaign, state: Sequence[Progress], seed: int) -> None:
+    bounds = {"case_cpu_seconds": MOST_SECONDS, "case_wall_seconds": MOST_WAIT_SECONDS, "growth_nbytes": MOST_GROWTH}
+    done = {
+        each.kind: {
+            "done": each.done,
+            "wanted": each.wanted,
+            "results": dict(found.totals(each.kind)),
+            "skipped": each.skipped,
+            "seconds": round(each.seconds, 1),
+        }
+        for each in state
+    }
+    found.save(seed=seed, bounds=bounds, state=done)
+
+
+def _campaign(progress: Progress, seed: int, end: float, save: Callable[[], None]) -> None:
     """Run the cases of one kind to their end, or as far as time goes, in one worker after another."""
-    saved = time.monotonic()
-    if progress.done < progress.wanted and (commit := make_record("", [])["commit"]) not in progress.commits:
-        progress.commits.append(commit)
+    saved, kind = time.monotonic(), progress.kind
     while progress.done < progress.wanted and time.monotonic() < end:
         before = progress.done, len(progress.skipped)
-        with tempfile.NamedTemporaryFile() as note, _worker(kind, progress, seed, note.name) as worker:
+        with tempfile.NamedTemporaryFile() as note, _worker(progress, seed, note.name) as worker:
             for report in _reports(worker, note.name, progress):
                 _take(progress, report)
                 if time.monotonic() - saved > SAVE_SECONDS:
@@ -112,23 +141,23 @@ def _campaign(kind: str, progress: Progress, seed: int, end: float, save: Callab
             raise PenstockError(f"a worker of {kind} ended before its first case; its messages are above")
 
 
-def _try_again(kind: str, progress: Progress, seed: int) -> None:
-    """Run what was found before once more; what does not happen any more is mended."""
+def _try_again(progress: Progress, seed: int) -> None:
+    """Run what was found before once more; what does not happen any more is an earlier finding."""
     for finding in [each for each in progress.findings if each["result"] != GROWS]:
         number = finding["number"]
-        alone = Progress(number + 1, number)
-        _campaign(kind, alone, seed, float("inf"), lambda: None)
+        alone = Progress(progress.kind, number + 1, done=number)
+        _campaign(alone, seed, float("inf"), lambda: None)
         if not alone.findings:
-            progress.findings.remove(finding)
-            progress.mended.append(finding | {"with": alone.commits[0]})
-            progress.tally[finding["of"], finding["damage"], finding["result"]] -= 1
-            progress.tally.update(alone.tally)
-            progress.tally = +progress.tally
+            progress.found.put_aside(finding)
+            progress.found.count((progress.kind, finding["of"]), {finding["result"]: 1}, -1)
+            ((key, _),) = alone.found.cases.items()
+            progress.found.count(key, alone.found.totals())
 
 
 @contextmanager
-def _worker(kind: str, progress: Progress, seed: int, note: str) -> Iterator[subprocess.Popen[bytes]]:
-    job = {"kind": kind, "seed": seed, "start": progress.done, "stop": progress.wanted, "skip": progress.skipped}
+def _worker(progress: Progress, seed: int, note: str) -> Iterator[subprocess.Popen[bytes]]:
+    which = {"kind": progress.kind, "seed": seed, "skip": progress.skipped}
+    job = which | {"start": progress.done, "stop": progress.wanted}
     command = [sys.executable, __file__, "--worker", json.dumps(job), note]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     try:
@@ -167,9 +196,8 @@ def _end(progress: Progress, number: int, result: str) -> None:
     if number < 0 or number in progress.skipped:  # it ended before any case
         return
     progress.skipped.append(number)
-    ended = {"of": "?", "damage": "?", "detail": "the process ended with this case"}
-    progress.findings.append({"number": number, "result": result, **ended})
-    progress.tally["?", "?", result] += 1
+    progress.add_finding(number, result, "?", "?", "the process ended with this case")
+    progress.found.count((progress.kind, "?"), {result: 1})
 
 
 def _how(code: int) -> str:
@@ -179,55 +207,10 @@ def _how(code: int) -> str:
 def _take(progress: Progress, report: dict[str, Any]) -> None:
     progress.done = report["done"]
     progress.seconds += report["seconds"]
-    progress.findings += report["findings"]
-    progress.tally.update({(what, hurt, result): count for what, hurt, result, count in report["tally"]})
-
-
-# The record, which is what a campaign goes on from
-
-
-def _save(state: dict[str, Progress], seed: int, out: Path) -> None:
-    rows = [
-        {"kind": kind, "of": what, "damage": hurt, "result": result, "count": count}
-        for kind, progress in state.items()
-        for (what, hurt, result), count in sorted(progress.tally.items())
-    ]
-    done = {
-        kind: {
-            "done": each.done,
-            "wanted": each.wanted,
-            "results": dict(_results(each)),
-            "findings": each.findings,
-            "mended": each.mended,
-            "skipped": each.skipped,
-            "seconds": round(each.seconds, 1),
-            "commits": each.commits,
-        }
-        for kind, each in state.items()
-    }
-    bounds = {"case_cpu_seconds": MOST_SECONDS, "case_wall_seconds": MOST_WAIT_SECONDS, "growth_nbytes": MOST_GROWTH}
-    record = make_record("soak-damage", rows, seed=seed, bounds=bounds, state=done)
-    save_record(record | {"command": f"python benchmarks/soak/damage.py --seed {seed}"}, out)
-
-
-def _results(progress: Progress) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for (_, _, result), count in progress.tally.items():
-        found[result] += count
-    return found
-
-
-def _go_on(state: dict[str, Progress], out: Path, seed: int) -> None:
-    record = load_record(out)
-    if record["benchmark"] != "soak-damage" or record["seed"] != seed:
-        raise PenstockError(f"{out} is of another campaign; name another file, or say --fresh")
-    for kind, progress in state.items():
-        kept = record["state"][kind]
-        progress.done, progress.findings, progress.skipped = kept["done"], kept["findings"], kept["skipped"]
-        progress.seconds, progress.commits, progress.mended = kept["seconds"], kept["commits"], kept["mended"]
-        progress.tally.update(
-            {(row["of"], row["damage"], row["result"]): row["count"] for row in record["rows"] if row["kind"] == kind}
-        )
+    for finding in report["findings"]:
+        progress.add_finding(**finding)
+    for what, result, count in report["tally"]:
+        progress.found.count((progress.kind, what), {result: count}, count)
 
 
 # In a worker
@@ -268,7 +251,7 @@ def _work() -> None:
 
 
 def _batch(cases: Any, numbers: list[int], noted: mmap.mmap) -> dict[str, Any]:
-    tally: Counter[tuple[str, str, str]] = Counter()
+    tally: Counter[tuple[str, str]] = Counter()  # by codec or format, and result
     findings, began = [], time.monotonic()
     for number in numbers:
         noted[:] = struct.pack("<q", number)
@@ -281,7 +264,7 @@ def _batch(cases: Any, numbers: list[int], noted: mmap.mmap) -> dict[str, Any]:
         if result not in ("loaded", "refused"):
             of = {"of": outcome.what, "damage": outcome.damage}
             findings.append({"number": number, "result": result, **of, "detail": detail})
-        tally[outcome.what, outcome.damage, result] += 1
+        tally[outcome.what, result] += 1
     return {
         "tally": [[*key, count] for key, count in tally.items()],
         "findings": findings,
@@ -309,7 +292,8 @@ def main() -> None:
     """Run the script."""
     if sys.argv[1:2] == ["--worker"]:
         _work()
-        return
+        sys.stdout.flush()
+        os._exit(0)  # torch's own shutdown may wait: a process group was made
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from study import start
 

@@ -8,18 +8,24 @@ a digest, half of the cases make the digest anew, as an author of a hostile file
 import hashlib
 import io
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import typer
 from damaged_payloads import Outcome
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, zeros
 
 import penstock.compll
 from penstock.bench.record import load_record, make_record, save_record
@@ -32,7 +38,8 @@ from penstock.compll.cache import load_program as load_compiled
 from penstock.compll.frontend.source import compile_file
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import CompileError, PenstockError
-from penstock.exchange.state import check_states
+from penstock.exchange.state import OWED, check_states
+from penstock.fields import write_json
 from penstock.integrations.exchange_files import file_name, read_exchange, write_exchange
 from penstock.network import LinearCost, Network, load_network, save_network
 from penstock.plan import load_plan, parse_route, save_plan
@@ -42,13 +49,16 @@ from penstock.program.document import load_program, save_program
 from penstock.run_record import CodecCost, CodecLine, Evaluation, RouteUse, RunRecord, Step, load_run, save_run
 from penstock.simulator.iteration import predict
 from penstock.strategies import Options, build, compressed_program, parse_strategy
+from penstock.torch import Checkpoints, fully_shard_with
 from penstock.torch.arrays import TORCH
-from penstock.torch.saved_folder import MODEL, SUMS, rank_file
+from penstock.torch.checkpoint_folder import HEAD as TRAINING
+from penstock.torch.checkpoint_folder import check_model, fitting
+from penstock.torch.saved_folder import MODEL, SUMS, rank_file, write_digests
 from penstock.torch.state_file import write_state
 from penstock.trace import Tensor, Trace, load_trace, save_trace
-from penstock.train.job import JOB, Job, Saved, find_checkpoint, write_saved
+from penstock.train.job import HEAD, Job, Saved, find_checkpoint, write_saved
 from penstock.train.loop import History
-from penstock.train.save_state import fitting, load_common, load_own, random_state, set_random_state
+from penstock.train.save_state import load_common, load_own, random_state, set_random_state
 
 MOST_LINES = 3  # of a CompileError: the message, the line of the source, a caret
 LONGEST_MESSAGE = 2_000  # characters; a message may quote a name
@@ -98,7 +108,7 @@ class FileCases:
         name = draw.choice(sorted(of.hurts or honest))
         damage = draw.choice(tuple(DAMAGES) if is_json(honest[name]) else BYTES)
         (place / name).write_bytes(DAMAGES[damage](honest[name], draw))
-        if of.seal is not None and name != SUMS and draw.random() < 0.5:
+        if of.seal is not None and Path(name).name != SUMS and draw.random() < 0.5:
             of.seal(place)
         try:
             return _read(of, place, damage)
@@ -390,10 +400,14 @@ def _make_checkpoint(place: Path) -> None:
     write_saved(Saved(place, 2, 0.2, 2, Job(), _plan(), _trace(), _network()), digests)
 
 
-def _seal_checkpoint(place: Path) -> None:
-    names = [JOB, MODEL, *(rank_file(rank) for rank in range(2))]
+def _seal_checkpoint(place: Path, head: str = HEAD.file) -> None:
+    names = [head, MODEL, *(rank_file(rank) for rank in range(2))]
     lines = (f"{hashlib.sha256((place / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
     (place / SUMS).write_text("".join(lines))
+
+
+def _seal_training(place: Path) -> None:
+    _seal_checkpoint(place / "step-00000002", TRAINING.file)
 
 
 def _read_checkpoint(place: Path) -> None:
@@ -404,13 +418,14 @@ def _read_checkpoint(place: Path) -> None:
     own = [load_own(saved, rank) for rank in range(saved.world_size)]
     model, optimizer = _model()
     before = random_state()
-    with fitting(saved, MODEL):
+    check_model(saved.path / MODEL, model, common["model"])
+    with fitting(saved.path / MODEL):
         model.load_state_dict(common["model"])
         optimizer.load_state_dict(common["optimizer"])
         History().load(common["history"])
     _check_exchange([each["exchange"] for each in own])
     try:
-        with fitting(saved, rank_file(0)):
+        with fitting(saved.path / rank_file(0)):
             set_random_state(own[0]["random"])
     finally:
         set_random_state(before)
@@ -433,6 +448,61 @@ def _read_exchange(place: Path) -> None:
 
 def _check_exchange(states: Sequence[Mapping[str, Any]]) -> None:
     check_states(states, {name: tuple(each.shape) for name, each in _MODEL[0].named_parameters()}, TORCH)
+
+
+def _make_training(place: Path) -> None:
+    model, optimizer = _MODEL
+    place /= "step-00000002"
+    place.mkdir()
+    common = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    digests = {MODEL: write_state(place / MODEL, common)}
+    for rank in range(2):
+        digests[rank_file(rank)] = write_state(place / rank_file(rank), {"exchange": _exchange(rank)})
+    write_json(place / TRAINING.file, {"format": TRAINING.format, "step": 2, "world_size": 2})
+    write_digests(place, TRAINING.file, digests)
+
+
+def _read_training(place: Path) -> None:
+    """Go on from a checkpoint of a script, alone; the exchange's state is compared with the model, and not kept."""
+    _join_alone()
+    model, optimizer = _model()
+    wrapper = SimpleNamespace(module=model, load_exchange_state_dict=_check_exchange)
+    Checkpoints(place, wrapper, optimizer=optimizer).load()  # all that `load` asks of it
+
+
+@cache
+def _join_alone() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+
+
+@cache
+def _sharded() -> tuple[Any, Any]:
+    """Return a model that one rank has all of, as torch shards it, and the mesh of that rank."""
+    _join_alone()
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2))
+    return fully_shard_with(model, mesh, codec="onebit", measurements=False), mesh
+
+
+def _make_sharded(place: Path) -> None:
+    """Write a sharded exchange's state down, of tensors the shapes: torch writes and reads the files that hold it."""
+    state = _sharded()[0].exchange_state_dict()
+    shapes = {name: list(value.shape) for name, value in state[OWED[0]].items()}
+    write_json(place / "state.json", {**state, OWED[0]: shapes})
+
+
+def _read_sharded(place: Path) -> None:
+    model, mesh = _sharded()
+    try:
+        state = json.loads((place / "state.json").read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise PenstockError("no document") from error
+    for kind in OWED if isinstance(state, dict) else ():
+        for name, shape in state[kind].items() if isinstance(state.get(kind), dict) else ():
+            with suppress(Exception):  # no shape, or a large one: the state holds what stands there
+                if math.prod(shape) < 1000:
+                    state[kind][name] = zeros(shape, device_mesh=mesh, placements=(Shard(0), Shard(1)))
+    model.load_exchange_state_dict(state)
 
 
 def _make_sources(place: Path) -> None:
@@ -552,10 +622,12 @@ FORMATS = (
     Format("measurement cache", lambda place: save_network(_network(), place / "n.json"),
            _each(lambda path: load_kept(path, 4)), 5),
     Format("checkpoint", _make_checkpoint, _read_checkpoint, 10, _seal_checkpoint),
+    Format("checkpoint of a script", _make_training, _read_training, 8, _seal_training),
     Format("exchange state", _make_exchange, _read_exchange, 5, _seal_exchange),
+    Format("exchange state, sharded", _make_sharded, _read_sharded, 4),
     Format("compressor source", _make_sources, _read_sources, 6),
     Format("compiled program", _read_compiled, _read_compiled, 2, _seal_compiled),
-    Format("kernels", _make_kernels, _use_kernels, 0.03),
+    Format("kernels", _make_kernels, _use_kernels, 0.5),
     Format("bench record", lambda place: save_record(make_record("x", [{"a": 1}]), place / "r.json"),
            _each(load_record), 5),
     Format("emulated cluster's note", _make_note,

@@ -1,19 +1,23 @@
 """Kills one rank of small training jobs, again and again, and says how the other ranks ended.
 
-    python benchmarks/soak/kills.py --cases 1000 --out benchmarks/results/soak-kills.json
+    python benchmarks/soak/kills.py --cases 1000
+    python benchmarks/soak/kills.py --engines nccl --cases 24 --at-once 3    on a machine with a GPU
 
 A case is made from its seed: engine, route, ranks, victim, signal, and the phase of training in which the signal comes,
-at a random moment of it. Good is a survivor that ends before the job's own timeout and a margin have passed, and that
-names the rank which is gone, or says that it cannot know. The record is written as cases end, and a second run goes on
-where it stopped: seeds that it has are left out. After something was mended, `--again` runs the cases that were not
-good once more, and the record keeps how they ended before.
+at a random moment of it. Good is a survivor that ends before `limit_seconds` have passed, and that names the rank which
+is gone, or says that it cannot know. The exit code is 1 where a survivor hangs, or fewer than 99% are good. The record
+is written as cases end, and a second run goes on where it stopped: seeds that it has are left out. After something was
+mended, `--again` runs the cases that were not good once more, and the record keeps how they ended before.
 
 All ranks are forked from one process that has torch and penstock loaded and has started no thread; over MPI, mpirun
 starts a small program for each rank, which has the rank forked here with mpirun's environment, and ends as it ends.
+Ranks of NCCL share one GPU in turns: each counts as a host of its own, so that they meet over sockets. CUDA's
+multi-process service is not used, because the death of one of its clients leaves the others in a state of its own.
 """
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -38,12 +42,12 @@ from typing import Any
 import torch
 import torch._dynamo  # any optimizer imports it
 import torch.distributed as dist
+from campaign import RESULTS, Campaign
 
 import penstock.codecs.sparse.published
 import penstock.planning.choose
 import penstock.planning.survey
 import penstock.torch.device_measure  # noqa: F401  # what a rank would import later
-from penstock.bench.record import load_record, make_record, save_record
 from penstock.cluster.building import run_command
 from penstock.cluster.worker_commands import find_mpirun
 from penstock.errors import PenstockError
@@ -55,7 +59,7 @@ from penstock.torch.wrapper_planning import WrapperPlanning
 from penstock.train.job import Job, Saved
 from penstock.train.save_state import random_state, save_checkpoint
 
-NAME = "soak-kills"
+NCCL = "nccl"
 NEXT_FORWARD = "next-forward"
 ROUTES: dict[str, dict[str, Any]] = {  # options of the wrapper
     "dense native": {"strategy": "native"},
@@ -68,6 +72,11 @@ ROUTES: dict[str, dict[str, Any]] = {  # options of the wrapper
     NEXT_FORWARD: {},
 }
 ENGINES = {"gloo": 0.9, "mpi": 0.1}  # and their share of cases: mpirun takes long to start
+OVER = {  # routes and numbers of ranks by engine; contexts of one GPU take turns, so there are few
+    "gloo": (tuple(ROUTES), (2, 3, 3, 4, 4, 5, 6, 8)),
+    "mpi": (tuple(name for name in ROUTES if name != NEXT_FORWARD), (2, 3, 3, 4, 4, 5, 6, 8)),
+    NCCL: (("dense native", "onebit by ring", "blocks by servers", "gtopk", "hierarchical"), (2, 3, 3, 4)),
+}
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 WINDOWS = {  # seconds in which the signal comes after a rank has said that it is there
     "start": 0.3,
@@ -81,7 +90,12 @@ WINDOWS = {  # seconds in which the signal comes after a rank has said that it i
 }
 LATER = ("backward", "between", "save")  # come again and again
 GOOD = ("named", "cannot know")
+LEAST_GOOD = 0.99  # of survivors
+HANGS = ("hangs", "hangs at exit")
 SILENT_SECONDS, OTHER_SECONDS = 10.0, 30.0  # the job's timeout, where only that tells of the victim, and elsewhere
+LIMIT = {"times_the_timeout": 1.5, "and_seconds": 40.0}  # for survivors to end in: notes, exit, a machine that is busy
+STACKS_SECONDS = 15.0  # between two looks at where a rank is, for one that hangs
+WARM_SECONDS = 90.0
 TRIES = 3  # of a case whose job failed before the signal, as on a busy machine; each with twice the timeout
 
 
@@ -90,7 +104,7 @@ class Case:
     """One job and one death."""
 
     seed: int
-    engine: str  # gloo or mpi
+    engine: str  # gloo, mpi or nccl
     route: str
     ranks: int
     victim: int
@@ -102,14 +116,15 @@ class Case:
     store: str  # where the ranks meet: in a file, or at rank 0
     planner: str
     timeout_seconds: float
+    device: str = "cpu"
 
 
 def case_of(seed: int, engines: Sequence[str]) -> Case:
     """Return the case that a seed stands for."""
     chance = random.Random(seed)
-    (engine,) = chance.choices(engines, [ENGINES[each] for each in engines])
-    route = chance.choice([name for name in ROUTES if engine == "gloo" or name != NEXT_FORWARD])
-    ranks = chance.choice((2, 3, 3, 4, 4, 5, 6, 8))
+    (engine,) = chance.choices(engines, [ENGINES.get(each, 1.0) for each in engines])
+    routes, numbers = OVER[engine]
+    route, ranks = chance.choice(routes), chance.choice(numbers)
     what = chance.choice(tuple(SIGNALS))
     phases = [name for name in WINDOWS if route != NEXT_FORWARD or name not in ("profiling", "measuring", "adoption")]
     phase = chance.choice(phases)
@@ -126,7 +141,8 @@ def case_of(seed: int, engines: Sequence[str]) -> Case:
         chance.random(),
         "rank 0" if phase == "start" else chance.choice(("file", "rank 0")),
         chance.choice(("exact", "wfbp")),
-        SILENT_SECONDS if what == "SIGSTOP" or phase == "start" else OTHER_SECONDS,
+        (SILENT_SECONDS if what == "SIGSTOP" or phase == "start" else OTHER_SECONDS) * (2 if engine == NCCL else 1),
+        "cuda" if engine == NCCL else "cpu",
     )
 
 
@@ -142,11 +158,11 @@ def rank_body(case: Case, rank: int, folder: Path, say: Say) -> None:
     torch.manual_seed(case.seed)
     if case.handled:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo"} | (nccl_environment(rank) if case.device == "cuda" else {})
     say("start")
     _join(case, rank, folder)
     say("construction")
-    module = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(5)))
+    module = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(5))).to(case.device)
     step = _bulk_synchronous(module, say) if case.route == NEXT_FORWARD else _wrapped(case, module, say)
     for number in range(1_000_000):
         step()
@@ -156,15 +172,22 @@ def rank_body(case: Case, rank: int, folder: Path, say: Say) -> None:
             _save(case, module, folder, number)
 
 
+def nccl_environment(rank: int) -> dict[str, str]:
+    """Return what lets ranks of one GPU meet over loopback, each a host of its own."""
+    alone = {"NCCL_HOSTID": f"host-{rank}", "NCCL_RAS_ENABLE": "0"}  # its RAS has one port for the whole machine
+    return {**alone, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+
+
 def _join(case: Case, rank: int, folder: Path) -> None:
     timeout = timedelta(seconds=case.timeout_seconds)
+    backend = "cpu:gloo,cuda:nccl" if case.device == "cuda" else "gloo"
     if case.store == "file":
         where = f"file://{folder / 'store'}"
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=case.ranks, timeout=timeout)
+        dist.init_process_group(backend, init_method=where, rank=rank, world_size=case.ranks, timeout=timeout)
         return
     port = (folder / "port").read_text()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    join_group("gloo", timeout)
+    join_group(backend, timeout)
 
 
 def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None]:
@@ -176,17 +199,18 @@ def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None
         "profile_iterations": 2,
         "measurements": False,
     }
-    engine = None if case.engine == "gloo" else case.engine
+    engine = "mpi" if case.engine == "mpi" else None
     model = DistributedDataParallel(module, engine=engine, **options, **ROUTES[case.route])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
         say("forward" if model.plan else "profiling")
-        loss = model(torch.randn(4, 96)).square().mean()
+        loss = model(torch.randn(4, 96, device=case.device)).square().mean()
         say("backward" if model.plan else "profiling")
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        loss.item()  # as scripts print it; over NCCL nothing else waits for the device
 
     return step
 
@@ -227,8 +251,10 @@ def live(case: Case, rank: int, folder: Path, channel: int) -> None:
     def say(what: str, **more: Any) -> None:
         os.write(channel, (json.dumps({"at": what, "pid": os.getpid(), **more}) + "\n").encode())
 
-    sys.stderr = open(folder / f"rank-{rank}.err", "w")  # noqa: SIM115  # until the process ends
+    sys.stderr = open(error_file(folder, rank), "w")  # noqa: SIM115  # until the process ends
     os.dup2(sys.stderr.fileno(), 2)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(STACKS_SECONDS, repeat=True)
     try:
         rank_body(case, rank, folder, say)
     except Exception as error:
@@ -240,6 +266,11 @@ def live(case: Case, rank: int, folder: Path, channel: int) -> None:
         sys.exit(0)  # mpirun would end the others at any other code
 
 
+def error_file(folder: Path, rank: int) -> Path:
+    """Return where a rank's stderr goes."""
+    return folder / f"rank-{rank}.err"
+
+
 # What one case does
 
 
@@ -248,6 +279,7 @@ class Rank:
     """What is known of one rank, from outside."""
 
     number: int
+    errors: Path  # what it wrote to stderr
     reads: int  # end of the pipe that it says things on
     pid: int = 0
     at: str = ""
@@ -374,7 +406,7 @@ def start_rank(case: Case, number: int, folder: Path, environment: Mapping[str, 
             os.environ.update(environment)
         live(case, number, folder, writes)
     os.close(writes)
-    return Rank(number, reads, pid)
+    return Rank(number, error_file(folder, number), reads, pid)
 
 
 def _kill_in_phase(case: Case, ranks: Sequence[Rank]) -> bool:
@@ -421,8 +453,8 @@ def _watch(case: Case, victim: Rank, survivors: Sequence[Rank]) -> Ended:
 
 
 def limit_seconds(case: Case) -> float:
-    """Return how long survivors have: the job's timeout, with a margin for notes and a machine that is busy."""
-    return 1.5 * case.timeout_seconds + 40.0
+    """Return how long survivors have, from the signal to the end of their processes."""
+    return LIMIT["times_the_timeout"] * case.timeout_seconds + LIMIT["and_seconds"]
 
 
 def _seconds(rank: Rank, struck: float) -> str:
@@ -432,9 +464,17 @@ def _seconds(rank: Rank, struck: float) -> str:
 
 
 def _said(rank: Rank) -> str:
-    if rank.ended is None:
-        return f"nothing, exit code {rank.exit_code}"
+    if rank.ended is None or rank.exit_code is None:
+        return f"exit code {rank.exit_code}, last seen at {last_stack(rank.errors)}"
     return f"{rank.ended['kind']}: {rank.ended['message']} ({rank.ended['where']})"
+
+
+def last_stack(errors: Path) -> str:
+    """Return where a rank was last seen, innermost first: the thread that crashed, else the main one; "": nowhere."""
+    text = errors.read_text(errors="replace")
+    crashed, stacks = text.rpartition("Fatal Python error")[1:]
+    stack = (stacks.partition if crashed else text.rpartition)("(most recent call first):")[2].partition("\n\n")[0]
+    return " ".join(f"{Path(file).name}:{line}" for file, line in re.findall(r'File "(.+?)", line (\d+)', stack)[:12])
 
 
 BLAMED = re.compile(r"((?:rank \d+(?: and |, )?)+)(?: left no word| died| did not come)")
@@ -488,33 +528,14 @@ def run_until_killed(case: Case) -> Ended | None:
     return None
 
 
-class Tally:
-    """What a record holds of the cases so far."""
+class Tally(Campaign):
+    """What a record holds of the cases so far; outcomes are those of survivors."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.counts: Counter[tuple[str, ...]] = Counter()  # by engine, route, signal, phase, outcome
-        self.cases: Counter[tuple[str, ...]] = Counter()  # by engine, route, signal, phase
-        self.seeds: set[int] = set()
-        self.not_good: list[dict[str, Any]] = []
-        self.not_begun: list[int] = []
-        self.run_again: list[dict[str, Any]] = []  # what was not good, and is no longer counted
-        self.slowest: dict[str, float] = {}  # by signal
-        self.commits: list[str] = []  # of earlier runs, in order
-        if path.exists():
-            self._load(load_record(path))
-
-    def _load(self, record: Mapping[str, Any]) -> None:
-        for row in record["rows"]:
-            key = (row["engine"], row["route"], row["signal"], row["phase"])
-            self.cases[key] += row["cases"]
-            for outcome, count in row["survivors"].items():
-                self.counts[*key, outcome] += count
-        self.seeds = {seed for first, last in record["seeds"] for seed in range(first, last + 1)}
-        self.not_good, self.not_begun = list(record["not_good"]), list(record["not_begun"])
-        self.run_again = list(record.get("run_again", ()))
-        self.slowest = dict(record["slowest_seconds"])
-        self.commits = [*record.get("commits", ()), record["commit"]]
+    def __init__(self, name: str, path: Path | None) -> None:
+        super().__init__(name, ("engine", "route", "signal", "phase"), path)
+        self.seeds = {seed for first, last in self.notes.get("seeds", ()) for seed in range(first, last + 1)}
+        self.not_begun: list[int] = list(self.notes.get("not_begun", ()))
+        self.slowest: dict[str, float] = dict(self.notes.get("slowest_seconds", {}))  # by signal
 
     def add(self, seed: int, found: dict[str, Any] | None) -> None:
         """Count one case."""
@@ -523,59 +544,53 @@ class Tally:
             self.not_begun.append(seed)
             return
         case = found["case"]
-        key = (case["engine"], case["route"], case["signal"], found["phase"])
-        self.cases[key] += 1
-        for outcome, count in found["outcomes"].items():
-            self.counts[*key, outcome] += count
+        self.count(_key(found), found["outcomes"])
         self.slowest[case["signal"]] = max(self.slowest.get(case["signal"], 0.0), found["slowest_seconds"])
         if found["remarks"]:
-            self.not_good.append(found)
+            self.findings.append(found)
 
-    def forget_not_good(self) -> None:
+    def forget_findings(self) -> None:
         """Count cases that were not good no more, so that they are run again; the record keeps how they ended."""
-        for found in self.not_good:
-            case = found["case"]
-            key = (case["engine"], case["route"], case["signal"], found["phase"])
-            self.cases -= Counter([key])
-            self.counts -= Counter({(*key, outcome): count for outcome, count in found["outcomes"].items()})
-            self.seeds.remove(case["seed"])
-        self.run_again += [{**found, "commit": self.commits[-1]} for found in self.not_good]
-        self.not_good = []
+        for found in [*self.findings]:
+            self.count(_key(found), found["outcomes"], -1)
+            self.seeds.remove(found["case"]["seed"])
+            self.put_aside(found)
 
-    def save(self) -> None:
+    def write(self) -> None:
         """Write the record."""
-        rows = [
-            dict(zip(("engine", "route", "signal", "phase"), key, strict=True))
-            | {"cases": cases, "survivors": {each[-1]: n for each, n in sorted(self.counts.items()) if each[:4] == key}}
-            for key, cases in sorted(self.cases.items())
-        ]
-        notes = {
-            "cases": sum(self.cases.values()),
-            "survivors": self._outcomes(),
-            "good": self._share(),
-            "timeouts_seconds": {"SIGSTOP": SILENT_SECONDS, "start": SILENT_SECONDS, "others": OTHER_SECONDS},
-            "slowest_seconds": self.slowest,
-            "seeds": ranges(self.seeds),
-            "not_begun": self.not_begun,
-            "not_good": self.not_good,
-            "run_again": self.run_again,
-        }
-        record = make_record(NAME, rows, **notes)
-        earlier = [each for each in dict.fromkeys(self.commits) if each != record["commit"]]
-        save_record({**record, "commits": earlier}, self.path)
+        self.save(
+            survivors=dict(self.totals().most_common()),
+            good=self.good,
+            timeouts_seconds={
+                "SIGSTOP": SILENT_SECONDS,
+                "start": SILENT_SECONDS,
+                "others": OTHER_SECONDS,
+                NCCL: "twice",
+            },
+            hangs_after=LIMIT,
+            slowest_seconds=self.slowest,
+            seeds=ranges(self.seeds),
+            not_begun=self.not_begun,
+        )
 
-    def _outcomes(self) -> dict[str, int]:
-        outcomes = Counter[str]()
-        for key, count in self.counts.items():
-            outcomes[key[-1]] += count
-        return dict(outcomes.most_common())
+    @property
+    def good(self) -> float:
+        """The share of survivors that ended well."""
+        found = self.totals()
+        return round(sum(found[each] for each in GOOD) / max(1, found.total()), 5)
 
-    def _share(self) -> float:
-        outcomes = self._outcomes()
-        return round(sum(outcomes.get(each, 0) for each in GOOD) / max(1, sum(outcomes.values())), 5)
+    @property
+    def holds(self) -> bool:
+        """Whether no survivor hangs, and enough are good."""
+        return self.good >= LEAST_GOOD and not any(self.totals()[each] for each in HANGS)
 
     def __str__(self) -> str:
-        return f"{len(self.seeds)} cases, {self._share():.2%} good: {self._outcomes()}, slowest {self.slowest}"
+        return f"{len(self.seeds)} cases, {self.good:.2%} good: {dict(self.totals())}, slowest {self.slowest}"
+
+
+def _key(found: dict[str, Any]) -> tuple[str, ...]:
+    case = found["case"]
+    return case["engine"], case["route"], case["signal"], found["phase"]
 
 
 def ranges(numbers: set[int]) -> list[list[int]]:
@@ -593,15 +608,37 @@ def ranges(numbers: set[int]) -> list[list[int]]:
     return found
 
 
-def run_all(seeds: Sequence[int], engines: Sequence[str], at_once: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def warm_up(seconds: float) -> None:
+    """Have Triton compile what codecs need on a GPU, which keeps it: ranks would wait for one another's compiling."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
+    ranks = []
+    for number, route in enumerate(OVER[NCCL][0]):
+        place = folder / str(number)
+        place.mkdir()
+        case = replace(case_of(0, [NCCL]), route=route, ranks=2, store="file", timeout_seconds=seconds, handled=False)
+        ranks += [start_rank(case, rank, place) for rank in range(2)]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any("save" not in (each.turns or ()) and not each.ended for each in ranks):
+        time.sleep(0.1)
+        for each in ranks:
+            each.read()
+    for each in ranks:
+        print(f"warming up: rank {each.number} came to {each.at!r}", *([_said(each)] if each.ended else []))
+        os.kill(each.pid, signal.SIGKILL)
+        os.waitpid(each.pid, 0)
+        os.close(each.reads)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_all(cases: Sequence[Case], at_once: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Run cases in several processes; yield each case's end."""
     pipes: dict[int, bytes] = {}
     for number in range(at_once):
         reads, writes = os.pipe()
         if os.fork() == 0:
-            for seed in seeds[number::at_once]:
-                found = run_until_killed(case_of(seed, engines))
-                told = json.dumps([seed, None if found is None else asdict(found)]) + "\n"
+            for case in cases[number::at_once]:
+                found = run_until_killed(case)
+                told = json.dumps([case.seed, None if found is None else asdict(found)]) + "\n"
                 os.write(writes, told.encode())
             os._exit(0)
         os.close(writes)
@@ -619,38 +656,40 @@ def run_all(seeds: Sequence[int], engines: Sequence[str], at_once: int) -> Itera
                 yield seed, found
 
 
-def main() -> None:
-    """Run the cases that the record does not have."""
+def main() -> int:
+    """Run the cases that the record does not have; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000, help="seeds from 0 up to this")
     parser.add_argument("--seeds", help="only these, with commas; what is found is printed, and nothing is recorded")
     parser.add_argument("--again", action="store_true", help="run what the record has as not good again, too")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="with commas")
+    parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(OVER)}, with commas")
+    parser.add_argument("--on-cpu", action="store_true", help="cases of NCCL over gloo, to try the script itself")
     parser.add_argument("--at-once", type=int, default=4, help="jobs")
-    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/{NAME}.json"))
+    parser.add_argument("--out", type=Path, help="the record; that of this campaign unless told")
     options = parser.parse_args()
     engines = options.engines.split(",")
-    gc.freeze()  # ranks share what this process has loaded, and need not look through it when they end
-    if options.seeds:
-        for seed in map(int, options.seeds.split(",")):
-            case = case_of(seed, engines)
-            print(case)
-            print(run_until_killed(case))
-        return
-    tally = Tally(options.out)
+    name = f"soak-kills-{NCCL}" if engines == [NCCL] else "soak-kills"
+    tally = Tally(name, None if options.seeds else options.out or RESULTS / f"{name}.json")
     if options.again:
-        tally.forget_not_good()
-    left = [seed for seed in range(options.cases) if seed not in tally.seeds]
-    for count, (seed, found) in enumerate(run_all(left, engines, options.at_once), 1):
+        tally.forget_findings()
+    seeds = [*map(int, options.seeds.split(","))] if options.seeds else range(options.cases)
+    cases = [case_of(seed, engines) for seed in seeds if seed not in tally.seeds]
+    if options.on_cpu:
+        cases = [replace(case, device="cpu") for case in cases]
+    if any(case.device == "cuda" for case in cases):
+        warm_up(WARM_SECONDS)
+    gc.freeze()  # ranks share what this process has loaded, and need not look through it when they end
+    for count, (seed, found) in enumerate(run_all(cases, options.at_once), 1):
         tally.add(seed, found)
-        if found is None or found["remarks"]:
+        if options.seeds or found is None or found["remarks"]:
             print(seed, found, flush=True)
         if count % 10 == 0:
-            tally.save()
+            tally.write()
             print(tally, flush=True)
-    tally.save()
+    tally.write()
     print(tally)
+    return 0 if tally.holds else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

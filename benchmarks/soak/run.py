@@ -1,8 +1,9 @@
 """Hostile conditions, one kind after the other: what `make soak` runs, for hours.
 
-Each script of this folder writes `benchmarks/results/soak-NAME.json`, says what was run and what was not good; `kills`
-and `damage` go on from their records when they are started again. `python benchmarks/soak/run.py kills` runs only that
-one. A script that fails does not stop the others.
+Each script of this folder writes `benchmarks/results/soak-NAME.json`, says what was run and what was not good, and
+exits with 1 where something was not; `kills` and `damage` go on from their records when they are started again.
+`python benchmarks/soak/run.py kills` runs only that one. A script that fails does not stop the others. Kills over NCCL
+want a GPU: `python benchmarks/soak/kills.py --engines nccl --cases 24`.
 """
 
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-SCRIPTS = ("kills", "damage", "links", "iterations")  # in this order
+SCRIPTS = ("kills", "damage", "links", "elastic", "iterations")  # in this order
 
 
 def main(wanted: Sequence[str]) -> int:

@@ -2,11 +2,13 @@
 
 import os
 import stat
+from functools import cache
 from pathlib import Path
 
 from penstock.errors import PenstockError
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FolderError(PenstockError):
@@ -16,16 +18,18 @@ class FolderError(PenstockError):
 def make_private(path: Path) -> Path:
     """Make `path` with mode 700 where it is not there, and return it; raise `FolderError` where others may write to it.
 
-    An own folder that others may read, as earlier versions made it, is closed to them; one that others may write to is
-    refused, since what is in it may be theirs. So is one below a folder in which another user could replace it.
+    An own folder that others may read, as earlier versions made it, is closed to them. One that others may write to, by
+    their group too, is refused, since what is in it may be theirs; so is one that holds a file which another user owns
+    or could have written, and one below a folder in which another user could replace it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
+        _make(path)
         _check_parents(path.parent)
         found = path.lstat()
         _check(path, found)
-        if stat.S_IMODE(found.st_mode) & _OTHERS:
+        is_open = bool(found.st_mode & _OTHERS)
+        _check_inside(path, found.st_ino, is_open)
+        if is_open:
             path.chmod(0o700)
         if not os.access(path, os.W_OK | os.X_OK):
             raise FolderError(f"{path}: found a folder that cannot be written; wanted one that can")
@@ -34,13 +38,32 @@ def make_private(path: Path) -> Path:
     return path
 
 
+def _make(path: Path) -> None:
+    """Make a folder and those above it with mode 700, whatever the user's umask lets groups do."""
+    if not path.parent.exists():
+        _make(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
 def _check(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise FolderError(f"{path}: found a link or a file; wanted a folder of your own")
     if found.st_uid != os.geteuid():
         raise FolderError(f"{path}: found user {found.st_uid}'s folder; wanted one of user {os.geteuid()}")
-    if found.st_mode & stat.S_IWOTH or _others_in_group_write(found):
+    if found.st_mode & _OTHERS_WRITE:
         raise FolderError(f"{path}: found mode {stat.S_IMODE(found.st_mode):o}, which lets others write; remove it")
+
+
+@cache  # once in a process: a folder of mode 700 stays as it was found
+def _check_inside(path: Path, _inode: int, is_open: bool) -> None:
+    """Raise where a file below `path` is another user's, or others could write it while the folder was open to them."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            found = os.lstat(os.path.join(folder, name))
+            is_written = is_open and found.st_mode & _OTHERS_WRITE and not stat.S_ISLNK(found.st_mode)
+            if found.st_uid != os.geteuid() or is_written:
+                whose = f"user {found.st_uid}'s, mode {stat.S_IMODE(found.st_mode):o}"
+                raise FolderError(f"{path}: found {name} ({whose}), which another user may have written; remove it")
 
 
 def _check_parents(path: Path) -> None:
@@ -51,10 +74,5 @@ def _check_parents(path: Path) -> None:
         if found.st_uid not in (0, os.geteuid()):
             raise FolderError(f"{folder}: found user {found.st_uid}'s folder; wanted one of yours or of root's")
         is_sticky = found.st_mode & stat.S_ISVTX  # as /tmp: entries are their owners'
-        if not is_sticky and (found.st_mode & stat.S_IWOTH or _others_in_group_write(found)):
+        if not is_sticky and found.st_mode & _OTHERS_WRITE:
             raise FolderError(f"{folder}: found mode {stat.S_IMODE(found.st_mode):o}; wanted that no other may write")
-
-
-def _others_in_group_write(found: os.stat_result) -> bool:
-    """Whether a group may write that is not the user's own (many systems give each user one, with umask 002)."""
-    return bool(found.st_mode & stat.S_IWGRP) and found.st_gid not in (0, os.getegid())

@@ -1,7 +1,10 @@
 """The campaign of kills: messages are judged strictly, cases follow from seeds, and a record is gone on from."""
 
+import faulthandler
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,51 +50,81 @@ def test_a_seed_is_a_case_and_all_kinds_come():
     assert {each.route for each in cases} == {*kills.ROUTES}
     assert {each.phase for each in cases} == {*kills.WINDOWS}
     assert {each.ranks for each in cases} == {2, 3, 4, 5, 6, 8}
+    assert {each.device for each in cases} == {"cpu"}
+
+
+def test_cases_of_nccl_are_on_a_gpu():
+    cases = [kills.case_of(seed, ["nccl"]) for seed in range(200)]
+    assert {each.device for each in cases} == {"cuda"}
+    assert {each.route for each in cases} == {*kills.OVER["nccl"][0]}
+
+
+def ended(seed, outcomes, slowest=1.0):
+    """Return how a case ended, with a remark where not all is good."""
+    case = {"engine": "gloo", "route": "gtopk", "signal": "SIGKILL", "seed": seed}
+    remarks = [f"{each}!" for each in outcomes if each not in kills.GOOD]
+    return {"case": case, "phase": "save", "outcomes": outcomes, "slowest_seconds": slowest, "remarks": remarks}
+
+
+def tally_of(path, *ends):
+    """Return what a record and these cases make together."""
+    tally = kills.Tally("soak-kills", path)
+    for found in ends:
+        tally.add(found["case"]["seed"], found)
+    tally.write()
+    return tally
 
 
 def test_a_record_is_gone_on_from(tmp_path):
-    case = {"engine": "gloo", "route": "gtopk", "signal": "SIGKILL"}
-    good = {"case": case, "phase": "save", "outcomes": {"named": 2}, "slowest_seconds": 1.0, "remarks": []}
-    bad = {"case": case, "phase": "save", "outcomes": {"raw": 1}, "slowest_seconds": 3.0, "remarks": ["rank 0: raw"]}
-    whole, first = kills.Tally(tmp_path / "whole.json"), kills.Tally(tmp_path / "parts.json")
-    for seed, found in enumerate((good, bad, None)):
-        whole.add(seed, found)
-    first.add(0, good)
-    first.save()
-    second = kills.Tally(tmp_path / "parts.json")
-    second.add(1, bad)
-    second.add(2, None)
-    assert vars(second) == vars(whole) | {"path": tmp_path / "parts.json", "commits": second.commits}
-    assert len(second.commits) == 1
-    assert str(whole).startswith("3 cases, 66.67% good")
+    good, bad = ended(0, {"named": 2}), ended(1, {"raw": 1}, 3.0)
+    whole = tally_of(tmp_path / "whole.json", good, bad)
+    tally_of(tmp_path / "parts.json", good)
+    second = tally_of(tmp_path / "parts.json", bad)
+    for name in ("cases", "outcomes", "findings", "seeds", "slowest"):
+        assert getattr(second, name) == getattr(whole, name)
+    assert str(second).startswith("2 cases, 66.67% good")
+    assert json.loads((tmp_path / "parts.json").read_text())["hangs_after"] == kills.LIMIT
 
 
 def test_what_was_not_good_is_run_again_and_kept_apart(tmp_path):
-    case = {"engine": "gloo", "route": "gtopk", "signal": "SIGKILL"}
-    ends = [
-        {"case": {**case, "seed": 0}, "phase": "save", "outcomes": {"named": 2}, "slowest_seconds": 1.0, "remarks": []},
-        {
-            "case": {**case, "seed": 1},
-            "phase": "save",
-            "outcomes": {"raw": 1},
-            "slowest_seconds": 3.0,
-            "remarks": ["!"],
-        },
-    ]
-    first = kills.Tally(tmp_path / "record.json")
-    for seed, found in enumerate(ends):
-        first.add(seed, found)
-    first.save()
-    again = kills.Tally(tmp_path / "record.json")
-    again.forget_not_good()
-    assert (again.seeds, again.not_good) == ({0}, [])
-    assert str(again).startswith("1 cases, 100.00% good: {'named': 2}")
-    again.save()
-    assert [each["case"]["seed"] for each in kills.Tally(tmp_path / "record.json").run_again] == [1]
+    tally_of(tmp_path / "record.json", ended(0, {"named": 2}), ended(1, {"raw": 1}))
+    again = kills.Tally("soak-kills", tmp_path / "record.json")
+    again.forget_findings()
+    assert (again.seeds, again.findings, again.good) == ({0}, [], 1.0)
+    again.add(1, ended(1, {"named": 1}))
+    again.write()
+    assert dict(again.totals()) == {"named": 3}
+    assert [each["case"]["seed"] for each in kills.Tally("soak-kills", tmp_path / "record.json").earlier] == [1]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "holds"),
+    [
+        ({"named": 198, "cannot know": 1, "raw": 1}, True),
+        ({"named": 97, "raw": 3}, False),
+        ({"named": 999, "hangs": 1}, False),
+        ({"named": 999, "hangs at exit": 1}, False),
+    ],
+)
+def test_a_hang_or_more_than_one_in_a_hundred_that_is_not_good_fails(outcomes, holds, tmp_path, monkeypatch):
+    tally_of(tmp_path / "record.json", ended(0, outcomes))
+    monkeypatch.setattr(sys, "argv", ["kills.py", "--cases", "1", "--out", str(tmp_path / "record.json")])
+    assert kills.main() == (0 if holds else 1)
+
+
+def test_the_record_is_the_repositorys_wherever_the_script_is_started():
+    assert Path(__file__).parents[2] / "benchmarks" / "results" == kills.RESULTS
+
+
+def test_a_rank_that_hangs_is_seen_where_it_is(tmp_path):
+    errors = tmp_path / "rank-0.err"
+    with open(errors, "w") as file:
+        faulthandler.dump_traceback(file)
+    assert kills.last_stack(errors).startswith("test_soak_kills.py:")
 
 
 @pytest.mark.slow
 def test_a_rank_is_killed_while_it_trains_and_the_others_name_it():
     command = [sys.executable, kills.__file__, "--engines", "gloo", "--seeds", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "outcomes={'named': 3}" in ran.stdout
+    assert "'outcomes': {'named': 3}" in ran.stdout

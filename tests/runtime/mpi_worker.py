@@ -15,6 +15,7 @@ from mpi4py import MPI
 from every_call import dense_calls
 from penstock.errors import MismatchError, StrategyError, TransportError
 from penstock.runtime import Communicator
+from penstock.runtime.transport import mpi
 from penstock.runtime.transport.mpi import SEGMENT_NBYTES, MpiTransport
 from penstock.runtime.views import DTYPES
 from runtime.oracle import check, random_tensors
@@ -161,11 +162,37 @@ def closing() -> None:
         transport.close()
     assert len(handles) == 1, f"{len(handles)} communicators for 20 transports, one at a time"
     assert WORLD.allreduce(1) == WORLD.size
+    ours = WORLD.Dup()
+    transport = MpiTransport(ours)
+    Communicator(transport, timeout_seconds=120).all_reduce(np.ones(10))
+    transport.close()
+    transport.close()
+    assert ours.allreduce(1) == ours.size
+
+
+def few_copies() -> None:
+    """Measuring beside a wrapper that has a transport, and adopting a plan, make no communicator any more."""
+    made = []
+    make = mpi._copies
+    mpi._copies = lambda given, count: made.append(count) or make(given, count)
+    wrapper = MpiTransport()
+    for _ in range(3):
+        measuring = MpiTransport()
+        assert measuring._comm != wrapper._comm
+        first, second = np.full(10, 1.0), np.full(10, 2.0)
+        Communicator(measuring, timeout_seconds=120).all_reduce(first)
+        Communicator(wrapper, timeout_seconds=120).all_reduce(second)
+        assert (first[0], second[0]) == (WORLD.size, 2 * WORLD.size)
+        measuring.close()
+        wrapper.close()
+        wrapper = MpiTransport()
+    wrapper.close()
+    assert made == [2]
 
 
 def everything() -> None:
     """All that leaves MPI in order, in one start of Python."""
-    for case in (strategies, far_hosts, torch_tensor, mismatch, native_lacks, notes, closing):
+    for case in (few_copies, strategies, far_hosts, torch_tensor, mismatch, native_lacks, notes, closing):
         case()
 
 

@@ -16,9 +16,10 @@ from penstock.errors import FormatError, PenstockError
 from penstock.exchange.state import check_states
 from penstock.integrations.exchange_files import file_name, read_exchange, write_exchange
 from penstock.torch.arrays import TORCH
+from penstock.torch.checkpoint_folder import check_model, fitting
 from penstock.train.job import find_checkpoint
 from penstock.train.loop import History
-from penstock.train.save_state import fitting, load_common, load_own
+from penstock.train.save_state import load_common, load_own
 from spawn import spawn
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
@@ -60,6 +61,23 @@ def test_one_flipped_bit_anywhere_is_refused(whole, tmp_path):
         refusal(copy)
         file.write_bytes(data)
     load(copy)
+
+
+def test_a_damaged_newest_checkpoint_leaves_the_one_before(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "step-00000001")
+    newest = Path(shutil.copytree(whole, tmp_path / "step-00000002"))
+    assert find_checkpoint(str(tmp_path)).path == newest
+    for name in ("model.state", "rank-1.state", "job.json", "SHA256SUMS"):
+        written = (newest / name).read_bytes()
+        (newest / name).write_bytes(written[:-9] + b"x" + written[-8:])
+        with pytest.warns(UserWarning, match=f"{newest}/.* going on from step-00000001, the one before"):
+            assert find_checkpoint(str(tmp_path)).path.name == "step-00000001"
+        refusal(newest)  # which was named, and no other is taken for it
+        (newest / name).write_bytes(written)
+    for path in tmp_path.iterdir():
+        (path / "model.state").write_bytes(b"")
+    with pytest.raises(FormatError, match=f"{newest}/model.state: file: found '0 bytes"):
+        find_checkpoint(str(tmp_path))
 
 
 FOREIGN = {
@@ -158,15 +176,15 @@ def outcome(rank, options):
 def test_a_state_of_another_model_is_one_line_that_names_its_file(whole):
     saved = find_checkpoint(str(whole))
     common = load_common(saved, torch.device("cpu"))
-    wanted = r"model\.state: state: found .*; wanted the state of this task's model"
-    with pytest.raises(FormatError, match=wanted) as raised, fitting(saved, "model.state"):
-        torch.nn.Linear(7, 7).load_state_dict(common["model"])
+    wanted = r"model\.state: model: found .*; wanted .*, as this run's model has it"
+    with pytest.raises(FormatError, match=wanted) as raised:
+        check_model(saved.path / "model.state", torch.nn.Linear(7, 7), common["model"])
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("steps", [None, [None], [(1, 2)], [(1, 2, "x")], [("x", 1, 1)], 3])
 def test_a_history_that_none_has_written_does_not_fit(steps, whole):
-    with pytest.raises(FormatError), fitting(find_checkpoint(str(whole)), "model.state"):
+    with pytest.raises(FormatError), fitting(whole / "model.state"):
         History().load({"steps": steps, "evaluations": []})
 
 

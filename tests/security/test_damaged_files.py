@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import penstock.compll
 from penstock.bench.record import load_record
@@ -23,8 +24,10 @@ from penstock.errors import CodecError, CompileError, FormatError, PenstockError
 from penstock.plan import parse_route
 from penstock.program.document import load_program
 from penstock.strategies import parse_strategy
+from penstock.torch.checkpoint_folder import check_model
+from penstock.torch.fsdp.sharded_state import ShardedState
 from penstock.torch.saved_folder import MODEL, SUMS
-from penstock.train.job import JOB, Job, Saved, find_checkpoint, write_saved
+from penstock.train.job import HEAD, Job, Saved, find_checkpoint, write_saved
 
 BF16 = Path(penstock.compll.__file__).parent / "algorithms" / "bf16.cll"
 DIGITS = "9" * 5000
@@ -103,7 +106,9 @@ def test_the_note_of_an_emulated_cluster_that_no_cluster_wrote_counts_as_alive(n
 def test_a_checkpoint_that_claims_more_ranks_than_it_has_files_is_refused_at_once(tmp_path):
     digests = dict.fromkeys((MODEL, "rank-0.state"), "0" * 64)
     write_saved(Saved(tmp_path, 5, 1.0, 2**62, Job(), None), digests)
-    with pytest.raises(FormatError, match=f"{SUMS}: names: found .* wanted {JOB}, {MODEL} and files of {2**62} ranks"):
+    with pytest.raises(
+        FormatError, match=f"{SUMS}: names: found .* wanted {HEAD.file}, {MODEL} and files of {2**62} ranks"
+    ):
         find_checkpoint(str(tmp_path))
 
 
@@ -160,3 +165,24 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing_behind(tmp_path, mon
 def test_a_rank_that_no_matrix_has_is_refused(rank):
     with pytest.raises(CodecError, match="wanted a whole number, 1 or more"):
         make_codec(f"lowrank(rank={rank})")
+
+
+DEEP = []
+for _ in range(5000):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"residual": "x"}, {"residual": [1]}, {"iterations": DEEP}, {"scale": {}}, {"iterations": None}]
+)
+def test_a_sharded_state_of_other_types_is_one_line(changed):
+    state = {"format": "penstock-sharded-exchange/1", "iterations": 3, "scale": 1.0, "residual": {}} | changed
+    with pytest.raises(FormatError, match=f"sharded exchange state: {next(iter(changed))}: found ") as raised:
+        ShardedState(None, (), None, None)._mine(state)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_models_state_with_names_that_are_no_text_is_one_line(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(FormatError, match=r"model\.state: model: found .* \(2 differ\)"):
+        check_model(tmp_path / "model.state", model, model.state_dict() | {True: 1, "x": 2})

@@ -1,8 +1,14 @@
 """Programs that are made to be expensive: one clear error, in bounded time and memory."""
 
+from dataclasses import replace
+
 import pytest
 
+from penstock.codecs.registry import make_codec
 from penstock.compll.frontend.source import compile_source
+from penstock.compll.ir import Expr, Map
+from penstock.compll.lower.fuse import Levels, element, schedule_decode, schedule_encode
+from penstock.compll.types import FLOAT
 from penstock.errors import CompileError
 
 DECODE = "void decode(uint8* compressed, float* gradient) { gradient = extract(compressed); }\n"
@@ -26,7 +32,33 @@ def doubling(argument):
     return "float f0(float x) { return x * 2 + 1; }\n" + calls
 
 
+def mapped_in_turn(count, first):
+    """Return statements that map a vector, and each result again."""
+    return "".join(f"float* v{i} = map({f'v{i - 1}' if i else first}, f);" for i in range(count))
+
+
+def reduced_in_turn(count):
+    """Return a program whose reduces each wait for the one before."""
+    known = "".join(f"float r{i};\nfloat f{i}(float x) {{ return x * r{i}; }}\n" for i in range(count))
+    calls = [f"r{i} = reduce(map(gradient, f{i - 1}), greater);" for i in range(1, count)]
+    return encode("r0 = reduce(gradient, greater);" + "".join(calls), known, f"map(gradient, f{count - 1})")
+
+
+HALF = "float f(float x) { return x * 0.5 + 1; }\n"
+
+
+def decoded_in_turn(count):
+    """Return a program whose decode maps what it extracts, and each result again."""
+    turns = mapped_in_turn(count, "codes")
+    return (
+        f"{HALF}void encode(float* gradient, uint8* compressed) {{ compressed = concat(gradient); }}\n"
+        f"void decode(uint8* compressed, float* gradient) {{ float* codes = extract(compressed); {turns}"
+        f" gradient = v{count - 1}; }}\n"
+    )
+
+
 DEEP, LONG = "nested too deep", "expressions once its functions are put in"
+MANY = "operations on vectors .* can have 32"
 PROGRAMS = {
     "5000 parentheses": (encode(f"float x = {'(' * 5000}1{')' * 5000};"), DEEP),
     "5000 signs": (encode(f"float x = {'-' * 5000}1;"), DEEP),
@@ -53,6 +85,10 @@ PROGRAMS = {
     ),
     "a parameter of 400 digits": (f"param P {{ float A = {'9' * 400}; }}\n{encode('')}", "a finite number"),
     "a parameter of 5000 digits": (f"param P {{ float A = {'9' * 5000}; }}\n{encode('')}", "the number is too long"),
+    "200 maps in turn": (encode(mapped_in_turn(200, "gradient"), HALF, "v199"), f"encode has 200 {MANY}"),
+    "400 maps in turn": (encode(mapped_in_turn(400, "gradient"), HALF, "v399"), f"encode has 400 {MANY}"),
+    "100 reduces in turn": (reduced_in_turn(100), f"encode has 200 {MANY}"),
+    "200 maps in decode": (decoded_in_turn(200), f"decode has 201 {MANY}"),
     "ten million letters": (encode(f"/*{'x' * 10**7}*/"), "characters; write it in at most"),
 }
 
@@ -63,6 +99,30 @@ def test_an_expensive_program_is_refused(name):
     with pytest.raises(CompileError, match=message) as raised:
         compile_source(text, "hostile.cll")
     assert str(raised.value).startswith("hostile.cll:")
+
+
+def test_a_file_of_many_maps_is_one_error_for_users(tmp_path):
+    (tmp_path / "many.cll").write_text(encode(mapped_in_turn(400, "gradient"), HALF, "v399"))
+    with pytest.raises(CompileError, match=MANY):
+        make_codec(str(tmp_path / "many.cll"))
+
+
+@pytest.mark.parametrize("text", [encode(mapped_in_turn(32, "gradient"), HALF, "v31"), decoded_in_turn(31)])
+def test_as_many_maps_as_allowed_are_fused_into_one_pass(text):
+    program = compile_source(text, "mine.cll")
+    schedules = schedule_encode(program), schedule_encode(program, feedback=True), schedule_decode(program)
+    assert [each.passes() for each in schedules] == [1, 1, 1]
+
+
+def test_levels_of_maps_that_read_two_earlier_ones_are_found_once_each():
+    program = compile_source(encode("", HALF, "map(gradient, f)"), "mine.cll")
+    (first, *_), length = program.encode.statements, program.encode.statements[0].length
+    twice = [  # 2^200 paths lead back to the gradient
+        Map(f"w{i}", length, Expr("add", FLOAT, (element(f"w{i - 2}"), element(f"w{i - 1}")))) for i in range(2, 200)
+    ]
+    levels = Levels()
+    levels.add_all([replace(first, name="w0"), replace(first, name="w1"), *twice])
+    assert levels.computed["w199"] == 0
 
 
 def test_a_program_of_forty_levels_is_compiled():

@@ -1,5 +1,6 @@
 """Compiled programs and kernels on disk: only what this user wrote is run, and only as it was written."""
 
+import hashlib
 import os
 import pickle
 import stat
@@ -14,7 +15,7 @@ from penstock.compll.backends.numba.backend import NumbaKernels, _kept_kernel
 from penstock.compll.cache import default_cache, load_program
 from penstock.compll.frontend.source import compile_file
 from penstock.compll.lower.passes import dump
-from penstock.private_folder import FolderError, make_private
+from penstock.private_folder import FolderError, _check_inside, make_private
 
 SHIPPED = sorted((Path(penstock.compll.__file__).parent / "algorithms").glob("*.cll"))
 BF16 = next(path for path in SHIPPED if path.stem == "bf16")
@@ -108,7 +109,10 @@ def test_a_cache_folder_is_made_for_the_user_alone(tmp_path, monkeypatch):
     assert stat.S_IMODE(default_cache().stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(("mode", "used"), [(0o700, True), (0o755, True), (0o777, False), (0o707, False)])
+MODES = {0o700: True, 0o755: True, 0o777: False, 0o707: False, 0o770: False, 0o775: False, 0o720: False}
+
+
+@pytest.mark.parametrize(("mode", "used"), MODES.items(), ids=lambda each: f"{each:o}")
 def test_a_folder_that_others_may_write_is_not_used(tmp_path, mode, used):
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -118,13 +122,79 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path, mode, used):
     else:
         with pytest.raises(FolderError, match="lets others write"):
             make_private(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
 
 
-def test_a_folder_below_one_that_others_may_write_is_not_used(tmp_path):
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o770])
+def test_a_folder_below_one_that_others_may_write_is_not_used(tmp_path, mode):
     (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "open").chmod(mode)
     with pytest.raises(FolderError, match="no other may write"):
         make_private(tmp_path / "open" / "cache")
+
+
+def test_folders_above_are_made_for_the_user_alone_under_any_umask(tmp_path):
+    before = os.umask(0o002)
+    try:
+        made = make_private(tmp_path / "a" / "b" / "cache")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (made, *made.parents[:2])] == [0o700] * 3
+
+
+def plant(folder, ran):
+    """Have the source of a kernel that `encoded` made leave a file when it runs, under a digest that is right."""
+    (source,) = folder.glob("*.py")
+    text = source.read_text().rpartition("\n# sha256 ")[0]
+    text = text.replace("import numpy as np\n", f"import numpy as np; open({str(ran)!r}, 'w')\n")
+    source.write_text(f"{text}\n# sha256 {hashlib.sha256(text.encode()).hexdigest()}\n")
+    for kept in folder.glob("__pycache__/*"):
+        kept.unlink()
+    return source
+
+
+@pytest.fixture
+def cache_with_kernels(tmp_path, monkeypatch):
+    """A cache folder of the user's that holds kernels."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = default_cache()
+    encoded(folder)
+    _kept_kernel.cache_clear()
+    _check_inside.cache_clear()
+    return folder
+
+
+def test_planted_code_runs_where_the_folder_is_trusted(cache_with_kernels, tmp_path):
+    plant(cache_with_kernels, tmp_path / "ran")  # what the tests below hold off
+    NumbaKernels(load_program(BF16, {})).encode(VALUES, {})
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o775, 0o777])
+def test_code_planted_in_a_folder_that_others_may_write_is_not_run(cache_with_kernels, tmp_path, mode):
+    plant(cache_with_kernels, tmp_path / "ran")
+    cache_with_kernels.chmod(mode)
+    assert default_cache() is None
+    NumbaKernels(load_program(BF16, {})).encode(VALUES, {})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_code_that_others_could_write_in_a_folder_open_to_them_is_not_run(cache_with_kernels, tmp_path, mode):
+    plant(cache_with_kernels, tmp_path / "ran").chmod(mode)
+    cache_with_kernels.chmod(0o755)
+    assert default_cache() is None
+    NumbaKernels(load_program(BF16, {})).encode(VALUES, {})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_another_users_file_in_a_folder_that_is_private_now_is_not_run(cache_with_kernels, tmp_path):
+    os.chown(plant(cache_with_kernels, tmp_path / "ran"), 12345, 12345)
+    with pytest.raises(FolderError, match=r"user 12345's, mode 600.* another user may have written; remove it"):
+        make_private(cache_with_kernels)
+    NumbaKernels(load_program(BF16, {})).encode(VALUES, {})
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_link_is_not_used(tmp_path):

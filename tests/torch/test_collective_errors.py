@@ -12,6 +12,7 @@ from torch_lost import (
     seconds_of_messages,
     survive,
     survive_before_a_plan,
+    survive_nccl,
     tell_a_store_that_is_gone,
 )
 
@@ -32,6 +33,20 @@ def test_a_rank_that_dies_before_there_is_a_plan_is_named(phase):
     assert isinstance(ended[0].value, str), repr(ended[0].value)
     assert f"rank 0, step {phase}" in ended[0].value
     assert_named(ended[0].value)
+
+
+@pytest.mark.parametrize(
+    "when", ["backward", *(pytest.param(when, marks=pytest.mark.slow) for when in ("forward", "later"))]
+)
+def test_a_rank_that_nccl_loses_without_an_error_is_named(when):
+    ended = spawn_outcomes(3, survive_nccl, 1, when)
+    assert ended[1].exit_code == -9
+    for rank in (0, 2):
+        said, aborted = ended[rank].value
+        assert "NCCL gave up its messages (comm error)" in said
+        assert ("communicator was aborted" in said) == (when == "later")
+        assert_named(said)
+        assert aborted  # so that no other rank waits for this one
 
 
 def assert_named(message):

@@ -7,7 +7,7 @@ import pytest
 
 import train_jobs
 from penstock.network import LinearCost, Network, save_network
-from penstock.torch.saved_folder import complete_checkpoints, publish
+from penstock.torch.saved_folder import begin, checkpoint_path, complete_checkpoints, publish, step_of
 from penstock.train.job import find_checkpoint
 from spawn import spawn, spawn_outcomes
 
@@ -60,21 +60,66 @@ class Killed(BaseException):
     """Stands in for the end of the process."""
 
 
-def test_a_checkpoint_that_is_being_removed_is_none_any_more(tmp_path, monkeypatch):
-    """rmtree takes files one by one; a process that dies meanwhile must not leave half a checkpoint by its name."""
-    target, partial = tmp_path / "step-00000004", tmp_path / ".step-00000004.partial"
-    for folder in (target, partial, tmp_path / "step-00000002"):
-        folder.mkdir()
-        (folder / "rank-0.state").touch()
+def checkpoint(folder, what):
+    """Make a folder with the two files of a small checkpoint."""
+    folder.mkdir(parents=True)
+    for name in ("rank-0.state", "model.state"):
+        (folder / name).write_text(what)
 
-    def half(path, **_):
-        (path / "rank-0.state").unlink()
-        raise Killed
 
-    monkeypatch.setattr(shutil, "rmtree", half)
-    with pytest.raises(Killed):
-        publish(partial, target, 1)
-    assert all((path / "rank-0.state").exists() for path in complete_checkpoints(tmp_path))
+def kill_at(monkeypatch, moment):
+    """Have the process end at the given one of the moments at which `publish` changes the disk: before it, or half."""
+    calls = [0]
+
+    def dies():
+        calls[0] += 1
+        return calls[0] == moment
+
+    rename, rmtree = Path.rename, shutil.rmtree
+
+    def renaming(path, target):
+        if dies():
+            raise Killed
+        return rename(path, target)
+
+    def removing(path, **options):
+        if dies():  # rmtree takes files one by one
+            (path / "model.state").unlink()
+            raise Killed
+        rmtree(path, **options)
+
+    monkeypatch.setattr(Path, "rename", renaming)
+    monkeypatch.setattr(shutil, "rmtree", removing)
+
+
+@pytest.mark.parametrize("before", [[], [2], [4], [2, 4], [1, 2, 4], [2, 4, 6]])
+def test_whenever_the_process_dies_there_is_a_whole_checkpoint(before, tmp_path, monkeypatch):
+    for moment in range(1, 12):
+        folder = tmp_path / str(moment)
+        for step in before:
+            checkpoint(checkpoint_path(folder, step), "old")
+        with monkeypatch.context() as patch:
+            kill_at(patch, moment)
+            begin(partial := folder / ".step-00000004.partial")
+            partial.rmdir()
+            checkpoint(partial, "new")
+            try:
+                publish(partial, checkpoint_path(folder, 4), 1)
+                died = False
+            except Killed:
+                died = True
+        there = complete_checkpoints(folder)
+        assert there or not before
+        assert all({file.read_text() for file in path.iterdir()} < {"old", "new"} for path in there)
+        assert all(len(list(path.iterdir())) == 2 for path in there)
+        begin(folder / ".step-00000008.partial")  # the next process tidies up
+        steps = [step_of(path) for path in complete_checkpoints(folder)]
+        assert len(set(steps)) == len(steps)
+        if not died:
+            break
+    assert not died
+    assert (folder / "step-00000004" / "model.state").read_text() == "new"
+    assert steps == sorted({*before, 4} - {1})  # the two newest of those up to step 4, and later ones
 
 
 def test_the_next_checkpoint_tidies_up_what_a_dead_process_left(tmp_path):

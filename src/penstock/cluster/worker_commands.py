@@ -97,9 +97,14 @@ def common_environment(layout: Layout) -> dict[str, str]:
     }
 
 
+# Open MPI's TCP listens on all interfaces, whichever it is told to use.
+ON_ONE_MACHINE = {"OMPI_MCA_btl": "sm,self"}
+
+
 def loopback_meeting() -> dict[str, str]:
     """Return where workers of this machine form their group: at a port that is free now."""
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    interface = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # else others can reach what listens
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} | interface
 
 
 def loopback_workers(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[Worker]:
@@ -114,7 +119,7 @@ def loopback_workers(commands: Sequence[Sequence[str]], environment: Mapping[str
 
 def mpirun_workers(ranks: int, command: Sequence[str], environment: Mapping[str, str]) -> list[Worker]:
     """Return the plain `mpirun` that starts a command on this machine, so many times."""
-    settings = ("env", *(f"{name}={value}" for name, value in environment.items()))
+    settings = ("env", *(f"{name}={value}" for name, value in (ON_ONE_MACHINE | dict(environment)).items()))
     launch = (find_mpirun(run_command), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
     return [Worker(0, (*launch, "-n", str(ranks), *settings, *command))]
 
@@ -172,7 +177,7 @@ def plan_local_mpirun(
     workers: int, scratch: Path, mpirun: str, command: Sequence[str], extra: Mapping[str, str]
 ) -> Worker:
     """Return the one process to start: `mpirun`, which starts all ranks on this host; they talk by shared memory."""
-    environment = common_settings(scratch) | {"OMPI_MCA_btl": "sm,self"} | dict(extra)
+    environment = common_settings(scratch) | ON_ONE_MACHINE | dict(extra)
     return Worker(0, _mpirun(mpirun, workers, ("--map-by", "slot:OVERSUBSCRIBE"), command, environment))
 
 

@@ -157,7 +157,8 @@ def check_cache(folder: Path | None) -> Finding:
     """Say whether there is a cache folder that only the user may write, and whether it has room."""
     if folder is None:
         remedy = (
-            "make ~/.cache/penstock a folder of your own that no other user may write, or every start compiles anew"
+            "chmod go-w ~ ~/.cache ~/.cache/penstock, and remove ~/.cache/penstock/compll where others could write to "
+            "it, or every start compiles anew"
         )
         return missing("cache", "no folder that is this user's alone", remedy)
     try:

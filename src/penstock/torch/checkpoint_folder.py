@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -10,25 +11,26 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from penstock.errors import FormatError, PenstockError, TrainError
-from penstock.fields import Fields, read_json, write_json
+from penstock.errors import FormatError, PenstockError, TrainError, one_line
+from penstock.fields import Fields, write_json
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.saved_folder import (
     MODEL,
     Digests,
+    Head,
     begin,
     checkpoint_path,
     complete_checkpoints,
+    newest_whole,
     publish,
     rank_file,
-    read_digests,
+    read_head,
+    step_of,
     what_stays,
     write_digests,
 )
 from penstock.torch.state_file import read_state, write_state
 
-FORMAT = "penstock-training/1"
-HEAD = "checkpoint.json"
 Made = TypeVar("Made")
 
 
@@ -87,40 +89,55 @@ class Checkpoints:
         common = {"model": self._model.module.state_dict(), **self._states()} if ranks.rank == 0 else {}
 
         def describe(path: Path, digests: Digests) -> None:
-            write_json(path / HEAD, {"format": FORMAT, "step": step, "world_size": ranks.world_size})
-            write_digests(path, HEAD, digests)
+            write_json(path / HEAD.file, {"format": HEAD.format, "step": step, "world_size": ranks.world_size})
+            write_digests(path, HEAD.file, digests)
 
         write_together(target, common, own, describe, self._group)
         return target
 
-    def load(self) -> int:
+    def load(self, step: int | None = None) -> int:
         """Go on from the newest checkpoint and return how many iterations it has; 0, with nothing changed, without one.
 
-        Every rank calls this before the first iteration. What is wrong with a file all ranks raise.
+        Every rank calls this before the first iteration. A newest one that is damaged is named in a warning, and the
+        one before is taken; with `step`, that one and no other. What is wrong all ranks raise, and nothing has been
+        loaded then: a damaged file, or the state of another model or optimizer.
         """
-        newest = complete_checkpoints(self.folder)[-1:]
-        name = GroupRanks(self._group).from_first(newest[0].name if newest else "", "finding a checkpoint")
+        rank = GroupRanks(self._group).rank
+        name, *_ = gather_all(lambda: self._choose(step) if rank == 0 else "", "read", self._group)
         if not name:
             return 0
         saved, common, states = on_all(lambda: self._read(self.folder / name), "read", self._group)
         self._model.load_exchange_state_dict(states)
-        self._model.module.load_state_dict(common["model"])
-        for each, other in self._others.items():
-            other.load_state_dict(common[each])
+        with fitting(self.folder / name / MODEL):
+            self._model.module.load_state_dict(common["model"])
+            for each, other in self._others.items():
+                other.load_state_dict(common[each])
         return saved.step
 
     def _states(self) -> dict[str, Any]:
         return {name: other.state_dict() for name, other in self._others.items()}
 
+    def _choose(self, step: int | None) -> str:
+        """Return the name of the checkpoint to go on from; "": there is none."""
+        if step is None:
+            found = newest_whole(self.folder, HEAD)
+            return "" if found is None else found.path.name
+        every = complete_checkpoints(self.folder)
+        (name, *_) = [path.name for path in reversed(every) if step_of(path) == step] or [""]
+        if not name:
+            there = ", ".join(str(step_of(path)) for path in every) or "none"
+            raise TrainError(f"a checkpoint after step {step} in {self.folder}; those there: {there}")
+        return name
+
     def _read(self, path: Path) -> tuple["Saved", dict[str, Any], list[Mapping[str, Any]]]:
-        digests = read_digests(path, HEAD, FORMAT)
-        saved = read_json(path / HEAD, FORMAT, _saved)
-        if digests.keys() != {HEAD, MODEL, *map(rank_file, range(min(saved.world_size, len(digests))))}:
-            raise FormatError(str(path), "files", sorted(digests), f"{HEAD}, {MODEL} and one of each of "
-                              f"{saved.world_size} ranks")  # fmt: skip
-        common = _parts(path / MODEL, digests, {"model", *self._others})
-        ranks = [path / rank_file(rank) for rank in range(saved.world_size)]
-        return saved, common, [_parts(each, digests, {"exchange"})["exchange"] for each in ranks]
+        found = read_head(path, HEAD)
+        common = read_part(path / MODEL, found.digests, {"model", *self._others})
+        check_model(path / MODEL, self._model.module, common["model"])
+        for name, other in self._others.items():
+            if isinstance(other, torch.optim.Optimizer):
+                check_optimizer(path / MODEL, name, other, common[name])
+        ranks = [path / rank_file(rank) for rank in range(found.said.world_size)]
+        return found.said, common, [read_part(each, found.digests, {"exchange"})["exchange"] for each in ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +153,66 @@ def _saved(fields: Fields) -> Saved:
     return Saved(fields.integer("step", 0), fields.integer("world_size", 1))
 
 
-def _parts(path: Path, digests: Digests, wanted: set[str]) -> dict[str, Any]:
-    values = read_state(path, torch.device("cpu"), digests[path.name])
+HEAD = Head("checkpoint.json", "penstock-training/1", _saved)
+
+
+# What files hold, and whether it is this run's
+
+
+def read_part(
+    path: Path, digests: Mapping[str, str], wanted: set[str], device: torch.device | None = None
+) -> dict[str, Any]:
+    """Return the values of one file of a checkpoint, tensors on `device`, the CPU without one."""
+    values = read_state(path, device or torch.device("cpu"), digests[path.name])
     if values.keys() != wanted:
         raise FormatError(str(path), "parts", sorted(map(str, values)), ", ".join(sorted(wanted)))
     return values
+
+
+@contextmanager
+def fitting(path: Path, whose: str = "this run's model") -> Iterator[None]:
+    """Raise `FormatError` where what a file of a checkpoint holds cannot be put into this run's objects."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise FormatError(str(path), "state", one_line(error), f"the state of {whose}") from error
+
+
+def check_model(path: Path, module: torch.nn.Module, state: Any) -> None:
+    """Raise `FormatError` unless a state has the names and shapes of a model's; torch looks only as it loads."""
+    with fitting(path):
+        own, found = _shapes(module.state_dict()), _shapes(state)
+    differ = sorted((name for name in own.keys() | found.keys() if own.get(name) != found.get(name)), key=str)
+    if differ:
+        name = differ[0]
+        more = f" ({len(differ)} differ)" if len(differ) > 1 else ""
+        said, wanted = (f"{name} {each.get(name, 'is not there')}{end}" for each, end in ((found, more), (own, "")))
+        raise FormatError(str(path), "model", said, f"{wanted}, as this run's model has it")
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
+    tensors = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name: f"of shape {tensors[name]}" if name in tensors else "no tensor" for name in state}
+
+
+def check_optimizer(path: Path, name: str, optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Raise `FormatError` unless a state has the groups of an optimizer, with as many parameters and the same options.
+
+    torch compares the numbers of parameters only, and another optimizer's options fail at the first step.
+    """
+    with fitting(path, "this run's optimizer"):
+        own, found = _groups(optimizer.state_dict()), _groups(state)
+    if own != found:
+        raise FormatError(str(path), name, found, f"{own}, as this run's optimizer has it")
+
+
+def _groups(state: Mapping[str, Any]) -> str:
+    """Return the groups of an optimizer's state in words."""
+    groups = [
+        f"{len(group['params'])} parameters with {', '.join(sorted(group.keys() - {'params'}))}"
+        for group in state["param_groups"]
+    ]
+    return "; ".join(groups)
 
 
 # All ranks together

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from penstock.errors import TransportError
+from penstock.errors import TransportError, one_line
 from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.failure_diagnosis import Note, explained
-from penstock.runtime.transport.c10d import C10dTransport, named
+from penstock.runtime.transport.c10d import C10dTransport, device_failure, named
 
 # In what gloo says of connections, mostly with the name of its file, and a FileStore.
 _SIGNS = re.compile("gloo/transport|pair closure|^wait timeout", re.IGNORECASE)
-_STORE = (dist.DistStoreError, dist.DistNetworkError)  # ranks meet there before they are connected
+# Of the store, in which ranks meet before they are connected, and of NCCL.
+_LOST = (dist.DistStoreError, dist.DistNetworkError, dist.DistBackendError)
 _WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may be a step apart
 
 
@@ -52,19 +53,35 @@ def together(what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], N
     """
     try:
         yield
-    except (RuntimeError, ConnectionError, TimeoutError) as error:
+    except Exception as error:
         found = who_is_gone(error, what, group, hang_up)
         if found is error:
             raise
         raise found from error
+    raise_device_failure(what, group, hang_up)
+
+
+def raise_device_failure(
+    what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None
+) -> None:
+    """Raise `TransportError` where NCCL has given up messages between the ranks of a group: data are none's then."""
+    if (lost := device_failure(group)) is not None:
+        raise who_is_gone(ConnectionError(lost), what, group, hang_up)
 
 
 def who_is_gone(
     error: Exception, what: str, group: dist.ProcessGroup | None, hang_up: Callable[[], None] = lambda: None
 ) -> Exception:
-    """Return a lost connection of gloo's or of the store's as a `TransportError` that names who left no note."""
-    if isinstance(error, RuntimeError) and (isinstance(error, _STORE) or _SIGNS.search(str(error))):
+    """Return a lost connection of gloo's, of NCCL's or of the store's as a `TransportError` that names who is gone.
+
+    Once NCCL has given up, any error may follow from it, as from a size that no rank has sent.
+    """
+    if isinstance(error, TransportError):
+        return error
+    if isinstance(error, RuntimeError) and (isinstance(error, _LOST) or _SIGNS.search(str(error))):
         error = named(error)
+    if (failure := device_failure(group)) is not None:
+        error = error if failure in str(error) else ConnectionError(f"{failure}: {one_line(error)}")
     if not isinstance(error, ConnectionError | TimeoutError):
         return error
     hang_up()

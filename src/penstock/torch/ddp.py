@@ -31,7 +31,7 @@ from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
 from penstock.torch.check_inputs import compare_ranks, torch_options
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import together
-from penstock.torch.engines import check_engine
+from penstock.torch.engines import check_engine, connect_devices
 from penstock.torch.wrapper_planning import WrapperPlanning, compile_ahead
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class DistributedDataParallel(TorchDDP):
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
         options.setdefault("gradient_as_bucket_view", not nested)
         group = _group_of(options)
+        if (first := next(module.parameters(), None)) is not None:
+            connect_devices(group, first.device)
         token = compare_ranks(settings.options | memory.options | torch_options(options), module, group)
         memory.loads = Loads(group, token)
         compiling = compile_ahead(module, settings, scheme)  # while torch shares the parameters

@@ -24,7 +24,6 @@ from penstock.plan import Route
 from penstock.planning.measure import HostGauge, with_line
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import release
-from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.measure_compressed import factored_round
 from penstock.runtime.measure_network import CHECKS, NATIVE, OFF
 from penstock.runtime.timed import SIZES
@@ -32,7 +31,7 @@ from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import GroupRanks
-from penstock.torch.engines import MPI, engine_of, own_transport
+from penstock.torch.engines import MPI, device_messages_within, engine_of, message_seconds, own_transport
 
 HOST_ENGINES = ("gloo", "mpi")  # take host memory; others move only their own device's
 _LEAST, _MOST = 3, 50  # timed rounds per size
@@ -123,9 +122,7 @@ def measure_route(
     It runs on a stream of its own, as in training, where kernels are captured. Each further tensor of a compressed
     bucket is counted.
     """
-    from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
-
-    messages = device_messages(group, TIMEOUT_SECONDS) if route.codec else None
+    messages = device_messages_within(group, message_seconds(group)) if route.codec else None
     communicator, stream = Communicator(transport, messages=messages), urgent_stream(device)
     options = {"strategy": route.strategy, **route.options}
     codec = make_codec(route.codec, defers_nonfinite_check=True) if route.codec else None

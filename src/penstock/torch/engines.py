@@ -11,14 +11,16 @@ and Open MPI grants it.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from penstock.errors import MismatchError, PlanError
+from penstock.runtime import transport
 from penstock.runtime.connect import REST_SECONDS, start_mpi
 from penstock.runtime.executor import TIMEOUT_SECONDS
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport import Transport, c10d
 from penstock.runtime.transport.c10d import C10dTransport, group_timeout
 from penstock.runtime.transport.meeting import MARGIN_SECONDS, within
 from penstock.torch.collective_errors import GroupRanks, together
@@ -66,6 +68,44 @@ def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
         found: dist.ProcessGroup = within(seconds, make, C10dTransport(group).is_given_up)
     GroupRanks(group).gather(None, "making a process group")  # a rank may still wait for one that died: none goes on
     return found
+
+
+def connect_devices(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Have NCCL connect the ranks of a group, where it moves memory of `device`; every rank must call this together.
+
+    torch's wrapper would do so with its first message, and wait for ever for a rank that does not come.
+    """
+    group = group or dist.group.WORLD
+    if group is None or device.type != "cuda" or engine_of(group, device) != "nccl" or dist.get_world_size(group) == 1:
+        return
+    if engine_of(group, torch.device("cpu")) == "gloo":
+        GroupRanks(group).gather(None, "connecting GPUs")  # who has died by now is known at once
+    seconds = (group_timeout(group) or dist.default_pg_timeout).total_seconds() + MARGIN_SECONDS
+    with together("connecting GPUs", group):
+        c10d.connect_devices(group, device, seconds, C10dTransport(group).is_given_up)
+
+
+def device_messages_within(group: dist.ProcessGroup, timeout_seconds: float) -> Any:
+    """Return messages of our own between the devices of a group's ranks, made together; None where NCCL carries none.
+
+    Making them waits for all ranks, and is given up as other waits are.
+    """
+    if not torch.cuda.is_available():
+        return None
+    from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
+
+    device = torch.cuda.current_device()
+    c10d.watch_devices(group)
+
+    def make() -> Any:
+        with torch.cuda.device(device):  # which each thread has its own of
+            found = device_messages(group, timeout_seconds)
+            torch.cuda.synchronize()
+            return found
+
+    seconds = timeout_seconds + MARGIN_SECONDS
+    with together("connecting GPUs", group):
+        return transport.within(seconds, make, c10d.UNCONNECTED.format(seconds), C10dTransport(group).is_given_up)
 
 
 def message_seconds(group: dist.ProcessGroup) -> float:

@@ -35,8 +35,8 @@ from penstock.runtime.rehearse import Compiling
 from penstock.runtime.transport import ring_nbytes
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import Loads, TorchMemory
-from penstock.torch.collective_errors import who_is_gone
-from penstock.torch.engines import HALF, MPI, check_engine, engine_of, own_transport
+from penstock.torch.collective_errors import raise_device_failure, who_is_gone
+from penstock.torch.engines import HALF, MPI, check_engine, device_messages_within, engine_of, own_transport
 from penstock.torch.watch import at_end_of_backward
 
 if TYPE_CHECKING:  # few train with servers
@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # few train with servers
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[..., Future]
+Summed = Callable[[], torch.Tensor]  # returns what the engine summed, or raises why it did not
 TIMEOUT_SECONDS = 300.0  # of one message
 
 
@@ -68,6 +69,26 @@ class Lanes:
             yield
 
 
+def _all_reduced(
+    values: torch.Tensor, group: dist.ProcessGroup, averaged: Callable[[Summed, torch.Tensor], torch.Tensor]
+) -> Future:
+    """Have the engine sum `values` over all ranks; return the future of what `averaged` makes of that."""
+    try:
+        work = dist.all_reduce(values, group=group, async_op=True)
+    except RuntimeError as error:  # as NCCL's, once its communicator was aborted
+        failure = error
+
+        def fails() -> torch.Tensor:
+            raise failure
+
+        future: Future = torch.futures.Future(devices=[values.device] if values.is_cuda else None)
+        future.set_result(averaged(fails, values))
+        return future
+    done = work.get_future()
+    summed: Future = done.then(lambda future: averaged(lambda: future.value()[0], values))
+    return summed
+
+
 class NativeAverage:
     """The communication hook where torch averages buckets by itself over gloo: a rank that is gone is named.
 
@@ -85,13 +106,11 @@ class NativeAverage:
         if task != self._task or task < 0:
             self._task, self._raises_at_end = task, at_end_of_backward(self._raise_failure)
         values = bucket.buffer().mul_(self._share)  # as torch does it: a factor, not a division
-        work = dist.all_reduce(values, group=self._group, async_op=True)
-        averaged: Future = work.get_future().then(lambda done: self._averaged(done, values))
-        return averaged
+        return _all_reduced(values, self._group, self._averaged)
 
-    def _averaged(self, done: Future, values: torch.Tensor) -> torch.Tensor:
+    def _averaged(self, done: Summed, values: torch.Tensor) -> torch.Tensor:
         try:
-            return done.value()[0]
+            return done()
         except RuntimeError as error:
             self._failure = self._failure or error
             if not self._raises_at_end:
@@ -156,10 +175,8 @@ class BucketSender:
         """Make a group of NCCL of our own where something is compressed; every rank must call this at the same time."""
         communicator = self.exchange.communicator
         wanted = self._memory.compresses and self._engine is None and communicator.messages is None
-        if wanted and self._servers is None and torch.cuda.is_available():
-            from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
-
-            communicator.messages = device_messages(self._group, self._timeout_seconds)
+        if wanted and self._servers is None:
+            communicator.messages = device_messages_within(self._group, self._timeout_seconds)
 
     def record(self, on: bool) -> None:
         """Note when each instruction starts and ends from now on, or stop doing so."""
@@ -262,15 +279,12 @@ class BucketSender:
 
     def _all_reduced(self, values: torch.Tensor) -> Future:
         """Have the engine sum `values` over all ranks while this thread goes on."""
-        values.div_(self.world_size)
-        work = dist.all_reduce(values, group=self._group, async_op=True)
-        averaged: Future = work.get_future().then(lambda done: self._averaged(done, values))
-        return averaged
+        return _all_reduced(values.div_(self.world_size), self._group, self._averaged)
 
-    def _averaged(self, done: Future, values: torch.Tensor) -> torch.Tensor:
+    def _averaged(self, done: Summed, values: torch.Tensor) -> torch.Tensor:
         """Return what the engine made of a bucket; what went wrong is kept for the end of the backward pass."""
         try:
-            total = done.value()[0]
+            total = done()
             if values.is_sparse and self._memory.skips and not torch.isfinite(total._values()).all():
                 self.exchange.note_nonfinite()
             return total
@@ -284,6 +298,7 @@ class BucketSender:
         if (failure := self.exchange.failure) is not None:
             self.exchange.failure = who_is_gone(failure, "averaging a bucket", self._group)
             raise self.exchange.failure
+        raise_device_failure("averaging a bucket", self._group)
 
     def bytes_sent(self) -> Traffic:
         """Return what this rank has sent so far, and what the same gradients take dense."""

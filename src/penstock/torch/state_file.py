@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from penstock.errors import FormatError, TrainError, one_line
+from penstock.torch.saved_folder import damaged
 
 _FORMAT = b"penstock-state/1"
 _DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
@@ -55,9 +56,7 @@ def read_state(path: Path, device: torch.device, sha256: str) -> dict[str, Any]:
     except OSError as error:
         raise FormatError(str(path), "file", error.strerror, "a file of a checkpoint") from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise FormatError(
-            str(path), "file", f"{len(data)} bytes that are not those written", "a whole checkpoint: name an older one"
-        )
+        raise damaged(path)
     return parse_state(data, str(path), device)
 
 

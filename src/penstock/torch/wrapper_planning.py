@@ -43,7 +43,7 @@ from penstock.torch.buckets import (
     sending_order,
 )
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.collective_errors import GroupRanks, together
+from penstock.torch.collective_errors import GroupRanks, raise_device_failure, together
 from penstock.torch.engines import engine_of
 from penstock.torch.profile import Profiler, gradient_sizes
 from penstock.torch.watch import BackwardPasses, OptimizerWatch
@@ -127,6 +127,7 @@ class WrapperPlanning:
         """
         if (sender := self.buckets.sender) is not None and sender.exchange.failure is not None:
             raise sender.exchange.failure
+        raise_device_failure("averaging a bucket", self._wrapper.process_group, self.buckets.hang_up)
         if self._decision is None and not self.obstacle and not self._joining:
             self._go_on_planning()
         elif self._decision is not None and self._unwatched and not self._joining:

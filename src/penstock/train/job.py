@@ -6,14 +6,14 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import FormatError, TrainError, shorten
-from penstock.fields import Fields, read_json, write_json
+from penstock.errors import TrainError, shorten
+from penstock.fields import Fields, write_json
 from penstock.network import Network, network_document, network_from_fields
 from penstock.plan import Plan, plan_document, plan_from_fields
 from penstock.planners import find_planner
 from penstock.run_record import folder_name
 from penstock.strategies import names, parse_strategy
-from penstock.torch.saved_folder import MODEL, SUMS, complete_checkpoints, rank_file, read_digests, write_digests
+from penstock.torch.saved_folder import Head, newest_whole, read_head, write_digests
 from penstock.trace import Trace, trace_document, trace_from_fields
 
 if TYPE_CHECKING:
@@ -202,10 +202,6 @@ def _read(fields: Fields, name: str, default: Any) -> Any:
 # Finding checkpoints and reading what they say about themselves; needs no torch, so a launcher can look first.
 
 
-CHECKPOINT_FORMAT = "penstock-checkpoint/2"
-JOB = "job.json"
-
-
 @dataclass(frozen=True, slots=True)
 class Saved:
     """What a checkpoint says about itself."""
@@ -223,14 +219,14 @@ class Saved:
 
 def write_saved(saved: Saved, digests: Mapping[str, str]) -> None:
     """Write what a checkpoint says about itself, and the digests of all its files."""
-    write_json(saved.path / JOB, saved_document(saved))
-    write_digests(saved.path, JOB, digests)
+    write_json(saved.path / HEAD.file, saved_document(saved))
+    write_digests(saved.path, HEAD.file, digests)
 
 
 def saved_document(saved: Saved) -> dict[str, Any]:
     """Return what a checkpoint says about itself as a `penstock-checkpoint/2` document."""
     return {
-        "format": CHECKPOINT_FORMAT,
+        "format": HEAD.format,
         "step": saved.step,
         "seconds": saved.seconds,
         "world_size": saved.world_size,
@@ -241,30 +237,13 @@ def saved_document(saved: Saved) -> dict[str, Any]:
     }
 
 
-def find_checkpoint(folder: str) -> Saved:
-    """Return the newest checkpoint in `folder`, or the one that `folder` is."""
-    path = Path(folder)
-    if not (path / JOB).is_file():
-        if not (complete := complete_checkpoints(path)):
-            raise TrainError(f"{folder}: no checkpoint there; wanted a folder that `penstock train --save` wrote")
-        path = complete[-1]
-    digests = read_digests(path, JOB, CHECKPOINT_FORMAT)
-    saved = read_json(path / JOB, CHECKPOINT_FORMAT, lambda fields: _saved(path, fields, digests))
-    ranks = range(min(saved.world_size, len(digests)))  # it may say anything
-    if saved.world_size != len(digests) - 2 or digests.keys() != {JOB, MODEL, *map(rank_file, ranks)}:
-        raise FormatError(
-            str(path / SUMS), "names", sorted(digests), f"{JOB}, {MODEL} and files of {saved.world_size} ranks"
-        )
-    return saved
-
-
-def _saved(path: Path, fields: Fields, digests: Mapping[str, str]) -> Saved:
+def _saved(fields: Fields) -> Saved:
     fields.reject_unknown(("format", "step", "seconds", "world_size", "job", "plan", "trace", "network"))
     job, plan, trace, network = (fields.optional_member(name) for name in ("job", "plan", "trace", "network"))
     if job is None:
         raise fields.error("job", "an object")
     return Saved(
-        path,
+        Path(),
         fields.integer("step", 0),
         fields.amount("seconds"),
         fields.integer("world_size", 1),
@@ -272,5 +251,16 @@ def _saved(path: Path, fields: Fields, digests: Mapping[str, str]) -> Saved:
         None if plan is None else plan_from_fields(plan),
         None if trace is None else trace_from_fields(trace),
         None if network is None else network_from_fields(network),
-        digests,
     )
+
+
+HEAD = Head("job.json", "penstock-checkpoint/2", _saved)
+
+
+def find_checkpoint(folder: str) -> Saved:
+    """Return the newest whole checkpoint in `folder`, or the one that `folder` is."""
+    path = Path(folder)
+    found = read_head(path, HEAD) if (path / HEAD.file).is_file() else newest_whole(path, HEAD)
+    if found is None:
+        raise TrainError(f"{folder}: no checkpoint there; wanted a folder that `penstock train --save` wrote")
+    return replace(found.said, path=found.path, digests=found.digests)

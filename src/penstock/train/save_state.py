@@ -15,10 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.errors import FormatError, one_line
-from penstock.torch.checkpoint_folder import write_together
+from penstock.torch.checkpoint_folder import read_part, write_together
 from penstock.torch.saved_folder import MODEL, rank_file
-from penstock.torch.state_file import read_state
 from penstock.train.job import Saved, write_saved
 
 _COMMON, _OWN = {"model", "optimizer", "history"}, {"exchange", "random"}  # what parts hold
@@ -38,28 +36,13 @@ def save_checkpoint(
 
 def load_common(saved: Saved, device: torch.device) -> dict[str, Any]:
     """Return what `save_checkpoint` was given as `common`."""
-    return _read(saved, MODEL, _COMMON | ({"scaler"} if saved.job.amp == "fp16" else set()), device)
+    wanted = _COMMON | ({"scaler"} if saved.job.amp == "fp16" else set())
+    return read_part(saved.path / MODEL, saved.digests, wanted, device)
 
 
 def load_own(saved: Saved, rank: int) -> dict[str, Any]:
     """Return what rank `rank` of the saved run gave as its own."""
-    return _read(saved, rank_file(rank), _OWN, torch.device("cpu"))
-
-
-def _read(saved: Saved, name: str, wanted: set[str], device: torch.device) -> dict[str, Any]:
-    values = read_state(saved.path / name, device, saved.digests[name])
-    if values.keys() != wanted:
-        raise FormatError(str(saved.path / name), "file", sorted(map(str, values)), ", ".join(sorted(wanted)))
-    return values
-
-
-@contextmanager
-def fitting(saved: Saved, name: str) -> Iterator[None]:
-    """Raise `FormatError` where what a file of the checkpoint holds cannot be put into this run's objects."""
-    try:
-        yield
-    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
-        raise FormatError(str(saved.path / name), "state", one_line(error), "the state of this task's model") from error
+    return read_part(saved.path / rank_file(rank), saved.digests, _OWN)
 
 
 # The state of every random generator a training step may use, as values that `torch.load` takes without pickle.

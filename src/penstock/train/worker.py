@@ -26,6 +26,7 @@ from penstock.run_record import CodecCost, CodecLine, RunRecord, run_document
 from penstock.runtime.device.messages import nccl_takes
 from penstock.runtime.transport.meeting import join_group
 from penstock.timeline import Span, Timeline
+from penstock.torch.checkpoint_folder import check_model, fitting
 from penstock.torch.clocks import device_name
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import end_mpi
@@ -35,7 +36,7 @@ from penstock.train.events import Event, Tell, Wish, drop_event, tell_launcher
 from penstock.train.job import MPI, Job, Saved, find_checkpoint, job_from_fields
 from penstock.train.loop import Loop, same_weights
 from penstock.train.method import Wrapped, settle
-from penstock.train.save_state import fitting, load_common, load_own, seed_everything, set_random_state
+from penstock.train.save_state import load_common, load_own, seed_everything, set_random_state
 from penstock.train.update import Update, make_scaler
 from penstock.zoo.load import find_task
 from penstock.zoo.task import Shard, to_device
@@ -96,14 +97,15 @@ def _take_over(loop: Loop, saved: Saved, same_world: bool) -> None:
     """Put everything as it was when the checkpoint was written."""
     common = load_common(saved, loop.device)
     own = [load_own(saved, rank) for rank in range(saved.world_size)]
-    with fitting(saved, MODEL):
+    check_model(saved.path / MODEL, loop.wrapped.model.module, common["model"])
+    with fitting(saved.path / MODEL):
         loop.wrapped.model.module.load_state_dict(common["model"])
         loop.update.load(common)
         loop.history.load(common["history"])
     loop.wrapped.load_exchange_states([each["exchange"] for each in own])
     loop.step = saved.step
     if same_world:
-        with fitting(saved, rank_file(loop.shard.rank)):
+        with fitting(saved.path / rank_file(loop.shard.rank)):
             set_random_state(own[loop.shard.rank]["random"])
 
 

@@ -44,6 +44,7 @@ from penstock.compll.types import FLOAT, UINT8, ByBlock, Scalar, Vector
 
 Parameters = Mapping[str, int | float]
 MOST_LEVELS = 60  # of an expression: Python takes 200 parentheses inside each other
+MOST_VECTORS = 32  # operations on vectors; the longest program shipped has 10, and numba takes minutes for 100 reduces
 
 
 def compile_file(path: Path, params: Parameters | None = None) -> Program:
@@ -88,6 +89,7 @@ def _compile(
     decode = _decode(unit, tree, encode, layout)
     program = Program(program_name(path), tuple(parameters.values()), layout, encode, decode)
     _check_levels(tree, program)
+    _check_vectors(tree, program)
     made_from = f"{text}\n{lowerings(program, functions, operators)}"
     return replace(program, fingerprint=hashlib.sha256(made_from.encode()).hexdigest()[:16])
 
@@ -100,6 +102,15 @@ def _check_levels(tree: syntax.Tree, program: Program) -> None:
     if (found := max(map(levels, exprs), default=0)) > MOST_LEVELS:
         problem = f"an expression has {found} levels; a kernel can have {MOST_LEVELS}"
         raise tree.source.error(syntax.Position(1, 1, 2), problem, "assign parts of it to variables")
+
+
+def _check_vectors(tree: syntax.Tree, program: Program) -> None:
+    """Refuse procedures that would take a back end minutes: its time grows with the cube of their length."""
+    for procedure, statements in (("encode", program.encode.statements), ("decode", program.decode.statements)):
+        if (found := sum(not isinstance(statement, Let) for statement in statements)) > MOST_VECTORS:
+            (at,) = (function.at for function in tree.functions if function.name == procedure)
+            problem = f"{procedure} has {found} operations on vectors (map, reduce, ...); it can have {MOST_VECTORS}"
+            raise tree.source.error(at, problem, "write several maps as one function")
 
 
 def _check_names(tree: syntax.Tree, functions: Mapping[str, Function], operators: Mapping[str, Operator]) -> None:

@@ -191,6 +191,7 @@ class Levels:
     statements: list[Statement] = field(default_factory=list)
     vectors: dict[str, VectorStatement] = field(default_factory=dict)
     ready: dict[str, int] = field(default_factory=dict)  # when a scalar, or a vector in memory, is there
+    computed: dict[str, int] = field(default_factory=dict)  # when element i of a map can be computed inside a pass
     lets: list[tuple[int, Let]] = field(default_factory=list)
     applies: list[tuple[int, Apply]] = field(default_factory=list)
     outputs: dict[tuple[int, Length], list[Output]] = field(default_factory=dict)
@@ -224,6 +225,7 @@ class Levels:
                 self.applies.append((level, statement))
                 self.ready[statement.name] = level + 1
             case Map() | Read():
+                self.computed[statement.name] = level
                 if is_whole or (statement.name == TOTAL and self.keep_first):
                     to = RESIDUAL if statement.name == TOTAL else statement.name
                     self._output(level, statement.length, Keep(statement.name, to, element_of(statement)))
@@ -250,10 +252,9 @@ class Levels:
 
     def _element(self, name: str) -> int:
         """Return when element i of a vector can be had inside a pass."""
-        vector = self.vectors.get(name)
-        if isinstance(vector, Map):
-            return self._level(vector.expr)
-        return 0 if vector is None or isinstance(vector, Read) else self.ready[name]
+        if name in self.computed or name not in self.vectors:
+            return self.computed.get(name, 0)
+        return self.ready[name]
 
     def _memory(self, name: str) -> int:
         return (

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from penstock.runtime.device.mirror import Message
 from penstock.runtime.device.queued import Bindings, Flight
+from penstock.runtime.transport.c10d import keep_device_group
 
 NCCL = "nccl"
 Call = tuple[Callable[..., Any], list[torch.Tensor], int]  # of a message: what starts it, its memory, its peer
@@ -122,6 +123,7 @@ def _connected(group: dist.ProcessGroup, timeout_seconds: float) -> dist.Process
         pg_options=_options(),
         use_local_synchronization=len(ranks) < dist.get_world_size(),
     )
+    keep_device_group(group, made)
     dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
     return made
 

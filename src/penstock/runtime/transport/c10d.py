@@ -7,13 +7,15 @@ closes all its connections, so that the other ranks fail at once and the group i
 
 import contextlib
 import re
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from copy import copy
 from datetime import timedelta
 from functools import cached_property, partial
 from math import inf
 from time import monotonic, sleep
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ import torch.distributed as dist
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
+from penstock.runtime import transport
 from penstock.runtime.transport import LANE_TAGS, NOTE_TAG, Array, Bytes, ring_nbytes
 from penstock.runtime.transport.meeting import KEEPER, STORE, join_group, within
 
@@ -29,6 +32,7 @@ _NOTE, _READ = "penstock/note/", "penstock/read/"
 _LOOK_SECONDS = 0.01  # between looks for a note
 _ANSWER_SECONDS = 5.0  # of a store that is there, on a machine that is busy
 _HANG_UP_SECONDS = 1e-3
+UNCONNECTED = "NCCL did not connect the ranks within {:g} s"
 _NOISE = re.compile(r"^\[[^]]*:\d+\] |\. This is typically caused by.*$")  # where in gloo, and advice we give ourselves
 
 
@@ -115,8 +119,9 @@ class C10dTransport:
     def hang_up(self) -> None:
         """Let gloo close all connections, as it does when a wait runs out of time: for a message that no rank sends.
 
-        Those of the parent too: with a rank gone it is of no more use, and others may wait for us there.
+        Those of the parent too: with a rank gone it is of no more use, and others may wait for us there; NCCL's too.
         """
+        abort_devices(self._group)
         if self._parent is not None:
             C10dTransport(self._parent).hang_up()
         room = np.zeros(1, np.uint8)
@@ -147,6 +152,87 @@ def group_timeout(group: dist.ProcessGroup) -> timedelta | None:
             found: timedelta = options._timeout
             return found
     return None
+
+
+# NCCL: kernels on the device wait for messages, and not the host. When a peer is gone torch's watchdog notes an error
+# within a second, or at the group's timeout; it then sleeps for a minute, so that traces can be written, and ends the
+# process. A thread of ours sees the note and aborts the communicator. Kernels end then, the host goes on, with memory
+# that holds what no rank has sent, and the next to look at `device_failure` raises.
+
+
+_of_ours: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # groups over NCCL, by the one of the same ranks
+_watched: WeakSet[Any] = WeakSet()  # groups whose errors a thread looks for
+_connected: WeakSet[Any] = WeakSet()
+_WATCH_SECONDS = 0.2
+
+
+def keep_device_group(group: dist.ProcessGroup, made: dist.ProcessGroup) -> None:
+    """Remember a group of ours over NCCL that has the ranks of `group`: it fails, and is aborted, with that."""
+    _of_ours.setdefault(group, []).append(made)
+
+
+def device_failure(group: dist.ProcessGroup | None) -> str | None:
+    """Return what torch's watchdog has found wrong with NCCL between a group's ranks; None: nothing, or no NCCL."""
+    for backend in _nccl_backends(group):
+        if (found := backend.get_error().name) != "SUCCESS":
+            return f"NCCL gave up its messages ({found.lower().replace('_', ' ')})"
+    return None
+
+
+def watch_devices(group: dist.ProcessGroup) -> None:
+    """Have a thread abort NCCL between the ranks of a group as soon as it has failed, unless one does already."""
+    if group in _watched:
+        return
+    _watched.add(group)
+    threading.Thread(target=_watch, args=(ref(group),), name="penstock-nccl", daemon=True).start()
+
+
+def _watch(group: "ref[Any]") -> None:
+    while (known := group()) is not None:
+        if device_failure(known) is not None:
+            abort_devices(known)
+            return
+        del known
+        sleep(_WATCH_SECONDS)
+
+
+def abort_devices(group: dist.ProcessGroup | None) -> None:
+    """Give up all messages of NCCL between the ranks of a group, so that neither this rank nor others wait for them."""
+    for backend in _nccl_backends(group):
+        transport.end_in_time()  # NCCL's own shutdown may wait
+        with contextlib.suppress(ConnectionError, RuntimeError):  # the caller is in trouble already
+            transport.within(_ANSWER_SECONDS, backend.abort, "NCCL does not answer")
+
+
+def connect_devices(
+    group: dist.ProcessGroup, device: torch.device, seconds: float, is_vain: Callable[[], bool]
+) -> None:
+    """Have NCCL connect the ranks of a group, unless it has: by its first message, for which the host waits.
+
+    NCCL waits for ever for a rank that does not come; `ConnectionError` is raised after `seconds`, or when `is_vain`.
+    """
+    if group in _connected:
+        return
+    watch_devices(group)
+
+    def connect() -> None:
+        with torch.cuda.device(device):  # which each thread has its own of
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+            torch.cuda.synchronize(device)
+
+    transport.within(seconds, connect, UNCONNECTED.format(seconds), is_vain)
+    _connected.add(group)
+
+
+def _nccl_backends(group: dist.ProcessGroup | None) -> Iterator[Any]:
+    known = group or dist.group.WORLD
+    if known is None:
+        return
+    for each in (known, *_of_ours.get(known, ())):
+        for device in each._device_types:
+            backend = each._get_backend(device) if device.type == "cuda" else None
+            if backend is not None and hasattr(backend, "get_error"):  # of torch's own only NCCL's has it
+                yield backend
 
 
 def _bounded(ask: Callable[[], Answer], seconds: float) -> Answer:

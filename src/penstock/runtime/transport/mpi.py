@@ -46,6 +46,7 @@ SPIN_SECONDS = 1e-3  # without pause, before a wait begins to rest
 _NOTE_NBYTES = 4096  # of which a note needs a few hundred
 _LOOK_SECONDS = 1e-3  # between looks for a note
 MAKING_SECONDS = 300.0  # for all ranks to make a communicator
+_AT_FIRST = 2  # copies of COMM_WORLD: a wrapper's own, and one to measure with
 _NEWS_SECONDS = 5.0  # for hearing who died, after a survivor revoked the communicator
 _FAILED, _REVOKED = (getattr(MPI, name, None) for name in ("ERR_PROC_FAILED", "ERR_REVOKED"))  # of MPI 5
 
@@ -59,11 +60,13 @@ def place_in_world() -> tuple[int, int, bool]:
 class MpiTransport:
     """A communicator of MPI; COMM_WORLD where none is given.
 
-    It is duplicated, by all ranks together, so that messages of the user's own never meet ours; `close` frees the copy,
-    of which MPI has a limited number. `native` calls the non-blocking collectives, which can be given up after a time,
-    or with `blocking_native` the others, which Open MPI tunes better and which wait for ever. With `rest_seconds`, a
-    wait that takes long sleeps so long between two polls: for ranks that compute at the same time on the same cores.
-    No wait is longer than `most_seconds`; that for the copy ends too when `is_vain` says that it cannot be made.
+    It is duplicated, by all ranks together, so that messages of the user's own never meet ours. MPI has a limited
+    number of copies, and Open MPI 5.0 crashes now and then where a rank dies while one is made: those of COMM_WORLD are
+    made with the first transport, and `close` keeps them for the next. `native` calls the non-blocking collectives,
+    which can be given up after a time, or with `blocking_native` the others, which Open MPI tunes better and which wait
+    for ever. With `rest_seconds`, a wait that takes long sleeps so long between two polls: for ranks that compute at
+    the same time on the same cores. No wait is longer than `most_seconds`; that for the copy ends too when `is_vain`
+    says that it cannot be made.
     """
 
     def __init__(
@@ -76,9 +79,11 @@ class MpiTransport:
     ) -> None:
         given = MPI.COMM_WORLD if comm is None else comm
         try:
-            self._comm, self._near, self._lanes = _copied(given, min(most_seconds, MAKING_SECONDS), is_vain)
+            self._copy = _copied(given, min(most_seconds, MAKING_SECONDS), is_vain)
         except MPI.Exception as error:
             raise _named(given, error, revokes=False) from error
+        self._comm, self._near, self._lanes = self._copy
+        self._is_world, self._is_closed = given == MPI.COMM_WORLD, False
         self._rank, self._world_size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self._blocking_native, self._rest_seconds, self._most_seconds = blocking_native, rest_seconds, most_seconds
         self._left: list[Any] = []  # notes on their way
@@ -141,8 +146,13 @@ class MpiTransport:
         _wait(self._comm, request, min(seconds, self._most_seconds), self._rest_seconds)
 
     def close(self) -> None:
-        """Give the copy back to MPI; all ranks together, none of whose messages is under way. Once is enough."""
-        if self._comm != MPI.COMM_NULL and not MPI.Is_finalized():
+        """Give the copy back; all ranks together, none of whose messages is under way. Once is enough."""
+        if self._is_closed or MPI.Is_finalized():
+            return
+        self._is_closed = True
+        if self._is_world:
+            _idle.append(self._copy)
+        else:
             self._comm.Free()
 
     def leave_note(self, text: str) -> None:
@@ -176,21 +186,35 @@ class MpiTransport:
         """Do nothing: only under ULFM could the others be told, and there they were, when it was known who died."""
 
 
-def _copied(given: Any, seconds: float, is_vain: Callable[[], bool]) -> tuple[Any, frozenset[int], int]:
-    """Return a copy of a communicator, the ranks of this host, and how many lanes all ranks can have.
+_Copy = tuple[Any, frozenset[int], int]  # a communicator, the ranks of this host, how many lanes all ranks can have
+_idle: list[_Copy] = []  # of COMM_WORLD; the same on all ranks, which make and close transports together
+
+
+def _copied(given: Any, seconds: float, is_vain: Callable[[], bool]) -> _Copy:
+    """Return a copy of a communicator.
 
     MPI has no calls for it that can be given up; where only one thread may call MPI, this one waits for ever.
     """
+    if given != MPI.COMM_WORLD:
+        return _make_copies(given, 1, seconds, is_vain)[0]
+    if not _idle:
+        _idle.extend(_make_copies(given, _AT_FIRST, seconds, is_vain))
+    return _idle.pop()
+
+
+def _make_copies(given: Any, count: int, seconds: float, is_vain: Callable[[], bool]) -> list[_Copy]:
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
-        return _copy(given)
+        return _copies(given, count)
     silence = f"no communicator of MPI within {seconds:g} s: all ranks make it together"
-    return within(seconds, partial(_copy, given), silence, is_vain)
+    return within(seconds, partial(_copies, given, count), silence, is_vain)
 
 
-def _copy(given: Any) -> tuple[Any, frozenset[int], int]:
-    comm = given.Dup()
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return comm, _ranks_of_this_host(comm), comm.allreduce(_lanes(), MPI.MIN)
+def _copies(given: Any, count: int) -> list[_Copy]:
+    comms = [given.Dup() for _ in range(count)]
+    for comm in comms:
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    near, lanes = _ranks_of_this_host(comms[0]), comms[0].allreduce(_lanes(), MPI.MIN)
+    return [(comm, near, lanes) for comm in comms]
 
 
 def _ranks_of_this_host(comm: Any) -> frozenset[int]:

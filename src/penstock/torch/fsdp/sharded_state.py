@@ -80,7 +80,7 @@ class ShardedState:
         for rank, (theirs, _, _) in enumerate(held):
             if theirs:
                 raise PlanError(theirs if all(each[0] == theirs for each in held) else f"on rank {rank}, {theirs}")
-        if len({each[1:] for each in held}) > 1:
+        if any(each[1:] != held[0][1:] for each in held):
             raise PlanError(f"ranks load states of different moments (iterations and scale: {held}); give all the same")
         nothing: dict[str, Any] = {kind: {} for kind in OWED}
         states = [{**mine, "rank": rank, "memories": nothing} for rank in range(self._replicas)]
@@ -132,10 +132,16 @@ class ShardedState:
         """Return what this rank owes from now on, as one rank's state; refuse what does not fit the model."""
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise FormatError(_WHERE, "format", state.get("format") if isinstance(state, Mapping) else state, FORMAT)
+        for name in ("iterations", "scale"):
+            if not isinstance(state.get(name), int | float):
+                raise FormatError(_WHERE, name, state.get(name), "a number")
         known = {each.name: each for each in self._shards}
         memories: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in OWED}
         for kind in OWED:
-            for name, value in state.get(kind, {}).items():
+            owed = state.get(kind, {})
+            if not isinstance(owed, Mapping):
+                raise FormatError(_WHERE, kind, owed, "tensors by the names of parameters")
+            for name, value in owed.items():
                 memories[kind][name] = self._taken(name, value, known)
         return {
             "format": ONE_RANK, "rank": self._replica, "world_size": self._replicas, "memories": memories,
