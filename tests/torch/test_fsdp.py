@@ -77,7 +77,7 @@ def test_a_codec_is_measured_planned_and_explained():
     assert len({said.splitlines()[0] for _, _, said in ranks}) == 1
     for _, weights, said in ranks:
         assert said.startswith("plan ")
-        assert "by ring+blocks(bits=4) on 2 workers" in said
+        assert "by all_gather+blocks(bits=4) on 2 workers" in said
         assert fsdp.same(weights, ranks[0][1])
 
 

@@ -134,7 +134,7 @@ class Exchange:
         self._clips_model = self.memory.compression.momentum.clips_model
         self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
         self._without_native = tuple(without_native)
-        self._otherwise = route or _route(self.memory.compression)
+        self._otherwise = route or _route(self.memory.compression, self.world_size)
         self.memory.compresses |= self._otherwise.codec is not None
         self._routes: dict[str, Route] = {}  # of each tensor in the plan
         self._overlap = True
@@ -533,8 +533,8 @@ def _fail_each(parts: Sequence[Handle], error: Exception) -> None:
             part.failed(error)
 
 
-def _route(compression: Scheme) -> Route:
+def _route(compression: Scheme, world_size: int) -> Route:
     """Return how everything travels without a plan."""
     if compression.codec in (None, AUTO):
         return Route(NATIVE)
-    return Route(compression.strategies[0], compression.codec)
+    return Route(compression.strategies_by("", world_size)[0], compression.codec)

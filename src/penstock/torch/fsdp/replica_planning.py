@@ -77,7 +77,7 @@ class ReplicaPlanning:
         self._last: dict[str, float] | None = None  # what the last iteration took, as torch's DDP logs it
         averages.on_ready, averages.on_end, averages.on_averaged = self._on_ready, self._on_end, self._on_averaged
         if obstacle:
-            self._get_ready(route_without_a_plan(self.memory.compression, self.settings.strategy, self._engine))
+            self._get_ready(self._route_without_a_plan())
         else:
             self._check_given()
 
@@ -203,7 +203,12 @@ class ReplicaPlanning:
         return Trace(self._model, device_name(self.averages.device), 1, dtype, forward, tensors)
 
     def _routes(self) -> tuple[Route, ...]:
-        return candidates(self.settings.strategy, self.memory.compression, self.settings.planner, self._engine)
+        asked, workers = self.settings, dist.get_world_size(self.averages.replicas)
+        return candidates(asked.strategy, self.memory.compression, asked.planner, self._engine, world_size=workers)
+
+    def _route_without_a_plan(self) -> Route:
+        averages = self.averages
+        return route_without_a_plan(self.memory.compression, self.settings.strategy, averages.replicas, averages.device)
 
     @property
     def _engine(self) -> str:
@@ -229,7 +234,7 @@ class ReplicaPlanning:
         self.voice.warn(f"no plan: the network could not be measured ({complaint})")
         if self.decision is None:
             self.obstacle = f"the network could not be measured ({complaint})"
-            route = route_without_a_plan(self.memory.compression, self.settings.strategy, self._engine)
+            route = self._route_without_a_plan()
             self._get_ready(route)
             self.averages.send_by(route)
 
@@ -279,11 +284,12 @@ class ReplicaPlanning:
         return {name: timeline for name, timeline in found.items() if timeline is not None}
 
 
-def route_without_a_plan(compression: Scheme, strategy: str, engine: str) -> Route:
+def route_without_a_plan(compression: Scheme, strategy: str, group: dist.ProcessGroup, device: torch.device) -> Route:
     """Return how groups travel by themselves where no plan can come: as the user asked."""
     if compression.codec in (None, AUTO):
         return Route(NATIVE)
-    return Route(compression.strategies_by(engine)[0] if strategy == AUTO else strategy, compression.codec)
+    preferred = compression.strategies_by(engine_of(group, device), dist.get_world_size(group))[0]
+    return Route(preferred if strategy == AUTO else strategy, compression.codec)
 
 
 class _Marks:
