@@ -32,7 +32,8 @@ from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.fsdp.groups import ShardGroup, groups_of
+from penstock.torch.engines import engine_of
+from penstock.torch.fsdp.groups import Direct, ShardGroup, groups_of
 from penstock.torch.fsdp.replica_planning import UNPLANNED, ReplicaPlanning, route_without_a_plan
 from penstock.torch.fsdp.replicas import ReplicaAverage
 from penstock.torch.fsdp.sharded_state import KEY, ShardedState
@@ -179,7 +180,8 @@ def fully_shard_with(
     obstacle = _obstacle(groups, asks)
     device = _device(mesh)
     otherwise = route_without_a_plan(scheme, settings.strategy, replicas, device)
-    averages = ReplicaAverage(groups, replicas, memory, otherwise if obstacle else Route(NATIVE), device)
+    direct = Direct(sums=asks or mesh.size(1) == 2) if engine_of(shards, device) == "gloo" else None
+    averages = ReplicaAverage(groups, replicas, memory, otherwise if obstacle else Route(NATIVE), device, direct)
     speaks, name = dist.get_rank(everyone) == 0, type(module).__name__.removeprefix("FSDP")
     plans = ReplicaPlanning(averages, name, shards, settings, memory, compiling, obstacle, speaks)
     held = _Held(averages, plans, ShardedState(memory, groups, mesh, everyone))
