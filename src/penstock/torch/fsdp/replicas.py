@@ -79,21 +79,13 @@ class Arrival:
     group: ShardGroup
     output: torch.Tensor  # what torch handed over, kept until the end of the backward pass
     adds: tuple[bool, ...]  # for each shard, whether torch adds to a gradient that is there already
-    bucket: GroupBucket | None = None  # whose memory holds its average; None: that is the gradients' own memory
-
-    @property
-    def is_gradient(self) -> bool:
-        """Whether what torch handed over is its gradients' own memory: it neither casts nor moves nor adds it."""
-        shards = self.group.shards
-        offloads = any(each.of_torch.offload_to_cpu for each in shards)
-        return self.output.dtype == shards[0].parameter.dtype and not offloads and not any(self.adds)
 
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
     """A message that was started."""
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[tuple[Arrival, GroupBucket], ...] = ()  # with the bucket whose memory will hold their averages
     handle: Handle | None = None  # of the exchange
     work: dist.Work | None = None  # of the engine
     done: torch.cuda.Event | None = None  # on our stream, behind the average
@@ -211,15 +203,13 @@ class ReplicaAverage:
         arrival = Arrival(group, output, tuple(each.gradient is not None for each in group.shards))
         if output is not bucket.places.get(group.name):
             self._pack(bucket, arrival)
-        elif not arrival.is_gradient:
-            arrival.bucket = bucket
         bucket.come.append(arrival)
         if len(bucket.come) == len(bucket.groups) and not self.holds:
             self._send(bucket)
 
     def _pack(self, bucket: GroupBucket, arrival: Arrival) -> None:
         """Copy a group's shards into their bucket; what torch adds to older gradients meanwhile is zero."""
-        group, output, arrival.bucket = arrival.group, arrival.output, bucket
+        group, output = arrival.group, arrival.output
         if any(arrival.adds):
             self._leave_to_gradients(bucket, group)
         if parts := list(_parts(bucket, group, output)):
@@ -255,8 +245,6 @@ class ReplicaAverage:
         kept = [each.gradient for each in group.shards if each.numel]
         if any(each is not None and each.untyped_storage().data_ptr() == place.data_ptr() for each in kept):
             bucket.values, bucket.places = bucket.memory.clone(), {}
-            for arrival in bucket.come:
-                arrival.bucket = bucket
 
     def _keep(self, group: ShardGroup, output: torch.Tensor) -> None:
         """Add up what replicas will average later, as torch does in HSDP; gradients stay as they are."""
@@ -273,15 +261,13 @@ class ReplicaAverage:
         come = {arrival.group: arrival for arrival in bucket.come}
         bucket.come.clear()
         sent = self._bucket(tuple(each for each in bucket.groups if each in come), bucket.dtype)
-        for group, arrival in come.items() if sent is not bucket else ():
-            arrival.bucket = sent
-            for shard in group.shards:
-                sent.part(shard).copy_(bucket.part(shard))
-        self._under_way.append(self._start(sent, tuple(come.values())))
+        for shard in [each for group in come for each in group.shards] if sent is not bucket else ():
+            sent.part(shard).copy_(bucket.part(shard))
+        self._under_way.append(self._start(sent, *come.values()))
 
-    def _start(self, bucket: GroupBucket, arrivals: tuple[Arrival, ...] = ()) -> UnderWay:
+    def _start(self, bucket: GroupBucket, *arrivals: Arrival) -> UnderWay:
         """Start to average a bucket's memory over the replicas."""
-        sent, memory = UnderWay(arrivals), bucket.memory
+        sent, memory = UnderWay(tuple((each, bucket) for each in arrivals)), bucket.memory
         if bucket.by_engine:
             sent.work = self._start_engine(bucket, memory)
         elif bucket.numel:
@@ -319,7 +305,7 @@ class ReplicaAverage:
         `bucket`: of this group alone; None: some of its parameters have no gradient, and the engine averages the rest.
         """
         if bucket is None or bucket.by_engine:
-            self._wait(UnderWay((), work=self._start_engine(bucket, output)))
+            self._wait(UnderWay(work=self._start_engine(bucket, output)))
             return
         parts = list(_parts(bucket, bucket.groups[0], output))
         for here, given in parts:
@@ -352,16 +338,15 @@ class ReplicaAverage:
 
     def _settle(self, group: ShardGroup) -> None:
         """Wait for what a group has under way, if it comes a second time in one pass: its memory is wanted again."""
-        for sent in [each for each in self._under_way if any(one.group is group for one in each.arrivals)]:
+        for sent in [each for each in self._under_way if any(one.group is group for one, _ in each.arrivals)]:
             self._under_way.remove(sent)
             self._complete(sent)
 
     def _complete(self, sent: UnderWay) -> None:
         """Wait for a message, and hand its averages to torch."""
         self._wait(sent)
-        for arrival in sent.arrivals:
-            if arrival.bucket is not None:
-                _hand_over(arrival, arrival.bucket)
+        for arrival, bucket in sent.arrivals:
+            _hand_over(arrival, bucket)
 
     def _wait(self, sent: UnderWay) -> None:
         """Return once a message is averaged, as far as the current stream is concerned."""
@@ -422,12 +407,14 @@ def _from_there(part: torch.Tensor) -> torch.Tensor:
 
 
 def _hand_over(arrival: Arrival, bucket: GroupBucket) -> None:
-    """Write a group's averages where torch has put its gradients, or add them to those that were there."""
+    """Write a group's averages where torch has put its gradients, or add them to those that were there.
+
+    Where torch has neither cast nor moved what it handed over, gradients are the bucket's own memory.
+    """
     for shard, adds in zip(arrival.group.shards, arrival.adds, strict=True):
-        gradient = shard.gradient
-        if gradient is None or not shard.numel:
+        gradient, average = shard.gradient, bucket.part(shard).view(shard.shape)
+        if gradient is None or not shard.numel or gradient.data_ptr() == average.data_ptr():
             continue
-        average = bucket.part(shard).view(shard.shape)
         if adds:
             gradient += average.to(gradient.device, gradient.dtype)
         else:
