@@ -257,13 +257,19 @@ class ReplicaAverage:
     # Sending
 
     def _send(self, bucket: GroupBucket) -> None:
-        """Start what has come for a bucket: all of it, or some groups, where others have no gradients in this pass."""
-        come = {arrival.group: arrival for arrival in bucket.come}
-        bucket.come.clear()
-        sent = self._bucket(tuple(each for each in bucket.groups if each in come), bucket.dtype)
-        for shard in [each for group in come for each in group.shards] if sent is not bucket else ():
-            sent.part(shard).copy_(bucket.part(shard))
-        self._under_way.append(self._start(sent, *come.values()))
+        """Start a bucket whose groups have all come; of another, whose others have no gradients, each group by itself.
+
+        Which groups have none may be different in every pass, and a bucket keeps memory and programs.
+        """
+        come, bucket.come = bucket.come, []
+        if len(come) == len(bucket.groups):
+            self._under_way.append(self._start(bucket, *come))
+            return
+        for arrival in come:
+            alone = self._bucket((arrival.group,), bucket.dtype)
+            for shard in arrival.group.shards:
+                alone.part(shard).copy_(bucket.part(shard))
+            self._under_way.append(self._start(alone, arrival))
 
     def _start(self, bucket: GroupBucket, *arrivals: Arrival) -> UnderWay:
         """Start to average a bucket's memory over the replicas."""
