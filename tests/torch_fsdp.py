@@ -462,6 +462,11 @@ def survive(rank: int, victim: int) -> str:
     return "nothing"
 
 
+def each_of(rank: int, names: list[str]) -> dict[str, Any]:
+    """Return what some functions of this file do on a rank."""
+    return {name: globals()[name](rank) for name in names}
+
+
 def fails_midway(rank: int) -> bool:
     """Say whether gradients are torch's own after a pass that failed on all ranks while its messages were under way."""
     mesh, found = mesh_of((2, 1)), []

@@ -19,6 +19,7 @@ QUICK = (
 )  # of the cases that torch's own is compared with; all of them take a minute
 QUICKLY = ("padded shards", "accumulation with messages", "all of it")  # of those with a codec
 CODECS = ("blocks(bits=4)", "onebit", "bf16")
+CAN_GO_ON = hasattr(FSDPModule, "reset_iter_state")  # after a pass that failed
 RING = {"codec": "blocks(bits=4)", **fsdp.quick(strategy="ring")}
 
 
@@ -26,6 +27,12 @@ RING = {"codec": "blocks(bits=4)", **fsdp.quick(strategy="ring")}
 def two_by_two():
     """Some cases on two hosts of two ranks, in one set of processes."""
     return spawn(4, fsdp.every_case, (2, 2), {name: fsdp.CASES[name] for name in QUICK})
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """What two ranks do, in one set of processes."""
+    return spawn(2, fsdp.each_of, ["exchanged_in_host", "profiled", *["fails_midway"] * CAN_GO_ON])
 
 
 @pytest.mark.parametrize("case", QUICK)
@@ -180,14 +187,22 @@ def test_a_rank_that_dies_is_noticed_by_all_others():
     assert all(each != "nothing" for each in found[:3])
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "reset_iter_state"), reason="this torch cannot go on after such a pass")
-def test_a_pass_that_failed_leaves_nothing_in_the_gradients_of_the_next():
-    assert spawn(2, fsdp.fails_midway) == [True, True]
+@pytest.mark.skipif(not CAN_GO_ON, reason="this torch cannot go on after such a pass")
+def test_a_pass_that_failed_leaves_nothing_in_the_gradients_of_the_next(pair):
+    assert [each["fails_midway"] for each in pair] == [True, True]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_of_a_host_gather_and_sum_what_torch_s_own_calls_do(ranks):
-    for found in spawn(ranks, fsdp.exchanged_in_host):
+def test_ranks_of_a_host_gather_and_sum_what_torch_s_own_calls_do(pair):
+    check_exchanged(each["exchanged_in_host"] for each in pair)
+
+
+@pytest.mark.slow
+def test_so_do_three_ranks_up_to_the_order_of_sums():
+    check_exchanged(spawn(3, fsdp.exchanged_in_host))
+
+
+def check_exchanged(ranks):
+    for found in ranks:
         assert found == dict.fromkeys(found, True)
         assert len(found) == 6
 
@@ -223,8 +238,8 @@ def test_a_plan_is_made_again_where_communication_drifts_and_can_be_given():
         assert found["held"] > 0
 
 
-def test_profiled_passes_compute_alone_but_the_last_which_shows_what_messages_cost_meanwhile():
-    for *alone, last, planned in spawn(2, fsdp.profiled):
+def test_profiled_passes_compute_alone_but_the_last_which_shows_what_messages_cost_meanwhile(pair):
+    for *alone, last, planned in (each["profiled"] for each in pair):
         assert alone == ["essss"] * 3  # three layers and the rest
         assert last.endswith("e")
         assert last.count("s") == 4
