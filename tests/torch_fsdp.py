@@ -2,16 +2,19 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +24,8 @@ from penstock.network import LinearCost, Network
 from penstock.plan import Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import fully_shard_with
+from penstock.torch.fsdp.groups import Direct, HostGather, HostScatter
+from penstock.torch.fsdp.sharding import _held
 from penstock.torch.optim import CompressedAdamW
 
 NAMES = ("replicate", "shard")
@@ -156,6 +161,20 @@ THREE = {
     "as torch sends": Case(),
     "bf16, sums in bf16, accumulated": Case(torch=BF16_SUMS, by="", accumulate=2),
 }
+KEEP = {"reshard_after_forward": False}
+CODED: dict[str, Case] = {  # with a codec; clipped in any case
+    "padded shards": Case(),
+    "gradients in buckets": Case(EVEN),
+    "gradients kept after a step": Case(EVEN, to_none=False),
+    "bf16, sums in fp32": Case(EVEN, torch=BF16),
+    "bf16, sums in bf16": Case(torch=BF16_SUMS),
+    "accumulation without messages": Case(EVEN, accumulate=2),
+    "accumulation with messages": Case(accumulate=2, by=""),
+    "accumulation inside hosts": Case(EVEN, accumulate=2, by=LATER),
+    "weights kept after forward": Case(EVEN, torch=KEEP),
+    "activation checkpointing": Case(Sizes(recomputes=True)),
+    "all of it": Case(Sizes(recomputes=True), torch=BF16 | KEEP, accumulate=2),
+}
 
 
 def mesh_of(shape: tuple[int, int], device: str = "cpu") -> DeviceMesh:
@@ -258,31 +277,67 @@ def every_case(rank: int, shape: tuple[int, int], cases: Mapping[str, Case]) -> 
 # Codecs: what is applied and what is owed are the gradients.
 
 
-def conserved(rank: int, shape: tuple[int, int], codec: str, sizes: Sizes) -> tuple[float, float, bool]:
-    """Return how far the applied and the owed are from the gradients, by element, and how much is owed.
+@dataclass(frozen=True)
+class Kept:
+    """What became of the gradients of some iterations in which weights stayed as they were."""
 
-    Weights stay what they are, so that the gradients of torch's own are those that were to be averaged.
-    """
-    mesh = mesh_of(shape)
-    one, other = (
-        native(made(sizes), mesh),
-        ours(made(sizes), mesh, codec=codec, **quick(workers=shape[0], strategy="ring")),
-    )
-    wanted, applied = [0.0] * 99, [0.0] * 99
+    off: float  # how far what was applied and what is owed are from torch's own gradients, by element, at most
+    owed: float  # by any element, at most
+    norm_off: float  # how far the norm that clipping found is from that of the applied gradients, and that after it
+    is_planned: bool
+    weights: list[Any]  # after steps with clipped gradients
+
+
+def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str, Case], compiles: bool = False) -> Any:
+    """Return what became of the gradients in each case, beside torch's own."""
+    mesh, options = mesh_of(shape), quick(workers=shape[0], strategy="ring")
+    found = {}
+    for name, case in cases.items():
+        one = native(made(case.sizes), mesh, **case.torch)
+        other = ours(made(case.sizes), mesh, codec=codec, **options, **case.torch)
+        found[name] = _kept(rank, case, one, other, compiles)
+    return found
+
+
+def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
+    wanted, applied = (_gradients(rank, case, each, compiles) for each in (one, other))
+    residuals = other.exchange_state_dict()["residual"]
+    owed = [residuals[name].full_tensor().double().sum(0).numpy() for name, _ in other.named_parameters()]
+    off = max(float(np.abs(w - a - r).max()) for w, a, r in zip(wanted, applied, owed, strict=True))
+    norm_off = 0.0
+    optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
+    for step in range(2):
+        last = _accumulated(rank, case, other, step)
+        before = float(np.sqrt(sum(float((each**2).sum()) for each in last)))
+        told = nn.utils.clip_grad_norm_(other.parameters(), 0.5 * before).full_tensor()  # type: ignore[attr-defined]
+        after = float(np.sqrt(sum(float((each**2).sum()) for each in _whole_gradients(other))))
+        norm_off = max(norm_off, abs(float(told) / before - 1), abs(after / before - 0.5))
+        optimizer.step()
+        other.zero_grad()
+    return Kept(off, max(float(np.abs(each).max()) for each in owed), norm_off, other.plan is not None, weights(other))
+
+
+def _gradients(rank: int, case: Case, model: Any, compiles: bool) -> list[Any]:
+    """Return the sum of all gradients of six iterations, whole; weights stay as they are."""
+    called = torch.compile(model, backend="aot_eager") if compiles else model
+    total: list[Any] = [0.0] * len(list(model.parameters()))
     for step in range(6):
-        for model, total in ((one, wanted), (other, applied)):
-            model.zero_grad()
-            loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
-            for index, each in enumerate(model.parameters()):
-                total[index] = total[index] + each.grad.full_tensor().double().numpy()
-    owed = [each.full_tensor().double().sum(0).numpy() for each in other.exchange_state_dict()["residual"].values()]
-    names = list(other.exchange_state_dict()["residual"])
-    by_name = dict(zip(names, owed, strict=True))
-    rest = [by_name[name] for name, _ in other.named_parameters()]
-    off = max(float(np.abs(w - a - r).max()) for w, a, r in zip(wanted, applied, rest, strict=False))
-    largest = max(float(np.abs(r).max()) for r in rest)
-    alike = all(each.grad is not None for each in other.parameters())
-    return off, largest, alike and other.plan is not None
+        total = [sum(each) for each in zip(total, _accumulated(rank, case, called, step), strict=True)]
+        model.zero_grad(set_to_none=case.to_none)
+    return total
+
+
+def _accumulated(rank: int, case: Case, model: Any, step: int) -> list[Any]:
+    """Return the gradients of one iteration, whole."""
+    for part in range(case.accumulate):
+        if case.by:
+            getattr(model, case.by)(part == case.accumulate - 1)
+        loss_of(model, rank, step * case.accumulate + part).backward()  # type: ignore[no-untyped-call]
+    return _whole_gradients(model)
+
+
+def _whole_gradients(model: Any) -> list[Any]:
+    return [each.grad.full_tensor().double().numpy() for each in model.parameters()]
 
 
 def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[list[float], list[Any], str]:
@@ -407,6 +462,69 @@ def survive(rank: int, victim: int) -> str:
     return "nothing"
 
 
+def each_of(rank: int, names: list[str]) -> dict[str, Any]:
+    """Return what some functions of this file do on a rank."""
+    return {name: globals()[name](rank) for name in names}
+
+
+def fails_midway(rank: int) -> bool:
+    """Say whether gradients are torch's own after a pass that failed on all ranks while its messages were under way."""
+    mesh, found = mesh_of((2, 1)), []
+    models = [native(made(EVEN), mesh), ours(made(EVEN), mesh, **quick("wfbp", strategy="ring", bulk=False))]
+    for model in models:
+        train(model, rank, Case(steps=3))
+        handle = model.blocks[0].register_forward_hook(_fail_behind)
+        loss = loss_of(model, rank, 100)
+        if rank == 1:
+            time.sleep(0.5)  # what rank 0 has sent by then waits for this rank's
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except ArithmeticError:
+            handle.remove()
+        model.reset_iter_state()  # torch's part of it
+        model.zero_grad()
+        loss_of(model, rank, 101).backward()  # type: ignore[no-untyped-call]
+        found.append(_whole_gradients(model))
+    return models[1].plan is not None and same(*found)
+
+
+def _fail_behind(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    def fail(_: torch.Tensor) -> None:
+        raise ArithmeticError("in the middle of a backward pass")
+
+    output.register_hook(fail)
+
+
+# What ranks of a host exchange.
+
+
+def exchanged_in_host(rank: int) -> dict[str, bool]:
+    """Say where what is gathered and summed directly is what torch's own calls give."""
+    group, found = dist.group.WORLD, {}
+    assert group is not None
+    ranks = group.size()
+    for dtype, numel in ((torch.float32, 1000), (torch.bfloat16, 7)):
+        generator = torch.Generator().manual_seed(rank)
+        given = torch.randn(ranks * numel, generator=generator).to(dtype)
+        everything = [torch.empty_like(given) for _ in range(ranks)]
+        dist.all_gather(everything, given)
+        gathered = torch.empty(ranks * numel, dtype=dtype)
+        gathered[rank * numel :][:numel] = given[:numel]
+        HostGather(DefaultAllGather())(gathered, gathered[rank * numel :][:numel], group)
+        found[f"gathered {dtype}"] = torch.equal(gathered, torch.cat([each[:numel] for each in everything]))
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            scatter = HostScatter(DefaultReduceScatter(), ranks, numel, lambda *_: None, Direct(sums=True))
+            values = scatter.allocate((ranks * numel,), dtype=dtype, device=torch.device("cpu"))
+            output, theirs = (torch.empty(numel, dtype=dtype) for _ in range(2))
+            scatter(output, values.copy_(given), group, op)
+            dist.reduce_scatter_tensor(theirs, given, op=op)
+            exact = torch.stack(everything).double().sum(0)[rank * numel :][:numel]
+            exact = exact / ranks if op == dist.ReduceOp.AVG else exact
+            near = torch.allclose(output.double(), exact, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+            found[f"summed {dtype} {op}"] = near and (ranks > 2 or torch.equal(output, theirs))
+    return found
+
+
 # Optimizers and torch.compile.
 
 
@@ -490,6 +608,24 @@ def planned_again(rank: int) -> dict[str, Any]:
         "routes": [str(each) for each in again.routes_used()],
         "held": again.held_seconds,
     }
+
+
+def profiled(rank: int) -> list[str]:
+    """Return for each iteration the order in which messages are sent (s) and the backward pass ends (e)."""
+    model, found = (
+        ours(made(EVEN), mesh_of((2, 1)), **quick(strategy="native", bulk=False) | {"profile_iterations": 4}),
+        [],
+    )
+    averages, happened = _held(model).averages, list[str]()
+    start, end = averages._start_engine, averages.on_end
+    averages._start_engine = lambda *given: (happened.append("s"), start(*given))[1]  # type: ignore[method-assign]
+    averages.on_end = lambda: (happened.append("e"), end())[1]
+    for step in range(5):
+        happened.clear()
+        model.zero_grad()
+        loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
+        found.append("".join(happened))
+    return found
 
 
 def coded(plan: Plan) -> Plan:

@@ -153,7 +153,7 @@ def speak(rank: int, model: str, options: dict[str, Any]) -> list[tuple[str, str
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    lines = {"native": LinearCost(0.1, 1e-8), "ring+onebit": LinearCost(1e-3, 1e-10)}
+    lines = {"native": LinearCost(0.1, 1e-8), "all_gather+onebit": LinearCost(1e-3, 1e-10)}
     device_measure.GroupGauge = lambda *_: FakeGauge(lines)  # type: ignore[assignment,misc]
     wrapper = OurDDP(MODELS[model](), profile_iterations=2, **options)
     for step in range(4):

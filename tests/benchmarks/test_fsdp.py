@@ -12,33 +12,47 @@ torch = pytest.importorskip("torch")
 import fsdp  # noqa: E402
 
 SCRIPT = Path(fsdp.__file__)
-JOB = fsdp.Job("time", "", "cpu", "gpt-1m", "1gbit", 1, 2, 4, 60.0, False, False, 1.0, 0, 0)
+JOB = fsdp.Job(
+    task="time", out="", device="cpu", across=False, model="gpt-1m", rate="1gbit", rounds=1, iterations=2, steps=4,
+    seeds=2, seconds=60.0, bf16=False, keeps_weights=False, measure_seconds=1.0, sequences=0, tokens=0,
+)  # fmt: skip
 
 
 def test_ratios_of_medians_are_compared_with_what_is_wanted(tmp_path):
     job = replace(JOB, out=str(tmp_path / "out.json"))
     rows = {fsdp.NONE: [10.0, 11.0, 90.0], fsdp.NATIVE: [30.0, 31.0, 32.0], fsdp.CODED: [12.0, 12.0, 50.0]}
-    fsdp.write_times(job, rows, {}, 1000)
+    fsdp.write_times(job, rows, rows, {}, 1000)
     faster, slower = json.loads(Path(job.out).read_text())["claims"]
     assert (faster["value"], faster["holds"]) == (31 / 12, True)
     assert (slower["value"], slower["holds"]) == (12 / 11, True)
 
 
-def test_losses_are_compared_once_all_steps_are_done(tmp_path):
-    job = replace(JOB, task="loss", out=str(tmp_path / "out.json"))
-    fsdp.write_losses(job, {fsdp.NATIVE: [2.0] * 4, fsdp.CODED: [2.0] * 3})
+def test_held_out_losses_are_compared_once_all_seeds_are_done(tmp_path):
+    job = replace(JOB, task="loss", out=str(tmp_path / "out.json"), methods=(fsdp.NATIVE, fsdp.CODED))
+    learnt = {(seed, fsdp.NATIVE): fsdp.Learnt([9.0] * 4, 2.0) for seed in range(2)}
+    learnt |= {(0, fsdp.CODED): fsdp.Learnt([9.0] * 4, 2.01), (1, fsdp.CODED): fsdp.Learnt([9.0] * 4)}
+    fsdp.write_losses(job, learnt)
     assert json.loads(Path(job.out).read_text())["claims"] == []
-    fsdp.write_losses(job, {fsdp.NATIVE: [2.0] * 4, fsdp.CODED: [2.1] * 4})
-    (found,) = json.loads(Path(job.out).read_text())["claims"]
-    assert found["value"] == pytest.approx(1.05)
-    assert not found["holds"]
+    for end, holds in ((2.02, True), (2.06, False)):
+        fsdp.write_losses(job, learnt | {(1, fsdp.CODED): fsdp.Learnt([9.0] * 4, end)})
+        (found,) = json.loads(Path(job.out).read_text())["claims"]
+        assert found["value"] == pytest.approx((2.01 + end) / 4.0)
+        assert found["holds"] == holds
 
 
-def test_a_batch_depends_on_rank_and_step_alone():
+def test_what_another_commit_has_kept_is_refused(tmp_path):
+    torch.save({"commit": "one"}, tmp_path / "rank-0.pt")
+    assert fsdp.load(tmp_path / "rank-0.pt", "one") == {"commit": "one"}
+    with pytest.raises(SystemExit, match="was kept by commit one, this is another"):
+        fsdp.load(tmp_path / "rank-0.pt", "another")
+
+
+def test_a_batch_depends_on_rank_step_and_seed_alone():
     model, data = fsdp.MODELS["gpt-1m"], fsdp.text()
     assert torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 1, 7))
     assert not torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 2, 7))
     assert not torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 1, 8))
+    assert not torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 1, 7, seed=1))
 
 
 @pytest.mark.slow

@@ -51,6 +51,22 @@ def test_where_messages_are_queued_on_a_device_those_in_few_rounds_are_tried():
     assert [route.strategy for route in gtopk] == ["gtopk_doubling", "gtopk"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "wanted"),
+    [("gloo", ("all_gather", "ring", "parameter_server")), ("nccl", ("all_gather", "parameter_server"))],
+)
+def test_between_two_ranks_gathering_is_tried_first(engine, wanted):
+    """It takes one round and rounds once; between more ranks it sends more bytes than the others."""
+    two = candidates("auto", make_scheme("onebit"), "exact", engine, world_size=2)
+    three, unknown = (candidates("auto", make_scheme("onebit"), "exact", engine, world_size=each) for each in (3, None))
+    assert [route.strategy for route in two] == list(wanted)
+    assert three == unknown
+    assert set(three) == set(two)
+    assert three[0].strategy == wanted[1]
+    sparse = [candidates("auto", make_scheme("gtopk"), "exact", engine, world_size=each) for each in (2, 3)]
+    assert sparse[0] == sparse[1]
+
+
 def test_a_user_may_name_the_candidates_sparse_ones_too():
     compression = make_scheme("auto", candidates=["bf16", "gtopk(density=0.01)"])
     packed = [route for route in candidates("auto", compression, "exact") if route.codec]

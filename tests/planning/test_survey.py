@@ -121,13 +121,13 @@ def test_the_first_rank_says_what_is_profiled_measured_and_decided_and_the_other
         "profiling 2 iterations, with torch's own buckets; then planning",
         "measuring the links between 2 workers, about 0.8 s",
         "measuring native, about 1.2 s",
-        "measuring ring+onebit, about 1.2 s",
+        "measuring all_gather+onebit, about 1.2 s",
     ]
     assert [text for text in said if text in steps] == steps
     assert any(text.startswith("measuring native, about 1.2 s: took ") for text in said)
     last = said[-1]
     assert last.startswith("training goes on, planning took ")
-    assert "1 messages by ring+onebit; predicted iteration " in last
+    assert "1 messages by all_gather+onebit; predicted iteration " in last
     assert "compression is on: onebit for 1 of 1 messages" in last
     assert capfd.readouterr() == ("", "")
 

@@ -36,13 +36,11 @@ from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 AUTO = "auto"
 NATIVE = "native"
 COMPRESSED_ONLY = coded_only_names()  # strategies that carry nothing dense
-ANY = (
-    "ring",
-    "parameter_server",
-    "all_gather",
-)  # what "auto" measures and lets the planner choose from; the first is preferred
+ALL_GATHER = "all_gather"
+# What "auto" measures and lets the planner choose from; the first is preferred.
+ANY = ("ring", "parameter_server", ALL_GATHER)
 # The same where messages are queued on a device: as many bytes as a ring's in two rounds, and each waits for kernels.
-ANY_ON_DEVICE = ("parameter_server", "all_gather")
+ANY_ON_DEVICE = ("parameter_server", ALL_GATHER)
 DENSE = (NATIVE, "ring", "recursive_doubling")  # that carry what is not encoded
 NCCL = "nccl"  # the engine that queues them
 MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
@@ -193,11 +191,18 @@ class Scheme:
         if self.codec is not None and strategy == NATIVE:
             raise CodecError(f"codec {self.codec!r} with strategy 'native': the engine compresses nothing; wanted ours")
 
-    def strategies_by(self, engine: str) -> tuple[str, ...]:
-        """Return the strategies that an engine, by name, may carry this codec with; the first is preferred."""
+    def strategies_by(self, engine: str, world_size: int | None = None) -> tuple[str, ...]:
+        """Return the strategies that an engine, by name, may carry this codec with; the first is preferred.
+
+        Between two ranks that is `all_gather`: as many bytes as any other, in one round instead of two, and gradients
+        are rounded once, where the others round sums too. `world_size` None: not known.
+        """
         if is_low_rank(self.codec) and engine == NCCL:
             return (NATIVE,)
-        return ANY_ON_DEVICE if engine == NCCL and self.strategies == ANY else self.strategies
+        if self.strategies != ANY:
+            return self.strategies
+        found = ANY_ON_DEVICE if engine == NCCL else ANY
+        return tuple(sorted(found, key=lambda name: name != ALL_GATHER)) if world_size == 2 else found
 
     def local_strategy(self, engine: str = "") -> str | None:
         """Return local aggregation with this codec between hosts; None where "auto" must not choose it.

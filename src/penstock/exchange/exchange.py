@@ -129,7 +129,7 @@ class Exchange:
         self._clips_model = self.memory.compression.momentum.clips_model
         self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
         self._without_native = tuple(without_native)
-        self._otherwise = route or _route(self.memory.compression)
+        self._otherwise = route or _route(self.memory.compression, self.world_size)
         self._encodes = self.world_size > 1  # one worker sends nothing, so it has nothing to encode
         self.memory.compresses |= self._encodes and self._otherwise.codec is not None
         self._routes: dict[str, Route] = {}  # of each tensor in the plan
@@ -450,8 +450,8 @@ class Exchange:
             thread.shutdown()
 
 
-def _route(compression: Scheme) -> Route:
+def _route(compression: Scheme, world_size: int) -> Route:
     """Return how everything travels without a plan."""
     if compression.codec in (None, AUTO):
         return Route(NATIVE)
-    return Route(compression.strategies[0], compression.codec)
+    return Route(compression.strategies_by("", world_size)[0], compression.codec)

@@ -21,7 +21,7 @@ def candidates(
     planner: str,
     engine: str = "gloo",
     shares_hosts: bool = False,
-    workers: int = 2,
+    world_size: int | None = None,  # None: not known
 ) -> tuple[Route, ...]:
     """Return the routes that a plan may use, in as many pieces as strategies cut tensors by themselves.
 
@@ -29,19 +29,24 @@ def candidates(
     too. Where ranks share hosts, compressing between hosts only is one of them. One worker sends nothing, and has
     nothing to compress.
     """
-    dense = (Route(NATIVE),) if workers == 1 else tuple(map(Route, _dense(strategy, engine)))
-    if compression.codec is None or workers == 1:
+    dense = (Route(NATIVE),) if world_size == 1 else tuple(map(Route, _dense(strategy, engine)))
+    if compression.codec is None or world_size == 1:
         return dense
     if compression.codec == AUTO:
-        packed = (_packed(strategy, each, engine, shares_hosts) for each in compression.candidates)
+        packed = (_packed(strategy, each, engine, shares_hosts, world_size) for each in compression.candidates)
         return (*dense, *(route for routes in packed for route in routes))
-    return (*(dense if planner in MIXING_PLANNERS else ()), *_packed(strategy, compression, engine, shares_hosts))
+    packed_by = _packed(strategy, compression, engine, shares_hosts, world_size)
+    return (*(dense if planner in MIXING_PLANNERS else ()), *packed_by)
 
 
-def _packed(strategy: str, compression: Scheme, engine: str, shares_hosts: bool) -> tuple[Route, ...]:
+def _packed(
+    strategy: str, compression: Scheme, engine: str, shares_hosts: bool, world_size: int | None
+) -> tuple[Route, ...]:
     """Return the routes of a codec."""
+    if strategy != AUTO:
+        return (Route(strategy, compression.codec),)
     local = compression.local_strategy(engine) if shares_hosts else None
-    names = (*compression.strategies_by(engine), *([local] if local else [])) if strategy == AUTO else (strategy,)
+    names = (*compression.strategies_by(engine, world_size), *([local] if local else []))
     return tuple(Route(name, compression.codec) for name in names)
 
 

@@ -89,7 +89,9 @@ class DistributedDataParallel(TorchDDP):
             connect_devices(group, first.device)
         token = compare_ranks(settings.options | memory.options | torch_options(options), module, group)
         memory.loads = Loads(group, token)
-        compiling = compile_ahead(module, settings, scheme)  # while torch shares the parameters
+        compiling = compile_ahead(
+            module, settings, scheme, dist.get_world_size(group)
+        )  # while torch shares the parameters
         with together("making torch's wrapper", options.get("process_group")):
             super().__init__(module, **options)
         memory.know_parameters(dict(module.named_parameters()))

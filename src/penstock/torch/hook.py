@@ -427,7 +427,8 @@ def _make_sender(
     if group is None:
         raise PlanError("no process group; call torch.distributed.init_process_group first")
     if strategy == AUTO:
-        strategy = scheme.strategies_by(engine or engine_of(group, _gradients_device(module)))[0]
+        engine_name = engine or engine_of(group, _gradients_device(module))
+        strategy = scheme.strategies_by(engine_name, dist.get_world_size(group))[0]
         check_strategy(strategy)
         scheme.check_strategy(strategy)
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}

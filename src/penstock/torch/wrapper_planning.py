@@ -467,7 +467,7 @@ class WrapperPlanning:
         compression, strategy = self.memory.compression, self.settings.strategy
         if compression.codec in (None, AUTO):
             return Route(NATIVE)
-        preferred = compression.strategies_by(self._engine)[0]
+        preferred = compression.strategies_by(self._engine, dist.get_world_size(self._group))[0]
         return Route(preferred if strategy == AUTO else strategy, compression.codec)
 
     def _watch_passes(self) -> BackwardPasses:
@@ -509,12 +509,13 @@ class WrapperPlanning:
         return dist.get_rank(self._group) == 0
 
 
-def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Scheme) -> Compiling:
+def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Scheme, world_size: int) -> Compiling:
     """Have other processes of this host compile the kernels that training may need; on a GPU there are others."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
     plan, (strategy, planner) = settings.plan, (settings.strategy, settings.planner)
-    routes = candidates(strategy, compression, planner) if plan is None else [bucket.route for bucket in plan.buckets]
-    return Compiling(first_of_each_codec(routes) if on_cpu else ())
+    routes = candidates(strategy, compression, planner, world_size=world_size)
+    planned = routes if plan is None else [bucket.route for bucket in plan.buckets]
+    return Compiling(first_of_each_codec(planned) if on_cpu else ())
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

@@ -1,4 +1,4 @@
-"""What is read of torch's FSDP2: its groups of parameters, and where their shards lie in what a reduce-scatter gives.
+"""What is read and replaced of torch's FSDP2: its groups of parameters, and what ranks of a host exchange of them.
 
 Everything here that torch calls private stands in this file only; it is the same in torch 2.11 and 2.13. `fully_shard`
 makes a group of the parameters of one module (without those of modules that were sharded before). In a backward pass
@@ -7,9 +7,21 @@ parameters one after the other, each padded to the length of the longest on any 
 
     a weight of 5 x 4 and a bias of 5, on 2 ranks:    rank 0   weight[0:3]  bias[0:3]
                                                       rank 1   weight[3:5], 4 zeros, bias[3:5], 1 zero
+
+Over gloo torch's own calls do more than they must (torch 2.13). Its reduce-scatter is an all-reduce, of which each rank
+keeps its shard; its all-gather goes through a second copy of the weights. `HostScatter` and `HostGather` send each rank
+what it lacks, from where it is to where it belongs:
+
+    2 ranks, a layer of 16 MB       each rank sends, torch's own    here
+    all-gather of weights           8 MB                            0 <-> 1: 8 MB
+    reduce-scatter of gradients     16 MB                           0 <-> 1: 8 MB, then one addition
+
+Sums of two ranks have torch's bits, since addition commutes. Sums of more are in another order than gloo's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +32,9 @@ from penstock.errors import PlanError
 
 ROOT = "(root)"
 _WIDE = (torch.float32, torch.bfloat16)  # types whose sums torch takes to be safe from overflow
+_TAG = 0x70656E  # of our messages in torch's group, which a script may use for its own
+_SUMS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+Place = Callable[[int, torch.dtype], torch.Tensor | None]  # of so many elements
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,15 +86,23 @@ class ShardGroup:
         return self.numel != self.padded_numel
 
     @property
-    def can_choose_memory(self) -> bool:
-        """Whether torch's own reduce-scatter is used, and what it reads can be told from what it writes by its size."""
-        is_own = type(self.reduce_scatter).__name__ == "DefaultReduceScatter"
-        return is_own and self.of_torch.mesh_info.shard_mesh_size > 1
+    def ranks(self) -> int:
+        """Ranks that share its parameters."""
+        return int(self.of_torch.mesh_info.shard_mesh_size)
 
-    @property
-    def reduce_scatter(self) -> Any:
-        """What sums gradients inside a host; None in versions of torch where that cannot be replaced."""
-        return vars(self.of_torch).get("_reduce_scatter_comm")
+    def take_over(self, place: Place, direct: "Direct | None") -> None:
+        """Have sums of gradients written where `place` says and, with `direct`, exchanged by messages of ours.
+
+        A reduce-scatter or all-gather that the user has replaced stays as it is.
+        """
+        scatter, gather = self.of_torch._reduce_scatter_comm, self.of_torch._all_gather_comm
+        if type(scatter).__name__ == "DefaultReduceScatter":
+            sums = direct if direct is not None and direct.sums else None
+            ours: Any = HostScatter(scatter, self.ranks, self.padded_numel, place, sums)
+            self.module.set_custom_reduce_scatter(ours)
+        if direct is not None and type(gather).__name__ == "DefaultAllGather":
+            gathers: Any = HostGather(gather)
+            self.module.set_custom_all_gather(gathers)
 
     @property
     def sends(self) -> bool:
@@ -172,3 +195,107 @@ def _described(group: Any, name: str, module: FSDPModule, names: dict[int, str])
     policy = group.mp_policy
     dtype = policy.reduce_dtype or policy.param_dtype or shards[0].parameter.dtype
     return ShardGroup(name, module, tuple(shards), start, dtype, group)
+
+
+class Scratch:
+    """Memory that is used again by each call in turn, as large as the largest of them."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return memory for so many elements, with whatever was there."""
+        if self._bytes.numel() < numel * dtype.itemsize:
+            self._bytes = torch.empty(numel * dtype.itemsize, dtype=torch.uint8)
+        return self._bytes[: numel * dtype.itemsize].view(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """Messages of ours between the ranks of a host, and memory that all groups of a model use for them in turn."""
+
+    sums: bool  # of gradients too, and not weights only
+    gradients: Scratch = field(default_factory=Scratch)  # of this rank, for all
+    received: Scratch = field(default_factory=Scratch)
+
+
+class HostGather:
+    """An all-gather of weights over gloo."""
+
+    def __init__(self, of_torch: Any) -> None:
+        self._of_torch = of_torch
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for all weights of a group."""
+        found: torch.Tensor = self._of_torch.allocate(size, dtype=dtype, device=device)
+        return found
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Write every rank's shard to `output_tensor`; torch waits for works of its own only."""
+        if async_op or not input_tensor.numel():
+            return self._of_torch(output_tensor, input_tensor, group, async_op)
+        shards = output_tensor.view(group.size(), -1)
+        own = shards[group.rank()]
+        if own.data_ptr() != input_tensor.data_ptr():
+            own.copy_(input_tensor)
+        _exchange(group, [own] * group.size(), list(shards))
+        return None
+
+
+class HostScatter:
+    """A reduce-scatter of one group's gradients whose result is written where we say."""
+
+    def __init__(self, of_torch: Any, ranks: int, result_numel: int, place: Place, direct: Direct | None) -> None:
+        """`direct`: where parts are exchanged directly, over gloo; None: as torch does it."""
+        self._of_torch, self._ranks, self._result_numel = of_torch, ranks, result_numel
+        self._place, self._direct = place, direct
+        self._asked = False  # on one rank: memory of this size was asked for, to read gradients from
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for gradients, or for their sums: that of a bucket, or new.
+
+        torch asks for both, in this order. They differ in size, except on one rank; if the order is wrong there after
+        a pass that failed, the result is not in the bucket's memory, and is copied to it.
+        """
+        numel, place = prod(size), None
+        if self._direct is not None and numel == self._ranks * self._result_numel > self._result_numel:
+            place = self._direct.gradients.take(numel, dtype)
+        elif numel == self._result_numel:
+            self._asked = self._ranks == 1 and not self._asked
+            place = None if self._asked else self._place(numel, dtype)
+        return self._of_torch.allocate(size, dtype=dtype, device=device) if place is None else place
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Write the sum, or the average, of all ranks' parts for this rank to `output_tensor`."""
+        if self._direct is None or async_op or op not in _SUMS or not output_tensor.numel():
+            return self._of_torch(output_tensor, input_tensor, group, op, async_op)
+        rank, ranks = group.rank(), group.size()
+        parts, numel = list(input_tensor.view(ranks, -1)), output_tensor.numel()
+        theirs = list(self._direct.received.take((ranks - 1) * numel, input_tensor.dtype).view(-1, numel))
+        theirs.insert(rank, parts[rank])
+        _exchange(group, parts, theirs)
+        torch.add(theirs[0], theirs[1], out=output_tensor)
+        for each in theirs[2:]:
+            output_tensor += each
+        if op == dist.ReduceOp.AVG:
+            output_tensor /= ranks
+        return None
+
+
+def _exchange(group: dist.ProcessGroup, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+    """Send each other rank a tensor and receive one of it; both are given by rank."""
+    others = [(group.rank() + step) % group.size() for step in range(1, group.size())]
+    works = [dist.irecv(received[each], group=group, group_src=each, tag=_TAG) for each in others]
+    works += [dist.isend(sent[each], group=group, group_dst=each, tag=_TAG) for each in reversed(others)]
+    for work in works:
+        assert work is not None, "this rank is one of the group"
+        work.wait()

@@ -2,8 +2,10 @@
 
 What a plan calls a tensor is here a group of parameters: what one reduce-scatter of torch's gives. A plan says which
 groups travel together, and how. The first iterations send each group by itself, by the engine's own all-reduce, and
-note when it came. Then all replicas of each shard measure the network at the same time, as they use it in training; the
-first rank of the mesh decides, and all ranks follow it.
+note when it came. On a CPU messages would take the cores from what is timed: there they wait for the end of the pass,
+except in the last one, which shows how much longer messages take while the cores compute. Then all replicas of each
+shard measure the network at the same time, as they use it in training; the first rank of the mesh decides, and all
+ranks follow it.
 """
 
 from collections import deque
@@ -77,7 +79,7 @@ class ReplicaPlanning:
         self._last: dict[str, float] | None = None  # what the last iteration took, as torch's DDP logs it
         averages.on_ready, averages.on_end, averages.on_averaged = self._on_ready, self._on_end, self._on_averaged
         if obstacle:
-            self._get_ready(route_without_a_plan(self.memory.compression, self.settings.strategy, self._engine))
+            self._get_ready(self._route_without_a_plan())
         else:
             self._check_given()
 
@@ -88,7 +90,7 @@ class ReplicaPlanning:
         if (failure := self.averages.exchange.failure) is not None:
             raise failure
         self.averages.forget_pass()
-        if self.decision is None and not self.obstacle:
+        if self._is_profiling:
             self._go_on_planning()
         elif self.decision is not None and self.settings.replan_drift and self._unwatched:
             self._unwatched = False
@@ -97,6 +99,7 @@ class ReplicaPlanning:
             self._started.pop()  # no synchronised backward pass followed that forward pass
         self._started.append(perf_counter())
         self._finished = False
+        self.averages.holds = self._holds
         self._clock.start()
 
     def after_forward(self) -> None:
@@ -105,7 +108,7 @@ class ReplicaPlanning:
         self._clock.mark("")
 
     def _on_ready(self, group: ShardGroup) -> None:
-        if self.decision is None and not self.obstacle:
+        if self._is_profiling:
             self._clock.mark(group.name, group.scatter_stream)  # the current one is behind the groups sent before
 
     def _on_end(self) -> None:
@@ -121,21 +124,34 @@ class ReplicaPlanning:
             "backward_compute_comm_overlap_time": (end - forward) * _NANO,
             "backward_comm_time": (now - forward) * _NANO,
         }
-        if self.decision is None and not self.obstacle:
+        if self._is_profiling:
             self._note_profiled()
 
     # Planning
+
+    @property
+    def _is_profiling(self) -> bool:
+        return self.decision is None and not self.obstacle
+
+    @property
+    def _holds(self) -> bool:
+        """Whether messages of the pass to come wait for its end: it is profiled on cores that they would share."""
+        left = self.settings.profile_iterations - self._profiled
+        is_last = left == 1 < self.settings.profile_iterations - WARMUP
+        return self._is_profiling and self.averages.device.type == "cpu" and not is_last
 
     def _note_profiled(self) -> None:
         """Take what an iteration without a plan has shown."""
         self._profiled += 1
         order, seconds = self._clock.read()
-        if self._profiled > WARMUP and len(order) > 1:
+        if self._profiled <= WARMUP or len(order) <= 1:
+            return
+        if self.averages.device.type != "cpu" or self.averages.holds:
             self._seen.append((order[1:], seconds[1:], seconds[0]))
-            if self.averages.device.type == "cpu" and self._last is not None:
-                sizes = {each.name: each.padded_nbytes for each in self.averages.groups}
-                text = ", ".join(str(sizes[name]) for name in order[1:])
-                self._sending.note(self._last | {"bucket_sizes": text}, self.measured_timeline())
+        elif self._last is not None:
+            sizes = {each.name: each.padded_nbytes for each in self.averages.groups}
+            text = ", ".join(str(sizes[name]) for name in order[1:])
+            self._sending.note(self._last | {"bucket_sizes": text}, self.measured_timeline())
 
     def _go_on_planning(self) -> None:
         if (given := self.settings.plan) is not None:
@@ -204,7 +220,11 @@ class ReplicaPlanning:
 
     def _routes(self) -> tuple[Route, ...]:
         asked, workers = self.settings, dist.get_world_size(self.averages.replicas)
-        return candidates(asked.strategy, self.memory.compression, asked.planner, self._engine, workers=workers)
+        return candidates(asked.strategy, self.memory.compression, asked.planner, self._engine, world_size=workers)
+
+    def _route_without_a_plan(self) -> Route:
+        averages = self.averages
+        return route_without_a_plan(self.memory.compression, self.settings.strategy, averages.replicas, averages.device)
 
     @property
     def _engine(self) -> str:
@@ -230,7 +250,7 @@ class ReplicaPlanning:
         self.voice.warn(f"no plan: the network could not be measured ({complaint})")
         if self.decision is None:
             self.obstacle = f"the network could not be measured ({complaint})"
-            route = route_without_a_plan(self.memory.compression, self.settings.strategy, self._engine)
+            route = self._route_without_a_plan()
             self._get_ready(route)
             self.averages.send_by(route)
 
@@ -280,11 +300,12 @@ class ReplicaPlanning:
         return {name: timeline for name, timeline in found.items() if timeline is not None}
 
 
-def route_without_a_plan(compression: Scheme, strategy: str, engine: str) -> Route:
+def route_without_a_plan(compression: Scheme, strategy: str, group: dist.ProcessGroup, device: torch.device) -> Route:
     """Return how groups travel by themselves where no plan can come: as the user asked."""
     if compression.codec in (None, AUTO):
         return Route(NATIVE)
-    return Route(compression.strategies_by(engine)[0] if strategy == AUTO else strategy, compression.codec)
+    preferred = compression.strategies_by(engine_of(group, device), dist.get_world_size(group))[0]
+    return Route(preferred if strategy == AUTO else strategy, compression.codec)
 
 
 class _Marks:

@@ -1,39 +1,41 @@
 """Averages gradients over the replicas of a sharded model while the backward pass goes on.
 
 torch calls a hook for each group of parameters once its gradients are reduce-scattered inside a host, on the thread
-that runs the backward pass. What it hands over is a shard that the replicas have to average. The hook copies it into
-the memory of a bucket, unless torch has written it there already (`IntoBucket`). The bucket is started on an
-`Exchange` as soon as all its groups have come, and the hook returns at once: torch goes on to the next layer. At the
-end of the backward pass a callback waits for all buckets and writes averages where torch has put gradients meanwhile.
+that runs the backward pass. What it hands over is a shard that the replicas have to average. It lies in the memory of a
+bucket already (`HostScatter`), or is copied there. The bucket is started as soon as all its groups have come, and the
+hook returns at once: torch goes on to the next layer. At the end of the backward pass a callback waits for all buckets
+and writes averages where torch has put gradients meanwhile, unless those are the bucket's own memory.
 
 On a CPU that is the only way to overlap anything: torch has no streams there, and its own all-reduce of HSDP holds up
 the backward pass. On a GPU buckets travel on streams of ours, which the callback lets torch's wait for.
 
 What torch does between the hook and the callback changes the bucket's memory nowhere: it casts and adds what it has
-handed over, which is zero where it adds. A group alone in its bucket that the engine's own all-reduce carries is
-averaged where it lies, as torch does it in HSDP, by the same call: its bits are HSDP's.
+handed over, which is zero where it adds.
+
+A bucket is averaged by an `Exchange` or, where nothing but the average is asked for, by the engine's own all-reduce, as
+in HSDP. Its memory is then laid out as torch has it, padding included, so a group by itself has HSDP's bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from time import perf_counter
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from penstock.errors import PlanError
+from penstock.exchange.compression import NATIVE
 from penstock.exchange.exchange import Exchange, Handle, ResolvedBucket
-from penstock.exchange.traffic import Sent
+from penstock.exchange.traffic import Sent, Used
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.transport import ring_nbytes
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.collective_errors import together, who_is_gone
 from penstock.torch.engines import own_transport
-from penstock.torch.fsdp.groups import ParameterShard, ShardGroup
+from penstock.torch.fsdp.groups import Direct, ParameterShard, ShardGroup
 from penstock.torch.hook import TIMEOUT_SECONDS, Lanes
 from penstock.torch.watch import at_end_of_backward
 
@@ -45,13 +47,29 @@ class GroupBucket:
     """Groups whose gradients travel as one message."""
 
     groups: tuple[ShardGroup, ...]  # in the order in which they come
+    dtype: torch.dtype
+    device: torch.device
     resolved: ResolvedBucket  # what the exchange made of their shards
     by_engine: bool  # the engine's own all-reduce averages it, and nothing else is asked for
     starts: dict[str, int]  # of each shard's first element in `memory`, by name
-    numel: int
-    memory: torch.Tensor | None = None  # flat; the same in every iteration: codecs are bound to it
-    places: dict[str, torch.Tensor] = field(default_factory=dict)  # of groups in it, for torch to write to
-    come: list["Arrival"] = field(default_factory=list)  # of this iteration
+    numel: int  # of `memory`
+    come: list["Arrival"] = field(default_factory=list)  # of this iteration, not sent yet
+    places: dict[str, torch.Tensor] = field(default_factory=dict)  # of groups in `memory`, for torch to write to
+    values: torch.Tensor | None = None  # `memory`, once it was needed
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """What is sent, flat; the same in every iteration: codecs are bound to it."""
+        if self.values is None:
+            self.values = torch.zeros(self.numel, dtype=self.dtype, device=self.device)
+            if self.device.type == "cuda":  # once: several streams write to it
+                torch.cuda.synchronize(self.device)
+        return self.values
+
+    def part(self, shard: ParameterShard) -> torch.Tensor:
+        """Return where a shard lies in its memory."""
+        start = self.starts[shard.name]
+        return self.memory[start : start + shard.numel]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,34 +79,16 @@ class Arrival:
     group: ShardGroup
     output: torch.Tensor  # what torch handed over, kept until the end of the backward pass
     adds: tuple[bool, ...]  # for each shard, whether torch adds to a gradient that is there already
-    bucket: GroupBucket | None = None  # whose memory holds it; None: its gradients are averaged where they lie
 
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
     """A message that was started."""
 
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[tuple[Arrival, GroupBucket], ...] = ()  # with the bucket whose memory will hold their averages
     handle: Handle | None = None  # of the exchange
     work: dist.Work | None = None  # of the engine
     done: torch.cuda.Event | None = None  # on our stream, behind the average
-
-
-class IntoBucket:
-    """torch's own reduce-scatter, whose output is written where we say: `set_custom_reduce_scatter` takes this."""
-
-    def __init__(self, of_torch: Any, place: Callable[[int, torch.dtype], torch.Tensor | None]) -> None:
-        self._of_torch, self._place = of_torch, place
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for a message: that of a bucket, or new."""
-        place = self._place(prod(size), dtype)
-        found: torch.Tensor = self._of_torch.allocate(size, dtype=dtype, device=device) if place is None else place
-        return found
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Do what torch does."""
-        return self._of_torch(*arguments, **options)
 
 
 class ReplicaAverage:
@@ -101,16 +101,17 @@ class ReplicaAverage:
         memory: TorchMemory,
         route: Route,  # without a plan
         device: torch.device,
+        direct: Direct | None,  # how ranks of a host exchange shards; None: as torch does
     ) -> None:
         self.groups, self.replicas, self.device, self._memory = groups, replicas, device, memory
         communicator = Communicator(own_transport(None, replicas), TIMEOUT_SECONDS)
         self.exchange = Exchange(communicator, route=route, memory=memory)
+        self.holds = False  # nothing is sent before the backward pass has computed everything
         self.on_ready: Callable[[ShardGroup], None] = lambda _: None  # called with each group that comes
         self.on_end: Callable[[], None] = lambda: None  # called when the backward pass has computed everything
         self.on_averaged: Callable[[], None] = lambda: None  # called when all averages are there
         self._together: dict[str, tuple[ShardGroup, ...]] = {}  # by name of a group, those of its planned bucket
-        self._buckets: dict[tuple[str, torch.dtype], GroupBucket] = {}  # by name and type
-        self._alone: dict[tuple[str, torch.dtype], GroupBucket] = {}  # a group by itself, where the others did not come
+        self._buckets: dict[tuple[tuple[ShardGroup, ...], torch.dtype], GroupBucket] = {}
         self._version = 0  # of the exchange's routes, with which they were made
         self._is_running = False
         self._under_way: list[UnderWay] = []
@@ -119,9 +120,7 @@ class ReplicaAverage:
         self._connect()
         for group in groups:
             group.module.set_all_reduce_hook(partial(self._hook, group))
-            if group.can_choose_memory:
-                scatter: Any = IntoBucket(group.reduce_scatter, partial(self._place_for, group))
-                group.module.set_custom_reduce_scatter(scatter)
+            group.take_over(partial(self._place_for, group), direct)
 
     def follow(self, plan: Plan) -> None:
         """Use a plan's messages and routes from now on; its tensors are our groups."""
@@ -145,10 +144,16 @@ class ReplicaAverage:
         self.exchange.record(on)
 
     def forget_pass(self) -> None:
-        """Forget a backward pass that was not finished: a new forward pass begins."""
-        self._is_running, self._under_way = False, []
+        """Forget a backward pass that was not finished: a new forward pass begins.
+
+        What it has sent is waited for: the next pass writes to the same memory.
+        """
+        self._is_running = False
         for bucket in self._buckets.values():
             bucket.come.clear()
+        under_way, self._under_way = self._under_way, []
+        for sent in under_way:
+            self._wait(sent)
 
     def _connect(self) -> None:
         """Make a group of NCCL of our own where something is compressed; all replicas must call this together."""
@@ -171,58 +176,44 @@ class ReplicaAverage:
         if (kept := self._put_off.pop(group.name, None)) is not None:
             output += kept
         if output.numel() != group.padded_numel:  # some parameters had no gradient, and torch does not say which
-            self._by_engine(output)
+            self._average_now(None, output)
         elif group.is_stepped_in_backward:
-            self._average_now(group, output)
+            self._average_now(self._bucket((group,), output.dtype), output)
+        elif self._is_in_place(bucket := self._planned(group, output.dtype)):
+            self._average_now(bucket, output)
         else:
-            self._take(group, output)
+            self._take(bucket, group, output)
 
     def _begin(self) -> None:
         """Begin an iteration, with its first group."""
-        self._is_running, self._under_way = True, []
+        self._is_running = True
         if not at_end_of_backward(self._finish):
             raise PlanError("gradients of a sharded model outside of a backward pass; wanted loss.backward()")
         self.exchange.begin()
-        self._renew_buckets()
 
-    def _take(self, group: ShardGroup, output: torch.Tensor) -> None:
+    def _is_in_place(self, bucket: GroupBucket) -> bool:
+        """Whether torch's own stream waits for the engine to average a group where it lies, as in HSDP."""
+        return bucket.by_engine and len(bucket.groups) == 1 and self.device.type == "cuda"
+
+    def _take(self, bucket: GroupBucket, group: ShardGroup, output: torch.Tensor) -> None:
         """Put a group into its bucket, and send that once it is full."""
-        bucket = self._bucket(group, output.dtype)
         if any(each.group is group for each in bucket.come):
-            self._send_separately(bucket)
+            self._send(bucket)
         self._settle(group)
         arrival = Arrival(group, output, tuple(each.gradient is not None for each in group.shards))
-        bucket.come.append(arrival)
-        if bucket.by_engine and len(bucket.groups) == 1 and self._stays(arrival):
-            bucket.come.clear()
-            self._send_in_place(bucket, arrival)
-            return
-        if not self._is_in(bucket, arrival):
+        if output is not bucket.places.get(group.name):
             self._pack(bucket, arrival)
-        elif not _is_gradient(arrival):
-            arrival.bucket = bucket
-        if len(bucket.come) == len(bucket.groups):
+        bucket.come.append(arrival)
+        if len(bucket.come) == len(bucket.groups) and not self.holds:
             self._send(bucket)
-
-    def _stays(self, arrival: Arrival) -> bool:
-        """Whether torch's gradients are views of what it handed over, or its stream waits for what is done to that."""
-        if self.device.type == "cuda":
-            return True
-        return _is_gradient(arrival) and arrival.group.divided_afterwards(arrival.output.dtype) == 1.0
-
-    def _send_in_place(self, bucket: GroupBucket, arrival: Arrival) -> None:
-        """Have the engine average a group where it lies, as in HSDP."""
-        self._under_way.append(UnderWay((arrival,), work=self._start_by_engine(arrival.output, bucket)))
 
     def _pack(self, bucket: GroupBucket, arrival: Arrival) -> None:
         """Copy a group's shards into their bucket; what torch adds to older gradients meanwhile is zero."""
         group, output = arrival.group, arrival.output
         if any(arrival.adds):
             self._leave_to_gradients(bucket, group)
-        arrival.bucket, memory = bucket, self._memory_of(bucket, output.dtype)
-        here = [memory[bucket.starts[each.name] :][: each.numel] for each in group.shards if each.numel]
-        given = [output[each.start :][: each.numel] for each in group.shards if each.numel]
-        if here:
+        if parts := list(_parts(bucket, group, output)):
+            here, given = zip(*parts, strict=True)
             torch._foreach_copy_(here, given)
             if (factor := group.divided_afterwards(output.dtype)) != 1.0:
                 torch._foreach_div_(here, factor)
@@ -232,95 +223,28 @@ class ReplicaAverage:
     def _place_for(self, group: ShardGroup, numel: int, dtype: torch.dtype) -> torch.Tensor | None:
         """Return where in its bucket a group's reduce-scatter may write: gradients are then views of it, as in DDP.
 
-        None: there is no such place, because the group is padded or alone with the engine, or torch would add what is
-        there to older gradients, or divide it while it is sent.
+        None: there is no such place, because shards lie there without padding, or the group is averaged where torch
+        has it, or torch would add what is there to older gradients, or divide it while it is sent.
         """
-        if numel != group.padded_numel or group.is_padded or not group.numel:
-            return None
         if group.divided_afterwards(dtype) != 1.0 or group.is_stepped_in_backward or not group.sends:
             return None
         if group.name in self._put_off or any(each.gradient is not None for each in group.shards):
             return None
-        self._renew_buckets()
-        bucket = self._bucket(group, dtype)
-        if bucket.by_engine and len(bucket.groups) == 1:
+        bucket = self._planned(group, dtype)
+        if self._is_in_place(bucket) or (group.is_padded and not bucket.by_engine) or not numel:
             return None
         if group.name not in bucket.places:
             start = bucket.starts[group.shards[0].name]
-            bucket.places[group.name] = _from_there(self._memory_of(bucket, dtype)[start:][: group.numel])
+            bucket.places[group.name] = _from_there(bucket.memory[start : start + numel])
         return bucket.places[group.name]
-
-    def _is_in(self, bucket: GroupBucket, arrival: Arrival) -> bool:
-        """Whether torch has written a group's gradients into their bucket."""
-        return arrival.output is bucket.places.get(arrival.group.name)
 
     def _leave_to_gradients(self, bucket: GroupBucket, group: ShardGroup) -> None:
         """Take other memory for a bucket if the user has kept gradients that are views of it, to add to them."""
-        place = bucket.places.get(group.name)
-        if place is None or bucket.memory is None:
+        if (place := bucket.places.get(group.name)) is None:
             return
         kept = [each.gradient for each in group.shards if each.numel]
         if any(each is not None and each.untyped_storage().data_ptr() == place.data_ptr() for each in kept):
-            bucket.memory, bucket.places = bucket.memory.clone(), {}
-            for arrival in bucket.come:
-                arrival.bucket = bucket
-
-    def _send(self, bucket: GroupBucket) -> None:
-        """Start a bucket whose groups have all come."""
-        arrivals, memory = tuple(bucket.come), bucket.memory
-        bucket.come.clear()
-        if memory is None or not bucket.numel:
-            return
-        sent = UnderWay(arrivals)
-        if bucket.by_engine:
-            sent.work = self._start_by_engine(memory, bucket)
-        else:
-            around = self._lanes.behind(memory.device) if memory.is_cuda else None
-            sent.handle = self.exchange.start(bucket.resolved, memory, partial(self._note_done, sent), None, around)
-        self._under_way.append(sent)
-
-    def _note_done(self, sent: UnderWay) -> None:
-        """Mark where a bucket's average is there on the stream that this thread gives work to."""
-        if self.device.type == "cuda":
-            sent.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            sent.done.record(torch.cuda.current_stream(self.device))
-
-    def _start_by_engine(self, values: torch.Tensor, bucket: GroupBucket) -> dist.Work | None:
-        """Have the engine average `values` while this thread goes on; on a GPU torch's own stream waits for it."""
-        if self.device.type == "cuda":
-            self._by_engine(values, bucket)
-            return None
-        self.exchange.note_native(bucket.resolved, values.nbytes)
-        name, start, sent = bucket.resolved.parcels[0].name, perf_counter(), self.exchange.sent
-        work: dist.Work = dist.all_reduce(values, dist.ReduceOp.AVG, group=self.replicas, async_op=True)
-        work.get_future().then(lambda _: sent.append(Sent(name, start, perf_counter())))
-        return work
-
-    def _by_engine(self, values: torch.Tensor, bucket: GroupBucket | None = None) -> None:
-        """Have the engine average `values`, as torch does in HSDP, and wait for that as torch does."""
-        start = perf_counter()
-        if bucket is not None:
-            self.exchange.note_native(bucket.resolved, values.nbytes)
-        with together(_WHAT, self.replicas):
-            dist.all_reduce(values, dist.ReduceOp.AVG, group=self.replicas)
-        name = "some parameters of a group" if bucket is None else bucket.resolved.parcels[0].name
-        self.exchange.sent.append(Sent(name, start, perf_counter()))
-
-    def _average_now(self, group: ShardGroup, output: torch.Tensor) -> None:
-        """Return once a group is averaged: the user's hooks step with its gradients as soon as this returns."""
-        bucket = self._lone_bucket(group, output.dtype)
-        if bucket.by_engine or not bucket.numel:
-            self._by_engine(output, bucket)
-            return
-        memory = self._memory_of(bucket, output.dtype)
-        parts = [(memory[bucket.starts[each.name] :][: each.numel], output[each.start :]) for each in group.shards]
-        for here, given in parts:
-            here.copy_(given[: here.numel()])
-        bucket.come.append(Arrival(group, output, ()))
-        self._send(bucket)
-        self._wait(self._under_way.pop())
-        for here, given in parts:
-            given[: here.numel()].copy_(here)
+            bucket.values, bucket.places = bucket.memory.clone(), {}
 
     def _keep(self, group: ShardGroup, output: torch.Tensor) -> None:
         """Add up what replicas will average later, as torch does in HSDP; gradients stay as they are."""
@@ -330,6 +254,72 @@ class ReplicaAverage:
             self._put_off[group.name] = output.clone()
         output.zero_()
 
+    # Sending
+
+    def _send(self, bucket: GroupBucket) -> None:
+        """Start a bucket whose groups have all come; of another, whose others have no gradients, each group by itself.
+
+        Which groups have none may be different in every pass, and a bucket keeps memory and programs.
+        """
+        come, bucket.come = bucket.come, []
+        if len(come) == len(bucket.groups):
+            self._under_way.append(self._start(bucket, *come))
+            return
+        for arrival in come:
+            alone = self._bucket((arrival.group,), bucket.dtype)
+            for shard in arrival.group.shards:
+                alone.part(shard).copy_(bucket.part(shard))
+            self._under_way.append(self._start(alone, arrival))
+
+    def _start(self, bucket: GroupBucket, *arrivals: Arrival) -> UnderWay:
+        """Start to average a bucket's memory over the replicas."""
+        sent, memory = UnderWay(tuple((each, bucket) for each in arrivals)), bucket.memory
+        if bucket.by_engine:
+            sent.work = self._start_engine(bucket, memory)
+        elif bucket.numel:
+            around = self._lanes.behind(memory.device) if memory.is_cuda else None
+            sent.handle = self.exchange.start(bucket.resolved, memory, partial(self._note_done, sent), None, around)
+        return sent
+
+    def _note_done(self, sent: UnderWay) -> None:
+        """Mark where a bucket's average is there on the stream that this thread gives work to."""
+        if self.device.type == "cuda":
+            sent.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            sent.done.record(torch.cuda.current_stream(self.device))
+
+    def _start_engine(self, bucket: GroupBucket | None, values: torch.Tensor) -> dist.Work:
+        """Have the engine average `values` by the call of HSDP, while this thread goes on."""
+        exchange, start = self.exchange, perf_counter()
+        name = "some parameters of a group" if bucket is None else bucket.resolved.parcels[0].name
+        if bucket is None:
+            sent_nbytes = ring_nbytes(values.nbytes, exchange.world_size)
+            exchange.note_traffic(Used(name, Route(NATIVE), values.nbytes, sent_nbytes))
+        else:
+            exchange.note_native(bucket.resolved, values.nbytes)
+        with together(_WHAT, self.replicas):
+            work: dist.Work = dist.all_reduce(values, dist.ReduceOp.AVG, group=self.replicas, async_op=True)
+        sent = exchange.sent
+        if self.device.type == "cuda":
+            sent.append(Sent(name, start, perf_counter()))
+        else:
+            work.get_future().then(lambda _: sent.append(Sent(name, start, perf_counter())))
+        return work
+
+    def _average_now(self, bucket: GroupBucket | None, output: torch.Tensor) -> None:
+        """Average a group where it lies before torch goes on with it; on a GPU, before torch's stream does.
+
+        `bucket`: of this group alone; None: some of its parameters have no gradient, and the engine averages the rest.
+        """
+        if bucket is None or bucket.by_engine:
+            self._wait(UnderWay(work=self._start_engine(bucket, output)))
+            return
+        parts = list(_parts(bucket, bucket.groups[0], output))
+        for here, given in parts:
+            here.copy_(given)
+        self._wait(self._start(bucket))
+        for here, given in parts:
+            given.copy_(here)
+
     # The end of it
 
     @torch.no_grad()
@@ -338,8 +328,8 @@ class ReplicaAverage:
         self.on_end()
         self._is_running = False
         self._wait_for_torch()
-        for bucket in list(self._buckets.values()):
-            self._send_separately(bucket)
+        for bucket in [each for each in self._buckets.values() if each.come]:
+            self._send(bucket)
         self.exchange.finish()
         under_way, self._under_way = self._under_way, []
         for each in under_way:
@@ -354,30 +344,15 @@ class ReplicaAverage:
 
     def _settle(self, group: ShardGroup) -> None:
         """Wait for what a group has under way, if it comes a second time in one pass: its memory is wanted again."""
-        for sent in [each for each in self._under_way if any(one.group is group for one in each.arrivals)]:
+        for sent in [each for each in self._under_way if any(one.group is group for one, _ in each.arrivals)]:
             self._under_way.remove(sent)
             self._complete(sent)
 
     def _complete(self, sent: UnderWay) -> None:
         """Wait for a message, and hand its averages to torch."""
         self._wait(sent)
-        for arrival in sent.arrivals:
-            if arrival.bucket is not None:
-                _hand_over(arrival, arrival.bucket)
-
-    def _send_separately(self, bucket: GroupBucket) -> None:
-        """Send the groups of a bucket that came, each by itself: others had no gradients in this pass."""
-        come, bucket.come = bucket.come, []
-        for arrival in come:
-            self._settle(arrival.group)
-            alone = self._lone_bucket(arrival.group, arrival.output.dtype)
-            memory, whole = self._memory_of(alone, arrival.output.dtype), bucket.memory
-            assert whole is not None, "a bucket that groups have come for"
-            for each in arrival.group.shards:
-                memory[alone.starts[each.name] :][: each.numel].copy_(whole[bucket.starts[each.name] :][: each.numel])
-            arrival.bucket = alone
-            alone.come.append(arrival)
-            self._send(alone)
+        for arrival, bucket in sent.arrivals:
+            _hand_over(arrival, bucket)
 
     def _wait(self, sent: UnderWay) -> None:
         """Return once a message is averaged, as far as the current stream is concerned."""
@@ -396,46 +371,39 @@ class ReplicaAverage:
 
     # Buckets
 
-    def _renew_buckets(self) -> None:
-        """Make buckets anew where routes have changed."""
+    def _planned(self, group: ShardGroup, dtype: torch.dtype) -> GroupBucket:
+        """Return the bucket that a group travels in, by the plan."""
+        groups = self._together.get(group.name, (group,))
+        return self._bucket(groups if all(each.dtype == dtype for each in groups) else (group,), dtype)
+
+    def _bucket(self, groups: tuple[ShardGroup, ...], dtype: torch.dtype) -> GroupBucket:
+        """Return the bucket of some groups; made anew where routes have changed."""
         if self._version != self.exchange.version:
-            self._version = self.exchange.version
-            self._buckets, self._alone = {}, {}
-
-    def _bucket(self, group: ShardGroup, dtype: torch.dtype) -> GroupBucket:
-        """Return a group's bucket."""
-        if (found := self._buckets.get((group.name, dtype))) is not None:
-            return found
-        together = self._together.get(group.name, (group,))
-        together = together if all(each.dtype == dtype for each in together) else (group,)
-        bucket = self._lone_bucket(group, dtype) if together == (group,) else self._made(together, dtype)
-        self._buckets |= {(each.name, dtype): bucket for each in together}
-        return bucket
-
-    def _lone_bucket(self, group: ShardGroup, dtype: torch.dtype) -> GroupBucket:
-        """Return a bucket that holds one group only."""
-        if (group.name, dtype) not in self._alone:
-            self._alone[group.name, dtype] = self._made((group,), dtype)
-        return self._alone[group.name, dtype]
+            self._version, self._buckets = self.exchange.version, {}
+        if (groups, dtype) not in self._buckets:
+            self._buckets[groups, dtype] = self._made(groups, dtype)
+        return self._buckets[groups, dtype]
 
     def _made(self, groups: tuple[ShardGroup, ...], dtype: torch.dtype) -> GroupBucket:
         shards = [each for group in groups for each in group.shards]
-        starts, numel = dict[str, int](), 0
-        for each in shards:
-            starts[each.name] = numel
-            numel += each.numel
         here = [each for each in shards if each.numel] or shards[:1]
         names, sizes = [each.name for each in here], [each.numel for each in here]
         resolved = self.exchange.bucket(names, sizes, str(dtype).removeprefix("torch."))
         by_engine = resolved.is_native and self.exchange.only_averages
-        return GroupBucket(groups, resolved, by_engine, starts, numel)
+        starts, numel = dict[str, int](), 0
+        for group in groups:
+            for each in group.shards:
+                starts[each.name] = numel + each.start if by_engine else numel
+                numel += 0 if by_engine else each.numel
+            numel += group.padded_numel if by_engine else 0
+        return GroupBucket(groups, dtype, self.device, resolved, by_engine, starts, numel)
 
-    def _memory_of(self, bucket: GroupBucket, dtype: torch.dtype) -> torch.Tensor:
-        if bucket.memory is None:
-            bucket.memory = torch.zeros(bucket.numel, dtype=dtype, device=self.device)
-            if self.device.type == "cuda":  # once: several streams write to it
-                torch.cuda.synchronize(self.device)
-        return bucket.memory
+
+def _parts(bucket: GroupBucket, group: ShardGroup, output: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield where each shard of a group lies in its bucket, and where in what torch has handed over."""
+    for each in group.shards:
+        if each.numel:
+            yield bucket.part(each), output[each.start : each.start + each.numel]
 
 
 def _from_there(part: torch.Tensor) -> torch.Tensor:
@@ -444,21 +412,15 @@ def _from_there(part: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _is_gradient(arrival: Arrival) -> bool:
-    """Whether what torch handed over is its gradients' own memory: it neither casts nor moves nor adds it."""
-    group = arrival.group
-    offloads = any(each.of_torch.offload_to_cpu for each in group.shards)
-    return arrival.output.dtype == group.shards[0].parameter.dtype and not offloads and not any(arrival.adds)
-
-
 def _hand_over(arrival: Arrival, bucket: GroupBucket) -> None:
-    """Write a group's averages where torch has put its gradients, or add them to those that were there."""
-    assert bucket.memory is not None
+    """Write a group's averages where torch has put its gradients, or add them to those that were there.
+
+    Where torch has neither cast nor moved what it handed over, gradients are the bucket's own memory.
+    """
     for shard, adds in zip(arrival.group.shards, arrival.adds, strict=True):
-        gradient = shard.gradient
-        if gradient is None or not shard.numel:
+        gradient, average = shard.gradient, bucket.part(shard).view(shard.shape)
+        if gradient is None or not shard.numel or gradient.data_ptr() == average.data_ptr():
             continue
-        average = bucket.memory[bucket.starts[shard.name] :][: shard.numel].view(shard.shape)
         if adds:
             gradient += average.to(gradient.device, gradient.dtype)
         else:

@@ -33,7 +33,7 @@ from penstock.timeline import Timeline
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.engines import engine_of
-from penstock.torch.fsdp.groups import ShardGroup, groups_of
+from penstock.torch.fsdp.groups import Direct, ShardGroup, groups_of
 from penstock.torch.fsdp.replica_planning import UNPLANNED, ReplicaPlanning, route_without_a_plan
 from penstock.torch.fsdp.replicas import ReplicaAverage
 from penstock.torch.fsdp.sharded_state import KEY, ShardedState
@@ -170,7 +170,7 @@ def fully_shard_with(
     memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
     everyone = _all_ranks(mesh)
     compare_ranks(_compared(mesh, settings, memory, options), module, everyone)
-    compiling = compile_ahead(module, settings, scheme)
+    compiling = compile_ahead(module, settings, scheme, mesh.size(0))
     shards, replicas = mesh.get_group(1), mesh.get_group(0)
     _shard(module, mesh, layers, options)
     groups = groups_of(module, shards)
@@ -179,8 +179,9 @@ def fully_shard_with(
     memory.know({each.name: Layout.contiguous(each.shape) for group in groups for each in group.shards})
     obstacle = _obstacle(groups, asks)
     device = _device(mesh)
-    otherwise = route_without_a_plan(scheme, settings.strategy, engine_of(replicas, device))
-    averages = ReplicaAverage(groups, replicas, memory, otherwise if obstacle else Route(NATIVE), device)
+    otherwise = route_without_a_plan(scheme, settings.strategy, replicas, device)
+    direct = Direct(sums=asks or mesh.size(1) == 2) if engine_of(shards, device) == "gloo" else None
+    averages = ReplicaAverage(groups, replicas, memory, otherwise if obstacle else Route(NATIVE), device, direct)
     speaks, name = dist.get_rank(everyone) == 0, type(module).__name__.removeprefix("FSDP")
     plans = ReplicaPlanning(averages, name, shards, settings, memory, compiling, obstacle, speaks)
     held = _Held(averages, plans, ShardedState(memory, groups, mesh, everyone))
