@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from adaptor.worlds import Fabrics, run_worlds, world_outcomes
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.session import Gradient, Session, aligned_zeros
 from penstock.errors import CodecError, NonFiniteError, PlanError, TransportError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
@@ -41,6 +41,10 @@ def train(world, steps=3, order=(2, 1, 0), model=MODEL, **options):
             session.put(index, gradient(world.rank, step, index, model))
         found.append([each.copy() for each in session.wait()])
     return found, session
+
+
+def residuals_of(session):
+    return session.state_dict()["memories"]["residual"]
 
 
 def means(world_size: int, step: int, model=MODEL):
@@ -136,7 +140,7 @@ def test_what_is_not_sent_is_owed_and_goes_into_checkpoints(codec):
     ranks = run_worlds(2, lambda world: train(world, steps=4, **options))
     for index, each in enumerate(MODEL):
         applied = sum(averages[index].astype(np.float64) for averages in ranks[0][0])
-        owed = sum(session.residuals()[each.name].astype(np.float64) for _, session in ranks)
+        owed = sum(residuals_of(session)[each.name].astype(np.float64) for _, session in ranks)
         np.testing.assert_allclose(applied + owed, sum(means(2, step)[index] for step in range(4)), atol=1e-4)
     states = [session.state_dict() for _, session in ranks]
     whole = run_worlds(2, lambda world: train(world, steps=6, **options))
@@ -153,25 +157,6 @@ def test_what_is_not_sent_is_owed_and_goes_into_checkpoints(codec):
     for found in run_worlds(2, resumed):
         for each, want in zip(found, whole[0][0][5], strict=True):  # feedback that is put off sums in another order
             np.testing.assert_allclose(each, want, rtol=1e-6)
-
-
-def test_residuals_that_are_taken_out_and_put_back_change_nothing():
-    options = {"plan": plan_of("cb", "a", codec="onebit"), "codec": "onebit"}
-
-    def rank(world):
-        session, found = Session(world, MODEL, **options), []
-        for step in range(4):
-            session.load_residuals(session.residuals())
-            for index in range(3):
-                session.put(index, gradient(world.rank, step, index))
-            found.append([each.copy() for each in session.wait()])
-        return found
-
-    for found, (wanted, _) in zip(
-        run_worlds(2, rank), run_worlds(2, lambda world: train(world, steps=4, **options)), strict=True
-    ):
-        for mine, theirs in zip(found[3], wanted[3], strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
 def test_bytes_sent_count_gradients_and_no_measurement():
@@ -192,13 +177,14 @@ def test_gradients_of_several_types_travel_in_buckets_of_their_own(dtype):
             np.testing.assert_array_equal(each, want)
 
 
-def test_averages_that_are_lent_stay_as_they_are_while_something_refers_to_them():
+@pytest.mark.parametrize("how", ["lend", "copy"])
+def test_averages_that_are_given_away_stay_as_they_are_while_something_refers_to_them(how):
     def rank(world):
         session, kept, places = Session(world, MODEL, plan=plan_of("cba")), [], []
         for step in range(5):
             for index in range(3):
                 session.put(index, gradient(world.rank, step, index))
-            averages = session.wait(lend=True)
+            averages = session.wait(**{how: True})
             places.append(averages[1].__array_interface__["data"][0])
             if step == 1:
                 kept = averages
@@ -210,6 +196,18 @@ def test_averages_that_are_lent_stay_as_they_are_while_something_refers_to_them(
             np.testing.assert_array_equal(each, want)
         assert places[0] == places[1]  # nothing referred to the first, so its memory was used again
         assert places[2] == places[3] == places[4] != places[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "aligned"), [([10, 16000, 1600], [1, 2]), ([16000, 10, 1600], [0, 1]), ([3, 5, 7], [2]), ([], [])]
+)
+def test_as_many_bytes_as_possible_begin_where_frameworks_take_arrays_over(sizes, aligned):
+    memory = aligned_zeros(sizes, np.dtype(np.float32))
+    first = memory.__array_interface__["data"][0]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    assert [index for index, start in enumerate(starts) if (first + 4 * start) % 64 == 0] == aligned
+    assert memory.size == sum(sizes)
+    assert not memory.any()
 
 
 # What goes wrong
@@ -300,7 +298,7 @@ def test_in_halves_too_a_state_that_is_loaded_ends_nan():
         np.testing.assert_array_equal(average, np.ones(37))
 
 
-def test_residuals_that_are_read_or_put_back_after_a_skipped_step_are_those_before_it():
+def test_residuals_that_are_read_after_a_skipped_step_are_those_before_it():
     def rank(world):
         session = Session(world, MODEL, plan=plan_of("cb", "a", codec="onebit"), codec="onebit", on_nonfinite="skip")
         found = []
@@ -308,16 +306,48 @@ def test_residuals_that_are_read_or_put_back_after_a_skipped_step_are_those_befo
             for index in range(3):
                 session.put(index, gradient(world.rank, 0, index) * np.float32(value if index == 1 else 1))
             session.wait()
-            found.append(session.residuals())
-        session.load_residuals(found[0])
-        session.state_dict()  # which leaves out what a skipped step sent
-        return *found, session.residuals()
+            found.append(residuals_of(session))
+        return found
 
-    for before, skipped, loaded in run_worlds(2, rank):
+    for before, skipped in run_worlds(2, rank):
         assert before["a"].any()
         for name in before:
             np.testing.assert_array_equal(skipped[name], before[name])
-            np.testing.assert_array_equal(loaded[name], before[name])
+
+
+@pytest.mark.parametrize("codec", [None, "onebit", "sparse(density=0.1)"])
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_what_one_rank_refuses_is_raised_on_all_ranks(codec, on_nonfinite):
+    """The others have put all their gradients, and wait for this one's."""
+    strategy = "gtopk_doubling" if codec and "sparse" in codec else "ring"
+
+    def rank(world):
+        session = Session(
+            world, MODEL, plan=plan_of("cb", "a", strategy=strategy, codec=codec), on_nonfinite=on_nonfinite
+        )
+        if world.rank == 1:
+            session.refuse("'b' is stale; give it a gradient")
+        for index in range(3):
+            session.put(index, gradient(world.rank, 0, index))
+        session.wait()
+
+    for found in world_outcomes(2, rank):
+        assert isinstance(found, PlanError)
+        assert str(found) == "rank 1: 'b' is stale; give it a gradient"
+
+
+def test_after_a_refusal_without_a_codec_training_goes_on():
+    def rank(world):
+        session = Session(world, MODEL, plan=plan_of("cba"))
+        with pytest.raises(PlanError):
+            session.refuse("no")
+        for index in range(3):
+            session.put(index, gradient(world.rank, 1, index))
+        return [each.copy() for each in session.wait()]
+
+    for averages in run_worlds(2, rank):
+        for average, wanted in zip(averages, means(2, 1), strict=True):
+            np.testing.assert_array_equal(average, wanted)
 
 
 def test_dense_nan_reaches_all_ranks_as_with_any_all_reduce():

@@ -104,11 +104,15 @@ def nan() -> None:
 
 
 def stale() -> None:
-    """A parameter is never used."""
+    """Rank 1 alone does not use a layer, and others wait for its gradients."""
     used, unused = dense(prefix="used_"), dense(prefix="unused_")
     parameters = used.collect_params()
     parameters.update(unused.collect_params())
-    step(pk.DistributedTrainer(parameters, "sgd"), used)
+    trainer = pk.DistributedTrainer(parameters, "sgd")
+    with autograd.record():
+        loss = sum(layer(nd.ones((2, 3))).sum() for layer in ((used,) if pk.rank() == 1 else (used, unused)))
+    loss.backward()
+    trainer.step(2)
 
 
 def without_values() -> None:

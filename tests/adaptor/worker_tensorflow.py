@@ -299,10 +299,20 @@ def tapes_without_gradients() -> list[str]:
     np.testing.assert_allclose(first.numpy(), np.full(2, (1 + pk.size()) / 2))
     assert second is None
 
-    def later() -> None:  # in another iteration it has one
+    def later(both: bool) -> None:  # in another iteration it has one, on this rank alone
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(used) + tf.reduce_sum(unused)
+            loss = tf.reduce_sum(used) + (tf.reduce_sum(unused) if both else 0.0)
         pk.DistributedGradientTape(tape).gradient(loss, [used, unused])
+
+    def sparse_later() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(used, [0]) if pk.rank() == 1 else used)
+        pk.DistributedGradientTape(tape).gradient(loss, [used, unused])
+
+    in_graph = tf.function(later)
+    in_graph(False)
+    refused = [told(lambda step=step: step(pk.rank() == 1)) for step in (later, in_graph)]  # traced anew there
+    refused = [each[each.index("rank 1: ") :].split(" Traceback")[0] for each in (*refused, told(sparse_later))]
 
     def on_some_ranks() -> None:
         a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
@@ -322,7 +332,7 @@ def tapes_without_gradients() -> list[str]:
             loss = tf.reduce_sum(a) + (tf.reduce_sum(tf.gather(table, [0])) if pk.rank() else 0.0)
         pk.DistributedGradientTape(tape).gradient(loss, [a, table])
 
-    return [told(call) for call in (later, on_some_ranks, on_no_variable, slices_on_some_ranks)]
+    return [*refused, *(told(call) for call in (on_some_ranks, on_no_variable, slices_on_some_ranks))]
 
 
 def gradients_missing_later() -> list[list[float]]:

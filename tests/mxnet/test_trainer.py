@@ -53,7 +53,7 @@ def test_losses_are_those_of_one_process_with_the_whole_batch(world_size):
             "PlanError: parameter 0 is 'layer_bias', (2,) of float32 on rank 0 and 'layer_weight', (2, 3)",
         ),
         ("sparse", "MismatchError: rank 1: the gradient of 'embedding_weight' is row_sparse; wanted a dense one"),
-        ("stale", "PlanError: no new gradient of 'unused_bias' since the last step; give parameters that are not"),
+        ("stale", "PlanError: rank 1: no new gradient of 'unused_bias' since the last step; give parameters that are"),
         ("without_values", "PlanError: parameter 'layer_weight' has no values yet"),
         ("nan", "NonFiniteError: the gradient of 'layer_"),
     ],

@@ -128,7 +128,7 @@ class DistributedTrainer(gluon.Trainer):  # type: ignore[misc]  # MXNet has no t
         """Replace all gradients by their averages; the last ones are computed first, and so sent first."""
         self._start()
         if stale := [each.name for each in self._averaged if not each.data()._fresh_grad]:
-            raise PlanError(
+            self.session.refuse(  # others may have one
                 f"no new gradient of {stale[0]!r} since the last step; give parameters that are not used "
                 'grad_req="null", on all ranks'
             )

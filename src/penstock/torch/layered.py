@@ -313,8 +313,8 @@ class TorchSession(Session):
     def _new_memory(self, scheme: Scheme, on_nonfinite: str, scaler: Scaler | None) -> Memory:
         return TorchMemory(scheme, on_nonfinite, scaler)
 
-    def _zeros(self, numel: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(numel, dtype=getattr(torch, dtype))
+    def _zeros(self, sizes: Sequence[int], dtype: str) -> torch.Tensor:
+        return torch.zeros(sum(sizes), dtype=getattr(torch, dtype))
 
 
 def make_session(
