@@ -177,6 +177,24 @@ def test_gradients_of_several_types_travel_in_buckets_of_their_own(dtype):
             np.testing.assert_array_equal(each, want)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("float32", {}), ("float64", {}), ("float16", {})]
+    + [("float32", options) for options in ({"momentum": 0.9}, {"clip": 0.1}, {"codec": "onebit"})],
+    ids=str,
+)
+def test_gradients_that_are_divided_as_they_are_copied_have_the_same_averages_to_the_bit(options, dtype, monkeypatch):
+    model = [Gradient(each.name, each.shape, dtype) for each in MODEL]
+    plan = plan_of("cb", "a", codec=options.get("codec"), model=model, workers=3)  # thirds round
+    ours = run_worlds(3, lambda world: train(world, model=model, plan=plan, **options)[0])
+    monkeypatch.setattr(Session, "_divides", lambda self, bucket: False)
+    for steps, others in zip(
+        ours, run_worlds(3, lambda world: train(world, model=model, plan=plan, **options)[0]), strict=True
+    ):
+        for averages in zip(steps, others, strict=True):
+            assert all(one.tobytes() == other.tobytes() for one, other in zip(*averages, strict=True))
+
+
 @pytest.mark.parametrize("how", ["lend", "copy"])
 def test_averages_that_are_given_away_stay_as_they_are_while_something_refers_to_them(how):
     def rank(world):

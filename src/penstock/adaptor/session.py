@@ -93,6 +93,7 @@ class _Bucket:
     resolved: ResolvedBucket
     memory: "_Memory"
     copies: "_Memory | None" = None  # that were given away instead
+    is_divided: bool = False  # its gradients are, by the ranks, as they are put into it
     missing: set[int] = field(default_factory=set)  # of this iteration
     handle: Handle | None = None  # of this iteration, once it is under way
     is_lent: bool = False  # its averages were given away: the memory is used again once nothing refers to them
@@ -205,8 +206,11 @@ class Session:
                 self._origin = perf_counter()
 
     def put(self, index: int, values: Array) -> None:
-        """Take this rank's gradient number `index`; its bucket is sent once it and those before it are whole."""
-        gradient, bucket = self.gradients[index], self._places[index][0]
+        """Take this rank's gradient number `index`; its bucket is sent once it and those before it are whole.
+
+        It is copied at once; where nothing but its sum is wanted, it is divided by the ranks in the same pass.
+        """
+        gradient, (bucket, number) = self.gradients[index], self._places[index]
         if values.shape != gradient.shape:
             raise PlanError(f"gradient {gradient.name!r} has shape {values.shape}; wanted {gradient.shape}")
         if values.dtype.name != gradient.dtype:
@@ -215,7 +219,10 @@ class Session:
             raise PlanError(f"gradient {gradient.name!r} came twice in one iteration; call wait() after all of them")
         if bucket.is_lent:
             self._take_back(bucket)
-        self.place(index)[...] = values
+        if bucket.is_divided:
+            np.divide(values, self.world.size, bucket.memory.views[number])
+        else:
+            bucket.memory.views[number][...] = values
         self.came(index)
 
     def is_lent(self, index: int) -> bool:
@@ -260,7 +267,7 @@ class Session:
         """Start the buckets that are whole, in order."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             bucket = self._buckets[self._next]
-            bucket.handle = self.exchange.start(bucket.resolved, bucket.memory.flat)
+            bucket.handle = self.exchange.start(bucket.resolved, bucket.memory.flat, is_divided=bucket.is_divided)
             self._next += 1
         if self._next == len(self._buckets):
             self.exchange.finish()
@@ -643,13 +650,18 @@ class Session:
     def _add_bucket(self, members: Sequence[int], dtype: str) -> None:
         names = [self.gradients[index].name for index in members]
         sizes = [self.gradients[index].numel for index in members]
-        bucket = _Bucket(tuple(members), self.exchange.bucket(names, sizes, dtype), self._memory_for(members))
+        resolved = self.exchange.bucket(names, sizes, dtype)
+        bucket = _Bucket(tuple(members), resolved, self._memory_for(members), is_divided=self._divides(resolved))
         self._buckets.append(bucket)
         self._places |= {index: (bucket, number) for number, index in enumerate(members)}
 
     def _new_memory(self, scheme: Scheme, on_nonfinite: str, scaler: Scaler | None) -> Memory:
         """Return what is kept between iterations."""
         return Memory(scheme, on_nonfinite, scaler)
+
+    def _divides(self, bucket: ResolvedBucket) -> bool:
+        """Whether gradients of a bucket are divided where they are copied: their sum is all that is made of them."""
+        return self.exchange.only_sums(bucket)
 
     def _memory_for(self, members: Sequence[int]) -> _Memory:
         """Return memory for gradients side by side, which have one type."""
