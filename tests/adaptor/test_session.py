@@ -13,6 +13,7 @@ from penstock.adaptor.session import Gradient, Session, aligned_zeros
 from penstock.errors import CodecError, NonFiniteError, PlanError, TransportError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
+from penstock.planning.measure import HostGauge
 from penstock.timeline import COMPUTE
 from penstock.trace import Tensor, Trace
 
@@ -116,6 +117,49 @@ def test_gradients_of_a_bulk_lie_side_by_side_and_travel_as_one_message():
         text = session.explain()
         assert " by wfbp: 1 messages, bulks of 3 buckets, by ring on 2 workers" in text
         assert "\n  0: 3 tensors in a bulk of 3 buckets, " in text
+
+
+AUTO = {"codec": "auto", "candidates": ["onebit"], "strategy": "ring", "profile_iterations": 2}
+
+
+@pytest.mark.parametrize(("seconds_per_byte", "codec"), [(1e-7, "onebit"), (1e-12, None)])
+def test_auto_compresses_where_the_network_is_slow_and_leaves_it_where_it_is_fast(seconds_per_byte, codec):
+    lines = {"ring": LinearCost(1e-6, seconds_per_byte), "ring+onebit": LinearCost(1e-6, seconds_per_byte / 30 + 1e-10)}
+    network = Network(2, 1e-6, seconds_per_byte, 1e-10, all_reduce=lines)
+    for found, session in run_worlds(2, lambda world: train(world, steps=4, network=network, **AUTO)):
+        assert {bucket.codec for bucket in session.plan.buckets} == {codec}
+        assert len(found) == 4
+        assert (f"+{codec}" if codec else "by ring") in session.explain()
+
+
+def test_a_measured_network_is_kept_and_found_again(tmp_path, monkeypatch):
+    measured = []
+
+    def links(self, seconds):
+        measured.append(self.ranks.rank)
+        return replace(NETWORK, all_reduce={})
+
+    def with_line(self, network, route, seconds):
+        return replace(network, all_reduce={**network.all_reduce, str(route): LinearCost(1e-4, 1e-9)})
+
+    monkeypatch.setattr(HostGauge, "links", links)
+    monkeypatch.setattr(HostGauge, "with_line", with_line)
+    monkeypatch.setattr(HostGauge, "holds", lambda self, network: True)
+    options = {"strategy": "ring", "profile_iterations": 2, "measurements": tmp_path}
+    plans = [run_worlds(2, lambda world: train(world, **options)[1].plan) for _ in range(2)]
+    assert sorted(measured) == [0, 1]  # once on each rank
+    assert len(list(tmp_path.iterdir())) == 1
+    assert {bucket.strategy for both in plans for plan in both for bucket in plan.buckets} == {"ring"}
+
+
+def test_what_is_done_between_iterations_is_told_by_rank_0_alone(caplog):
+    caplog.set_level("INFO", "penstock")
+    options = {"network": NETWORK, "strategy": "ring", "profile_iterations": 2}
+    run_worlds(2, lambda world: train(world, **options))
+    told = [each.getMessage() for each in caplog.records]
+    assert told[0] == "profiling 2 iterations, then planning"
+    assert [text.split(",")[0] for text in told[1:]] == ["training goes on"]
+    assert "by ring" in told[1]
 
 
 def test_before_that_explain_counts_iterations():

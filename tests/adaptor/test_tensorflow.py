@@ -53,6 +53,8 @@ CHECKS = {
     "aggregated_passes": "several backward passes for one step",
     "optimizers_of_users": "schedules, own optimizers, local variables and slices in optimizers",
     "metrics_of_all": "metrics are averaged over ranks",
+    "local_variables_of_callbacks": "local variables keep their values",
+    "learning_rates": "warm-up and schedules, with corrected momentum",
 }
 
 
@@ -138,6 +140,29 @@ def test_bad_arguments_are_refused():
         assert "averages gradients already" in second
         assert "backward_passes_per_step is 0; wanted at least 1" in third
         assert "nothing was averaged yet" in fourth
+
+
+def test_what_horovods_scripts_hand_over_has_its_meaning_or_an_answer():
+    first, second = of("horovods_arguments")
+    assert first == second
+    for text, wanted in zip(
+        first,
+        [
+            "groups= has no effect: a plan says which gradients travel together",
+            "num_groups= has no effect",
+            "device_dense='/gpu:0' has no effect: tensors travel through host memory",
+            "PlanError: op='max' of gradients; wanted Average or Sum",
+            "PlanError: gradient_predivide_factor=2.0 with op='sum'; wanted a number above 0, and op=Average",
+            "PlanError: groups=0; wanted a number above 0 or a list",
+            "PlanError: process_set='some'; wanted none: gradients are averaged over all ranks",
+            "PlanError: process_set='some'; wanted none",
+            "TypeError: unexpected keyword argument 'names'",
+            "AttributeError: penstock.tensorflow has no alltoall, which Horovod has; use allgather",
+            "AttributeError: module 'penstock.tensorflow' has no attribute 'nothing_of_the_kind'",
+        ],
+        strict=True,
+    ):
+        assert wanted in text
 
 
 def test_xla_is_refused_with_a_way_out():

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ def told(call: Callable[[], Any]) -> str:
     """Return the kind and the text of what a call raises, in one line."""
     try:
         call()
-    except (PenstockError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+    except (PenstockError, tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         return " ".join(f"{type(error).__name__}: {error}".split())
     return "nothing was raised"
 
@@ -200,6 +201,8 @@ def rows_of_all() -> None:
         wanted = np.concatenate([mine((count, 2), dtype, rank=rank) for rank, count in enumerate(rows)])
         for found in in_both_modes(pk.allgather, mine((rows[pk.rank()], 2), dtype)):
             np.testing.assert_array_equal(found.numpy(), wanted)
+    for found in pk.grouped_allgather([mine((rows[pk.rank()], 2), "bool")] * 2):
+        np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 def broadcasts() -> None:
@@ -655,6 +658,85 @@ def jit_is_refused() -> str:
     return told(lambda: model.fit(*batch(0), verbose=0, callbacks=[pk.BroadcastGlobalVariablesCallback()]))
 
 
+def horovods_arguments() -> list[str]:
+    """What Horovod's scripts hand over has its meaning there, or an answer."""
+    variable, table = tf.Variable(tf.ones(3)), tf.Variable(tf.ones((4, 2)))
+
+    def step(**options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * mine((3,))) + tf.reduce_sum(tf.gather(table, [pk.rank()]))
+        return pk.DistributedGradientTape(tape, **options).gradient(loss, [variable, table])
+
+    rows = np.pad(np.ones((pk.size(), 2)), ((0, 4 - pk.size()), (0, 0)))
+    for run in (step, tf.function(step)):
+        sums, slices = run(op=pk.Sum)
+        np.testing.assert_allclose(sums.numpy(), of_all((3,)).sum(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(tf.convert_to_tensor(slices).numpy(), rows, rtol=1e-6)
+        means, _ = run(gradient_predivide_factor=2.0, device_dense="/cpu:0", device_sparse="", num_groups=0)
+        np.testing.assert_allclose(means.numpy(), of_all((3,)).mean(axis=0), rtol=1e-6)
+    weights = keras.Variable(np.zeros(3, np.float32))
+    optimizer = pk.DistributedOptimizer(keras.optimizers.SGD(1.0), op=pk.Sum, compression=pk.Compression.none)
+    optimizer.apply([tf.constant(mine((3,)))], [weights])
+    np.testing.assert_allclose(np.asarray(weights), -of_all((3,)).sum(axis=0), rtol=1e-6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step(groups=[[variable]])
+        step(num_groups=2, device_dense="/gpu:0")
+    sgd = keras.optimizers.SGD
+    return [
+        *(str(each.message) for each in caught if "has no effect" in str(each.message)),
+        told(lambda: step(op=pk.Max)),
+        told(lambda: step(op=pk.Sum, gradient_predivide_factor=2.0)),
+        told(lambda: pk.DistributedOptimizer(sgd(), groups=0)),
+        told(lambda: pk.DistributedOptimizer(sgd(), process_set="some")),
+        told(lambda: pk.allreduce(tf.ones(3), process_set="some")),
+        told(lambda: pk.allgather(tf.ones(3), names="x")),
+        told(lambda: pk.alltoall),
+        told(lambda: pk.nothing_of_the_kind),
+    ]
+
+
+def local_variables_of_callbacks() -> None:
+    """Every variable gets the root's value, but those that are named."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(optimizer=pk.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    for each in model.weights:
+        each.assign(np.full(each.shape, pk.rank(), np.float32))
+    first = model.layers[0]
+    callback = pk.callbacks.BroadcastGlobalVariablesCallback(pk.size() - 1, local_variables=[first.kernel])
+    callback.register_local_var(first.bias)
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[callback])
+    for each in model.weights:
+        wanted = pk.rank() if each is first.kernel or each is first.bias else pk.size() - 1
+        np.testing.assert_array_equal(np.asarray(each), np.full(each.shape, wanted, np.float32))
+
+
+def learning_rates() -> None:
+    """Rates grow over the first epochs, then follow the schedule; velocities are corrected, as numpy says."""
+    size, steps, momentum = pk.size(), 3, 0.9
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(optimizer=keras.optimizers.SGD(1.0, momentum=momentum), loss=lambda _, found: found)  # gradient: 1
+    rates: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+    )
+    callbacks = [
+        pk.LearningRateWarmupCallback(0.8, warmup_epochs=2),
+        pk.LearningRateScheduleCallback(0.8, 0.5, start_epoch=2),
+        note,
+    ]
+    logs = model.fit(np.ones((steps, 1)), np.ones((steps, 1)), batch_size=1, epochs=4, verbose=0, callbacks=callbacks)
+    grown = [0.8 / size * (1 + (size - 1) * (batch + 1) / (2 * steps)) for batch in range(2 * steps)]
+    wanted = [*grown, *[0.8] * steps, *[0.4] * steps]
+    np.testing.assert_allclose(rates, wanted, rtol=1e-6)
+    np.testing.assert_allclose(logs.history["lr"], wanted[steps - 1 :: steps], rtol=1e-6)
+    weight, velocity, before = 0.0, 0.0, 1.0
+    for rate in wanted:
+        velocity = momentum * velocity * rate / before - rate
+        weight, before = weight + velocity, rate
+    np.testing.assert_allclose(np.asarray(model.weights[0]), [[weight]], rtol=1e-5)
+
+
 def metrics_of_all() -> None:
     logs = {"loss": 1.0 + pk.rank(), "accuracy": 0.5}
     pk.MetricAverageCallback().on_epoch_end(0, logs)
@@ -735,7 +817,7 @@ CHECKS = [
     tapes_without_gradients, gradients_missing_later, sparse_gradients, half_gradients, local_gradients,
     different_models, not_finite, fits,
     saved_models, states_of_optimizers, aggregated_passes, optimizers_of_users, scaled_losses, bad_arguments,
-    jit_is_refused, metrics_of_all,
+    jit_is_refused, metrics_of_all, horovods_arguments, local_variables_of_callbacks, learning_rates,
     sends_during_backward, bits, training,
 ]  # fmt: skip
 

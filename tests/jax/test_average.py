@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import penstock.jax as pk
 from adaptor.worlds import Fabrics, run_worlds, world_outcomes
 from penstock.errors import PlanError
+from penstock.jax import host_calls
 from penstock.jax.average import AverageState, GradientAverage, redistribute_states
 from penstock.jax.host_calls import HostCall
 from penstock.plan import Bucket, Plan
@@ -327,6 +329,28 @@ def test_the_state_of_another_rank_is_not_taken_for_ones_own():
     with pytest.warns(UserWarning, match="a state of rank 0 of 2 on rank 1 of 2"):
         one, other = run_worlds(2, rank)
     assert same_bits(one, other)
+
+
+def test_one_that_is_closed_is_forgotten_and_its_programs_say_so(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    pk.init()
+    try:
+        first, second = pk.average_gradients(), pk.average_gradients()
+        kept, states = len(host_calls._functions), [each.init(parameters()) for each in (first, second)]
+        step = jax.jit(second.update)
+        jax.block_until_ready(step(parameters(), states[1]))
+        assert "profiling: 1 of 5" in pk.explain()  # of the last one
+        second.close()
+        assert "profiling: 0 of 5" in pk.explain()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="was closed; make another one"):
+            jax.block_until_ready(step(parameters(), states[1]))
+        first.close()
+        assert len(host_calls._functions) < kept
+        with pytest.raises(PlanError, match="no transformation yet"):
+            pk.explain()
+    finally:
+        pk.shutdown()
 
 
 # What goes wrong

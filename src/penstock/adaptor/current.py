@@ -1,15 +1,57 @@
 """The world of this process, as Horovod's interface has it: one per process, made by `init`, the same in all adaptors.
 
-Adaptors export these names; `world()` is what they hand to a `Session`.
+Adaptors export these names; `world()` is what they hand to a `Session`. Arguments that scripts written for Horovod hand
+over stand beside those of a `Session`: `take_options` takes them out, with their meaning there or an answer in one
+sentence. What changes no result is taken without effect, with a warning where the user may expect one.
 """
 
 import atexit
+import warnings
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from penstock.adaptor.world import World, join
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PlanError
 
 _joined: list[World] = []
+Average, Sum, Min, Max, Product = "average", "sum", "min", "max", "product"
+_DEFAULTS: Mapping[str, Any] = {
+    "op": Average,
+    "gradient_predivide_factor": 1.0,
+    "num_groups": 0,
+    "groups": None,
+    "device_dense": "",
+    "device_sparse": "",
+    "process_set": None,
+    "use_locking": False,  # of TensorFlow 1
+    "ignore_name_scope": False,  # names are not compared
+    "prefix": None,  # likewise
+    "priority": 0,  # ranks make calls in one order
+}
+ABSENT: Mapping[str, str] = {  # names of Horovod's modules, and what to do
+    "Adasum": "use op=Average",
+    "BroadcastGlobalVariablesHook": "call broadcast_variables, or use BroadcastGlobalVariablesCallback",
+    "ProcessSet": "every call is of all ranks",
+    "SyncBatchNormalization": "use a larger batch, or average the statistics with allreduce",
+    "add_process_set": "every call is of all ranks",
+    "alltoall": "use allgather, and keep the part of this rank",
+    "broadcast_global_variables": "call broadcast_variables with the variables",
+    "broadcast_object_fn": "call broadcast_object",
+    "cross_rank": "use rank() // local_size()",
+    "cross_size": "use size() // local_size()",
+    "elastic": "start the job again from its checkpoint",
+    "global_process_set": "every call is of all ranks",
+    "gloo_built": "init(engine='gloo') says whether it is there",
+    "join": "give all ranks as many batches",
+    "mpi_built": "init(engine='mpi') says whether it is there",
+    "mpi_threads_supported": "leave it out; calls come from threads of their own where MPI takes them",
+    "nccl_built": "leave it out; tensors travel through host memory",
+    "reducescatter": "use allreduce, and keep the part of this rank",
+    "remove_process_set": "every call is of all ranks",
+    "start_timeline": "use measured_timeline() of the session",
+    "stop_timeline": "use measured_timeline() of the session",
+}
 
 
 def init(engine: str | None = None) -> None:
@@ -63,3 +105,39 @@ def local_rank() -> int:
 def local_size() -> int:
     """Return how many ranks this host has."""
     return world().place.local_size
+
+
+def take_options(options: dict[str, Any], *, gradients: bool = True) -> str:
+    """Take Horovod's arguments out of `options`; return the operation, `average` or `sum` where it is of gradients."""
+    given = {name: options.pop(name) for name in _DEFAULTS if name in options}
+    found = {**_DEFAULTS, **given}
+    op, factor, groups = found["op"] or Average, found["gradient_predivide_factor"], found["groups"]
+    if gradients and op not in (Average, Sum):
+        raise PlanError(f"op={op!r} of gradients; wanted Average or Sum, or allreduce(gradient, op=...) for each")
+    if not factor > 0 or (factor != 1.0 and op != Average):
+        raise PlanError(
+            f"gradient_predivide_factor={factor!r} with op={op!r}; wanted a number above 0, and op=Average: gradients "
+            "are divided by the ranks before they are summed, whatever it is"
+        )
+    if groups is not None and not (isinstance(groups, list) or groups > 0):
+        raise PlanError(f"groups={groups!r}; wanted a number above 0 or a list of lists of variables, or leave it out")
+    if found["process_set"] is not None:
+        raise PlanError(f"process_set={found['process_set']!r}; wanted none: gradients are averaged over all ranks")
+    if groups is not None or found["num_groups"]:
+        name = "groups" if groups is not None else "num_groups"
+        _warn(f"{name}= has no effect: a plan says which gradients travel together; see planner= and explain()")
+    for name in ("device_dense", "device_sparse"):
+        if "gpu" in str(found[name]).lower():
+            _warn(f"{name}={found[name]!r} has no effect: tensors travel through host memory")
+    return str(op)
+
+
+def absent(module: str, name: str) -> AttributeError:
+    """Return what is raised for a name that a module does not have."""
+    if name in ABSENT:
+        return AttributeError(f"{module} has no {name}, which Horovod has; {ABSENT[name]}")
+    return AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=4)

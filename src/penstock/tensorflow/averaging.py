@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from penstock.adaptor.current import world
+from penstock.adaptor.current import Average, Sum, world
 from penstock.adaptor.session import Gradient, Session
 from penstock.errors import PlanError
 from penstock.exchange.state import State
@@ -37,9 +37,11 @@ class Averager:
     All ranks must come with the first gradients at the same time: their models and options are compared then.
     """
 
-    def __init__(self, sparse_as_dense: bool = False, scale_local: bool = True, **options: Any) -> None:
-        """`options` are those of a `Session`."""
-        self._sparse_as_dense, self._scale_local, self._options = sparse_as_dense, scale_local, options
+    def __init__(
+        self, op: str = Average, sparse_as_dense: bool = False, scale_local: bool = True, **options: Any
+    ) -> None:
+        """`op`: average or sum; `options` are those of a `Session`."""
+        self._op, self._sparse_as_dense, self._scale_local, self._options = op, sparse_as_dense, scale_local, options
         self.local: set[int] = set()  # ids of variables whose gradients are this rank's own
         self._session: Session | None = None
         self._numbers: dict[int, int] = {}  # of the session's gradients, by position among the variables
@@ -71,7 +73,7 @@ class Averager:
     def average(
         self, gradients: Sequence[Any], variables: Sequence[Any], name: str = "", lend: bool = False
     ) -> list[Any]:
-        """Return the averages over all ranks; slices stay slices unless they are made dense.
+        """Return the averages over all ranks, or their sums; slices stay slices unless they are made dense.
 
         What is None on all ranks in the first iteration stays None. What is None later counts as zeros on this rank,
         which is given the average as all others are: weights stay the same.
@@ -96,7 +98,10 @@ class Averager:
                     found[index] = self._average_sparse(found[index], _names(variables)[index])
         if self._scale_local:
             for index in set(range(len(found))) - set(ours):
-                found[index] = None if found[index] is None else found[index] / world().size
+                found[index] = _times(found[index], 1.0 / world().size)
+        if self._op == Sum:
+            for index in ours:
+                found[index] = _times(found[index], world().size)
         return found
 
     def _prepared(self, gradient: Any) -> Any:
@@ -214,6 +219,15 @@ def _is_sparse(gradient: Any) -> bool:
 def _no_slices(variable: Any, indices: Any, rows: Any) -> tf.IndexedSlices:
     shape = list(variable.shape)
     return tf.IndexedSlices(tf.zeros([0, *shape[1:]], rows), tf.zeros([0], indices), tf.constant(shape, tf.int64))
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    """Return a gradient multiplied, of whatever kind it is."""
+    if gradient is None:
+        return None
+    if _is_sparse(gradient):
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _in_words(has_dense: bool, sparse: Sequence[str]) -> str:

@@ -13,12 +13,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from penstock.adaptor.current import local_rank, local_size, rank, size, world
+from penstock.adaptor.current import Average, Sum, local_rank, local_size, rank, size, take_options, world
 from penstock.exchange import compression as exchange_compression
 from penstock.tensorflow.averaging import call_python, plain
 
 Array = NDArray[Any]
-Average, Sum, Min, Max, Product = "average", "sum", "min", "max", "product"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +37,12 @@ def allreduce(
     postscale_factor: float = 1.0,
     compression: exchange_compression.Compression = Compression.none,
     name: str | None = None,
+    **horovod: Any,
 ) -> Any:
     """Return the average (or what `op` says) of a tensor over all ranks; of `tf.IndexedSlices`, all ranks' slices.
 
     `average` is Horovod's older way to say `op`. With `Compression.fp16` float32 and float64 travel as float16.
+    `name`, here and below, and Horovod's `device_dense`, ... have no effect.
     """
     return grouped_allreduce(
         [tensor],
@@ -51,6 +52,7 @@ def allreduce(
         postscale_factor=postscale_factor,
         compression=compression,
         name=name,
+        **horovod,
     )[0]
 
 
@@ -64,8 +66,10 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     compression: exchange_compression.Compression = Compression.none,
     name: str | None = None,
+    **horovod: Any,
 ) -> list[Any]:
     """Return the same of several tensors, which travel together."""
+    _take(horovod)
     op = _op(average, op)
     found = list(tensors)
     sparse = [index for index, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]
@@ -86,6 +90,13 @@ def grouped_allreduce(
         values = values / tf.cast(size(), values.dtype) if op == Average else values
         found[index] = tf.IndexedSlices(values, allgather(slices.indices), slices.dense_shape)
     return found
+
+
+def _take(horovod: dict[str, Any]) -> None:
+    """Take what Horovod's calls are given besides, and refuse the rest."""
+    take_options(horovod, gradients=False)
+    if horovod:
+        raise TypeError(f"unexpected keyword argument {next(iter(horovod))!r}")
 
 
 def _op(average: bool | None, op: str | None) -> str:
@@ -123,8 +134,9 @@ def _all_reduce(tensors: Sequence[Any], op: str, prescale: float, postscale: flo
 
 
 @plain  # type: ignore[untyped-decorator]
-def allgather(tensor: Any, name: str | None = None) -> Any:
+def allgather(tensor: Any, name: str | None = None, **horovod: Any) -> Any:
     """Return all ranks' tensors behind one another; they may have different numbers of rows."""
+    _take(horovod)
     tensor = tf.convert_to_tensor(tensor)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -150,9 +162,15 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
     return gathered(tensor)
 
 
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, **horovod: Any) -> list[Any]:
+    """Return the same of several tensors."""
+    return [allgather(each, **horovod) for each in tensors]
+
+
 @plain  # type: ignore[untyped-decorator]
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, **horovod: Any) -> Any:
     """Return the root's tensor on every rank."""
+    _take(horovod)
     tensor = tf.convert_to_tensor(tensor)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -171,8 +189,9 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 @plain  # type: ignore[untyped-decorator]
-def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
+def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, inplace: bool = False, **horovod: Any) -> None:
     """Give all variables, of TensorFlow or of Keras, the root's values; all of them travel together."""
+    _take(horovod)
     targets = [getattr(each, "value", each) if not isinstance(each, tf.Variable) else each for each in variables]
     if not targets:
         return
