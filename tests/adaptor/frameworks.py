@@ -95,7 +95,7 @@ def _under_mpirun(world_size: int, command: Sequence[str], seconds: float) -> li
         capture_output=True,
         text=True,
         timeout=seconds,
-        env=_quiet(dict(os.environ)),
+        env=quiet(dict(os.environ)),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -110,7 +110,7 @@ def _parsed(out: str, err: str, code: int) -> Any:
 
 
 def _environment(rank: int, world_size: int, port: str) -> dict[str, str]:
-    return _quiet(os.environ) | {
+    return quiet(os.environ) | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -120,7 +120,7 @@ def _environment(rank: int, world_size: int, port: str) -> dict[str, str]:
     }
 
 
-def _quiet(environment: Any) -> dict[str, str]:
+def quiet(environment: Any) -> dict[str, str]:
     """Return the variables of a worker: this tree first, one thread, only errors of the framework's."""
     paths = [str(HERE.parents[1] / "src"), str(HERE.parent), environment.get("PYTHONPATH", "")]
     return dict(environment) | {

@@ -123,6 +123,7 @@ def test_fit_trains_by_a_plan_with_the_same_weights_on_all_ranks():
     assert first == second  # weights to the bit; metrics are averaged
     assert first["dense"]["routes"] == ["native"]
     assert first["onebit"]["routes"] == ["ring+onebit"]
+    assert first["auto"]["routes"] == ["ring+onebit"]  # which is cheaper on this network
     assert "messages by ring+onebit on 2 workers" in first["onebit"]["explained"]
     assert first["dense"]["names"][:2] == ["sequential/dense/kernel", "sequential/dense/bias"]
 
@@ -179,7 +180,7 @@ def test_buckets_stay_where_they_are_when_the_optimizer_has_applied_their_averag
 
 def test_ranks_are_alike_to_the_bit_after_200_steps():
     first, second = of("training")
-    for codec in ("None", "onebit"):
+    for codec in ("None", "onebit", "gtopk"):
         assert first[codec]["weights"] == second[codec]["weights"]
         assert first[codec]["loss"] < 0.5  # of 1.1 at first
     assert first["onebit"]["sent"] < 0.2 * first["None"]["sent"]
@@ -200,6 +201,7 @@ def test_the_loss_is_that_of_mirrored_strategy():
     ours = of("training")[0]
     assert abs(ours["None"]["loss"] - wanted["loss"]) < 1e-3
     assert abs(ours["onebit"]["loss"] - wanted["loss"]) < 0.1
+    assert abs(ours["gtopk"]["loss"] - wanted["loss"]) < 0.1
 
 
 @pytest.mark.slow

@@ -456,13 +456,13 @@ def _single_plan(name: str, nbytes: int, codec: str | None, strategy: str = "rin
 # Optimizers and fit
 
 
-def fit(codec: str | None = None, steps: int = 12, **options: Any) -> dict[str, Any]:
+def fit(codec: str | None = None, steps: int = 12, slower: float = 1.0, **options: Any) -> dict[str, Any]:
     """Train by model.fit; return digests of the weights, the same on all ranks, and what the session says."""
     model = small_model()
     optimizer = pk.DistributedOptimizer(
         keras.optimizers.SGD(0.05, momentum=0.9),
         codec=codec,
-        network=_network(),
+        network=_network(slower),
         profile_iterations=3,
         measure_seconds=0.5,
         **options,
@@ -482,11 +482,12 @@ def fit(codec: str | None = None, steps: int = 12, **options: Any) -> dict[str, 
     }
 
 
-def _network() -> Any:
+def _network(slower: float = 1.0) -> Any:
     from penstock.network import LinearCost, Network
 
-    lines = {"native": LinearCost(1e-4, 1e-9), "ring": LinearCost(1e-4, 1e-9), "ring+onebit": LinearCost(1e-4, 1e-10)}
-    return Network(pk.size(), 1e-4, 1e-9, 1e-10, all_reduce=lines)
+    dense, coded = LinearCost(1e-4, slower * 1e-9), LinearCost(1e-4, slower * 1e-10)
+    lines = {"native": dense, "ring": dense, "ring+onebit": coded}
+    return Network(pk.size(), 1e-4, slower * 1e-9, 1e-10, all_reduce=lines)
 
 
 def _digest(model: keras.Model) -> str:
@@ -496,7 +497,8 @@ def _digest(model: keras.Model) -> str:
 
 
 def fits() -> dict[str, Any]:
-    return {"dense": fit(), "onebit": fit("onebit", strategy="ring")}
+    auto = fit("auto", slower=1000.0, candidates=["onebit"], strategy="ring")
+    return {"dense": fit(), "onebit": fit("onebit", strategy="ring"), "auto": auto}
 
 
 def saved_models() -> None:
@@ -788,14 +790,28 @@ def task(step: int, rank: int, rows: int = 16) -> tuple[np.ndarray, np.ndarray]:
 STEPS_OF_TRAINING = 200
 
 
+def _gtopk_plan() -> Any:
+    """Return a plan of one bucket for the model of `training`."""
+    from penstock.plan import Bucket, Plan
+
+    layers = {"sequential/dense": (8, 64), "sequential/dense_1": (64, 3)}
+    names = tuple(f"{layer}/{kind}" for layer in reversed(layers) for kind in ("bias", "kernel"))
+    nbytes = 4 * sum(rows * width + width for rows, width in layers.values())
+    return Plan("m", pk.size(), "single", (Bucket(names, nbytes, "gtopk_doubling", "sparse(density=0.1)"),))
+
+
 def training() -> dict[str, Any]:
-    """Train for 200 steps by model.fit, dense and by onebit; ranks must be alike to the bit."""
+    """Train for 200 steps by model.fit, dense, by onebit and by gtopk; ranks must be alike to the bit."""
     found = {}
-    for codec in (None, "onebit"):
+    for codec, options in {
+        None: {"network": _network()},
+        "onebit": {"network": _network()},
+        "gtopk": {"density": 0.1, "plan": _gtopk_plan()},
+    }.items():
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(3)])
         optimizer = pk.DistributedOptimizer(
-            keras.optimizers.SGD(0.1), codec=codec, network=_network(), profile_iterations=3, measure_seconds=0.5
+            keras.optimizers.SGD(0.1), codec=codec, profile_iterations=3, measure_seconds=0.5, **options
         )
         model.compile(optimizer=optimizer, loss=LOSS)
         batches = [task(step, pk.rank()) for step in range(STEPS_OF_TRAINING)]

@@ -9,13 +9,25 @@ import atexit
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from penstock.adaptor.world import World, join
 from penstock.errors import PenstockError, PlanError
+from penstock.exchange import compression as exchange_compression
 
 _joined: list[World] = []
 Average, Sum, Min, Max, Product = "average", "sum", "min", "max", "product"
+
+
+@dataclass(frozen=True)
+class Compression(exchange_compression.Compression):
+    """How gradients are compressed; `Compression.none` and `Compression.fp16` are Horovod's."""
+
+    none: ClassVar[exchange_compression.Compression] = exchange_compression.Compression()
+    fp16: ClassVar[exchange_compression.Compression] = exchange_compression.Compression("fp16")
+
+
 _DEFAULTS: Mapping[str, Any] = {
     "op": Average,
     "gradient_predivide_factor": 1.0,
@@ -31,6 +43,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 ABSENT: Mapping[str, str] = {  # names of Horovod's modules, and what to do
     "Adasum": "use op=Average",
+    "DistributedOptimizer": "use DistributedTrainer",  # of MXNet
     "BroadcastGlobalVariablesHook": "call broadcast_variables, or use BroadcastGlobalVariablesCallback",
     "ProcessSet": "every call is of all ranks",
     "SyncBatchNormalization": "use a larger batch, or average the statistics with allreduce",
@@ -130,6 +143,31 @@ def take_options(options: dict[str, Any], *, gradients: bool = True) -> str:
         if "gpu" in str(found[name]).lower():
             _warn(f"{name}={found[name]!r} has no effect: tensors travel through host memory")
     return str(op)
+
+
+def chosen_op(average: bool | None, op: str | None) -> str:
+    """Return the operation; `average` is Horovod's older way to say it."""
+    if average is not None and op is not None:
+        raise ValueError("average= and op=; wanted op alone")
+    return op or (Sum if average is False else Average)
+
+
+def nothing_else(options: dict[str, Any]) -> None:
+    """Take what Horovod's collectives are given besides, and refuse the rest."""
+    take_options(options, gradients=False)
+    if options:
+        raise TypeError(f"unexpected keyword argument {next(iter(options))!r}")
+
+
+def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """Return the root's value, whatever it is (pickled)."""
+    given = value if rank() == root_rank else None
+    return world().gather_objects(given, f"broadcast of an object from {root_rank}")[root_rank]
+
+
+def allgather_object(value: Any, name: str | None = None) -> list[Any]:
+    """Return every rank's value, whatever it is (pickled), by rank."""
+    return world().gather_objects(value)
 
 
 def absent(module: str, name: str) -> AttributeError:

@@ -21,11 +21,14 @@ from typing import Any
 
 from penstock.adaptor.current import (
     Average,
+    Compression,
     Max,
     Min,
     Product,
     Sum,
     absent,
+    allgather_object,
+    broadcast_object,
     init,
     is_initialized,
     local_rank,
@@ -42,12 +45,9 @@ from penstock.tensorflow.callbacks import (
     MetricAverageCallback,
 )
 from penstock.tensorflow.ops import (
-    Compression,
     allgather,
-    allgather_object,
     allreduce,
     broadcast,
-    broadcast_object,
     broadcast_variables,
     grouped_allgather,
     grouped_allreduce,

@@ -5,27 +5,29 @@ call compares what ranks bring (`adaptor/world.py`): they are for metrics, initi
 every iteration belong into `DistributedGradientTape` or `DistributedOptimizer`.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from penstock.adaptor.current import Average, Sum, local_rank, local_size, rank, size, take_options, world
+from penstock.adaptor.current import (
+    Average,
+    Compression,
+    Sum,
+    chosen_op,
+    local_rank,
+    local_size,
+    nothing_else,
+    rank,
+    size,
+    world,
+)
 from penstock.exchange import compression as exchange_compression
 from penstock.tensorflow.averaging import call_python, plain
 
 Array = NDArray[Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Compression(exchange_compression.Compression):
-    """How gradients are compressed; `Compression.none` and `Compression.fp16` are Horovod's."""
-
-    none: ClassVar[exchange_compression.Compression] = exchange_compression.Compression()
-    fp16: ClassVar[exchange_compression.Compression] = exchange_compression.Compression("fp16")
 
 
 def allreduce(
@@ -69,8 +71,8 @@ def grouped_allreduce(
     **horovod: Any,
 ) -> list[Any]:
     """Return the same of several tensors, which travel together."""
-    _take(horovod)
-    op = _op(average, op)
+    nothing_else(horovod)
+    op = chosen_op(average, op)
     found = list(tensors)
     sparse = [index for index, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]
     if sparse and op not in (Average, Sum):
@@ -90,21 +92,6 @@ def grouped_allreduce(
         values = values / tf.cast(size(), values.dtype) if op == Average else values
         found[index] = tf.IndexedSlices(values, allgather(slices.indices), slices.dense_shape)
     return found
-
-
-def _take(horovod: dict[str, Any]) -> None:
-    """Take what Horovod's calls are given besides, and refuse the rest."""
-    take_options(horovod, gradients=False)
-    if horovod:
-        raise TypeError(f"unexpected keyword argument {next(iter(horovod))!r}")
-
-
-def _op(average: bool | None, op: str | None) -> str:
-    if average is not None and op is not None:
-        raise ValueError("average= and op=; wanted op alone")
-    if op is not None:
-        return op
-    return Sum if average is False else Average
 
 
 def _narrow(tensor: Any, compression: exchange_compression.Compression) -> Any:
@@ -136,7 +123,7 @@ def _all_reduce(tensors: Sequence[Any], op: str, prescale: float, postscale: flo
 @plain  # type: ignore[untyped-decorator]
 def allgather(tensor: Any, name: str | None = None, **horovod: Any) -> Any:
     """Return all ranks' tensors behind one another; they may have different numbers of rows."""
-    _take(horovod)
+    nothing_else(horovod)
     tensor = tf.convert_to_tensor(tensor)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -170,7 +157,7 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, **horovod
 @plain  # type: ignore[untyped-decorator]
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, **horovod: Any) -> Any:
     """Return the root's tensor on every rank."""
-    _take(horovod)
+    nothing_else(horovod)
     tensor = tf.convert_to_tensor(tensor)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -191,7 +178,7 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None, **horovod: A
 @plain  # type: ignore[untyped-decorator]
 def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, inplace: bool = False, **horovod: Any) -> None:
     """Give all variables, of TensorFlow or of Keras, the root's values; all of them travel together."""
-    _take(horovod)
+    nothing_else(horovod)
     targets = [getattr(each, "value", each) if not isinstance(each, tf.Variable) else each for each in variables]
     if not targets:
         return
@@ -204,17 +191,6 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, inplace: b
     )
     for variable, value in zip(targets, found, strict=True):
         variable.assign(value)
-
-
-def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return the root's value, whatever it is (pickled)."""
-    given = value if rank() == root_rank else None
-    return world().gather_objects(given, f"broadcast of an object from {root_rank}")[root_rank]
-
-
-def allgather_object(value: Any, name: str | None = None) -> list[Any]:
-    """Return every rank's value, whatever it is (pickled), by rank."""
-    return world().gather_objects(value)
 
 
 def rank_op(name: str | None = None) -> Any:
