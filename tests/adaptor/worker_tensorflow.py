@@ -497,7 +497,7 @@ def _digest(model: keras.Model) -> str:
 
 
 def fits() -> dict[str, Any]:
-    auto = fit("auto", slower=1000.0, candidates=["onebit"], strategy="ring")
+    auto = fit("auto", slower=1e6, candidates=["onebit"], strategy="ring")
     return {"dense": fit(), "onebit": fit("onebit", strategy="ring"), "auto": auto}
 
 
