@@ -22,6 +22,7 @@ import numpy as np
 WIDTH, LAYERS, INPUTS, CLASSES, BATCH = 1600, 5, 1024, 10, 16
 PROFILE, WARMUP = 3, 3  # iterations
 Step = Callable[[], None]
+servers: list["subprocess.Popen[bytes]"] = []  # of MXNet's, that this process has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,7 @@ def _start_servers(rank: int, world_size: int) -> None:
     }
     for role in ("server", *(("scheduler",) if rank == 0 else ())):
         code = "import numpy; numpy.bool = bool; import mxnet"  # which serves until the workers end
-        subprocess.Popen([sys.executable, "-c", code], env=os.environ | common | {"DMLC_ROLE": role})
+        servers.append(subprocess.Popen([sys.executable, "-c", code], env=os.environ | common | {"DMLC_ROLE": role}))
     os.environ.update(common | {"DMLC_ROLE": "worker"})
 
 
@@ -379,7 +380,21 @@ def main() -> None:
     for found in of_all_ranks(measure(job)):
         report(int(os.environ["RANK"]), found)
     sys.stdout.flush()
-    os._exit(0)  # what a framework started need not be taken down
+    _leave()
+
+
+def _leave() -> None:
+    """End together with the other ranks; what a framework has started need not be taken down."""
+    from penstock.adaptor import current
+
+    current.world().barrier()
+    for each in servers:
+        each.kill()
+    if current.world().engine == "mpi":
+        from penstock.runtime.transport.mpi import shut_down
+
+        shut_down()
+    os._exit(0)
 
 
 if __name__ == "__main__":
