@@ -203,6 +203,17 @@ def test_what_is_not_sent_is_owed_and_goes_into_checkpoints(codec):
             np.testing.assert_allclose(each, want, rtol=1e-6)
 
 
+def test_low_rank_factors_average_alike_on_all_ranks_and_what_they_leave_is_owed():
+    options = {"plan": plan_of("cb", "a", codec="lowrank"), "codec": "lowrank"}
+    ranks = run_worlds(2, lambda world: train(world, steps=4, **options))
+    for one, other in zip(ranks[0][0], ranks[1][0], strict=True):
+        assert all(mine.tobytes() == theirs.tobytes() for mine, theirs in zip(one, other, strict=True))
+    applied = sum(averages[1].astype(np.float64) for averages in ranks[0][0])
+    owed = sum(residuals_of(session)["b"].astype(np.float64) for _, session in ranks)
+    np.testing.assert_allclose(applied + owed, sum(means(2, step)[1] for step in range(4)), atol=1e-3)
+    assert set(ranks[0][1].state_dict()["memories"]["factor"]) == {"b"}  # the only matrix
+
+
 def test_bytes_sent_count_gradients_and_no_measurement():
     options = {"plan": plan_of("cba"), "strategy": "ring"}
     for _, session in run_worlds(2, lambda world: train(world, steps=3, **options)):
