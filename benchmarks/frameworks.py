@@ -1,9 +1,14 @@
 """Does a framework's adaptor beat the framework's own all-reduce, and what does it add to the bare exchange?
 
 Every method trains the same model on emulated hosts, in processes of its own; methods take turns. `own` is the
-framework's own data parallelism (TensorFlow: MultiWorkerMirroredStrategy by ring; JAX: `jax.lax.pmean`), `none` trains
-without communication. `bare-X` is what the exchange of X takes alone, without a framework and its copies, and `apart-X`
-what computing and then that exchange take: in the same processes as X, in turns, so that all three have the same cores.
+framework's own data parallelism (TensorFlow: MultiWorkerMirroredStrategy by ring; JAX: `jax.lax.pmean`; MXNet: its
+parameter server, `dist_sync`), `none` trains without communication. `apart-X` is the same work as X, done one after the
+other without an adaptor: the framework computes, the bare exchange averages, the framework applies; `bare-X` is that
+exchange alone. Both run in the processes of X, in turns with it. Of each iteration the slowest rank's clock counts, and
+the processor time that a rank takes on average.
+
+MXNet has an environment of its own (`make test-mxnet` makes it) and travels by MPI:
+`.venv-mxnet/bin/python benchmarks/frameworks.py --frameworks mxnet`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +26,7 @@ from penstock.cli.options import JsonOption, RecordOption
 from penstock.cli.output import print_json, print_table, progress
 from study import Claim, claim_documents, print_claims, start
 
+ENGINES = {"mxnet": "mpi"}  # others: gloo
 WORKER = (str(Path(__file__).with_name("frameworks_worker.py")),)
 METHODS = ("none", "own", "dense", "onebit")
 WANTED, MOST = 1.8, 1.05  # times as fast as the framework's own; of computing and the bare exchange together
@@ -31,13 +37,14 @@ Row = Mapping[str, Any]
 def framework_rows(
     frameworks: Sequence[str], methods: Sequence[str], place: Place, rounds: int, iterations: int, done: Done
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for every framework and method: medians over all iterations of all rounds, on rank 0."""
+    """Yield a row for every framework and method: medians over all iterations of all rounds."""
     for framework in frameworks:
         found: dict[str, list[dict[str, Any]]] = {}
         for _ in range(rounds):
             for method in methods:
                 job = asdict(FrameworkJob(framework, method, iterations))
-                for result in run_job(place, WORKER, job, done, _TIMEOUT_SECONDS):
+                engine = ENGINES.get(framework, "gloo")
+                for result in run_job(place, WORKER, job, done, _TIMEOUT_SECONDS, engine=engine):
                     found.setdefault(result["method"], []).append(result)
                 done(f"{framework} {method}")
         for method, results in found.items():
@@ -77,12 +84,12 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def frameworks(
-    names: Annotated[str, typer.Option("--frameworks", help="tensorflow, jax")] = "tensorflow,jax",
+    names: Annotated[str, typer.Option("--frameworks", help="tensorflow, jax; or mxnet")] = "tensorflow,jax",
     methods: Annotated[str, typer.Option(help="ways of training")] = ",".join(METHODS),
     hosts: Annotated[int, typer.Option(help="emulated", min=2)] = 4,
     rate: Annotated[str, typer.Option(help="of each host's NIC")] = "1gbit",
-    rounds: Annotated[int, typer.Option(help="starts of each method", min=1)] = 2,
-    iterations: Annotated[int, typer.Option(help="measured in each start", min=1)] = 8,
+    rounds: Annotated[int, typer.Option(help="starts of each method", min=1)] = 4,
+    iterations: Annotated[int, typer.Option(help="measured in each start", min=1)] = 16,
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:

@@ -1,12 +1,19 @@
-"""One rank of `frameworks.py`: trains one model in one framework by one method and reports what iterations took."""
+"""One rank of `frameworks.py`: trains one model in one framework by one method and reports what iterations took.
+
+Beside each of our methods, in the same process and in turns with it, the same work is done apart: the framework
+computes gradients, the bare exchange averages as many bytes from memory of its own, and the framework applies its
+gradients. What an adaptor adds (calls, copies) is the difference; what it hides by overlap counts for it.
+"""
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from statistics import mean
 from time import perf_counter, process_time
 from typing import Any
 
@@ -15,6 +22,7 @@ import numpy as np
 WIDTH, LAYERS, INPUTS, CLASSES, BATCH = 1600, 5, 1024, 10, 16
 PROFILE, WARMUP = 3, 3  # iterations
 Step = Callable[[], None]
+servers: list["subprocess.Popen[bytes]"] = []  # of MXNet's, that this process has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Training:
     step: Step  # returns when weights are changed
     parameters: int
     session: Callable[[], Any] | None = None  # what averages, where we do
+    compute: Callable[[], Any] | None = None  # returns this rank's gradients of the same model
+    apply: Callable[[Any], None] | None = None  # changes its weights by gradients
 
 
 def batch(rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -75,19 +85,21 @@ def tensorflow_training(method: str) -> Training:
 
     pk.init()
     keras.utils.set_random_seed(0)
-    network, optimizer = model(), keras.optimizers.SGD(1e-4)
+    network, plain, ours = model(), keras.optimizers.SGD(1e-4), keras.optimizers.SGD(1e-4)
     if method != "none":
-        optimizer = pk.DistributedOptimizer(optimizer, **options_of(method))
-    optimizer.build(network.trainable_variables)
+        ours = pk.DistributedOptimizer(ours, **options_of(method))
+    for each in (plain, ours):
+        each.build(network.trainable_variables)
 
-    @tf.function  # type: ignore[untyped-decorator]
-    def step() -> None:
+    def gradients() -> Any:
         with tf.GradientTape() as tape:
             value = loss(labels, network(inputs))
-        optimizer.apply(tape.gradient(value, network.trainable_variables), network.trainable_variables)
+        return tape.gradient(value, network.trainable_variables)
 
+    step = tf.function(lambda: ours.apply(gradients(), network.trainable_variables))
+    apply = tf.function(lambda given: plain.apply(given, network.trainable_variables))
     session = None if method == "none" else lambda: pk.sessions()[-1]
-    return Training(step, network.count_params(), session)
+    return Training(step, network.count_params(), session, tf.function(gradients), apply)
 
 
 def _tf_config(rank: int, world_size: int) -> dict[str, Any]:
@@ -172,7 +184,20 @@ def _jitted(jax: Any, optax: Any, loss: Any, chain: Any, weights: Any, count: in
         state[:] = update(*state)
         jax.block_until_ready(state)
 
-    return Training(step, count, None if averaging is None else lambda: averaging.session)
+    differentiate, plain = jax.jit(jax.grad(loss)), optax.sgd(1e-4)
+    without = plain.init(weights)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def change(weights: Any, gradients: Any) -> Any:
+        return optax.apply_updates(weights, plain.update(gradients, without, weights)[0])
+
+    def compute() -> Any:
+        return jax.block_until_ready(differentiate(state[0]))
+
+    def apply(gradients: Any) -> None:
+        state[0] = jax.block_until_ready(change(state[0], gradients))
+
+    return Training(step, count, None if averaging is None else lambda: averaging.session, compute, apply)
 
 
 def _pmean(jax: Any, optax: Any, loss: Any, weights: Any, count: int) -> Training:
@@ -193,26 +218,87 @@ def _pmean(jax: Any, optax: Any, loss: Any, weights: Any, count: int) -> Trainin
     return Training(step, count)
 
 
-TRAININGS: dict[str, Callable[[str], Training]] = {"tensorflow": tensorflow_training, "jax": jax_training}
+def mxnet_training(method: str) -> Training:
+    """Train a Gluon model; `own` is MXNet's parameter server, with a server on every host."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if method == "own":
+        _start_servers(rank, world_size)
+    import penstock.mxnet as pk
+
+    # isort: split
+    from mxnet import autograd, gluon, init, nd, random
+
+    random.seed(0)
+    net = gluon.nn.HybridSequential()
+    for rows, width in sizes():
+        net.add(gluon.nn.Dense(width, activation="relu" if width == WIDTH else None, in_units=rows))
+    net.initialize(init.Xavier())
+    net.hybridize(static_alloc=True)
+    inputs, labels = (nd.array(each) for each in batch(rank))
+    loss, settings = gluon.loss.SoftmaxCrossEntropyLoss(), ("sgd", {"learning_rate": 1e-4})
+    plain = gluon.Trainer(net.collect_params(), *settings, kvstore="dist_sync" if method == "own" else None)
+    trainer = plain
+    if method not in ("none", "own"):
+        pk.init()
+        trainer = pk.DistributedTrainer(net.collect_params(), *settings, **options_of(method))
+
+    def compute() -> Any:
+        with autograd.record():
+            value = loss(net(inputs), labels)
+        value.backward()
+        nd.waitall()
+
+    def step() -> None:
+        compute()
+        trainer.step(BATCH)
+        nd.waitall()
+
+    def apply(_: Any) -> None:
+        plain.step(BATCH)
+        nd.waitall()
+
+    count = sum(rows * width + width for rows, width in sizes())
+    return Training(step, count, None if trainer is plain else lambda: trainer.session, compute, apply)
+
+
+def _start_servers(rank: int, world_size: int) -> None:
+    """Start a server of MXNet's on this host, and on the first one what all of them meet at."""
+    common = {
+        "DMLC_PS_ROOT_URI": os.environ["MASTER_ADDR"],
+        "DMLC_PS_ROOT_PORT": "23458",
+        "DMLC_NUM_WORKER": str(world_size),
+        "DMLC_NUM_SERVER": str(world_size),
+        "DMLC_NODE_HOST": f"{os.environ['MASTER_ADDR'].rsplit('.', 1)[0]}.{rank + 1}",
+    }
+    for role in ("server", *(("scheduler",) if rank == 0 else ())):
+        code = "import numpy; numpy.bool = bool; import mxnet"  # which serves until the workers end
+        servers.append(subprocess.Popen([sys.executable, "-c", code], env=os.environ | common | {"DMLC_ROLE": role}))
+    os.environ.update(common | {"DMLC_ROLE": "worker"})
+
+
+TRAININGS: dict[str, Callable[[str], Training]] = {
+    "tensorflow": tensorflow_training,
+    "jax": jax_training,
+    "mxnet": mxnet_training,
+}
 
 
 def measure(job: FrameworkJob) -> list[dict[str, Any]]:
-    """Return what iterations took; where we average, also what it takes to compute first and then exchange, in turns.
-
-    Ranks share cores, and no rank can end an exchange before the others have come to it. So computing is timed beside
-    ranks that compute too, and what follows it includes the wait for the slowest of them.
-    """
+    """Return what iterations took on this rank; where we average, also what the same work takes apart, in turns."""
     training = TRAININGS[job.framework](job.method)
     for _ in range(PROFILE + WARMUP):
         training.step()
     if training.session is None:
         return _rows(_timed({job.method: training.step}, job.iterations), training.parameters)
-    session = training.session()
-    computing, bare = TRAININGS[job.framework]("none").step, _bare(session)
+    session, compute, apply = training.session(), training.compute, training.apply
+    assert compute is not None
+    assert apply is not None
+    bare = _bare(session)
 
     def apart() -> None:
-        computing()
+        gradients = compute()
         bare()
+        apply(gradients)
 
     steps = {job.method: training.step, f"apart-{job.method}": apart, f"bare-{job.method}": bare}
     for _ in range(WARMUP):
@@ -240,17 +326,17 @@ def _rows(
 
 
 def _bare(session: Any) -> Step:
-    """Return what exchanges the buckets of a session's plan, from memory that is there."""
+    """Return what exchanges the buckets of a session, by the same routes, from memory that is there."""
     from penstock.exchange.exchange import Exchange
     from penstock.exchange.parameter_state import Memory
     from penstock.runtime.communicator import Communicator
 
-    numel = {each.name: each.numel for each in session.gradients}
+    numel, plan = {each.name: each.numel for each in session.gradients}, session.plan.merged
     exchange = Exchange(Communicator(session.world.new_transport()), memory=Memory(session.memory.compression))
-    exchange.follow(session.plan)
+    exchange.follow(plan, session.decision.network)
     generator = np.random.default_rng(session.world.rank)
     made = []
-    for bucket in session.plan.buckets:
+    for bucket in plan.buckets:
         each = [numel[name] for name in bucket.tensors]
         made.append((exchange.bucket(bucket.tensors, each), generator.standard_normal(sum(each)).astype(np.float32)))
 
@@ -273,15 +359,42 @@ def _timed(steps: Mapping[str, Step], iterations: int) -> dict[str, list[tuple[f
     return found
 
 
+def of_all_ranks(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return each row with the clocks of all ranks: of each iteration the slowest rank's, and cores on average."""
+    from penstock.adaptor import current
+
+    current.init()
+    held = current.world().gather([(row["seconds"], row["cpu_seconds"]) for row in rows])
+    found = []
+    for row, *clocks in zip(rows, *held, strict=True):
+        seconds, cores = ([list(each) for each in zip(*kind, strict=True)] for kind in zip(*clocks, strict=True))
+        found.append({**row, "seconds": [max(each) for each in seconds], "cpu_seconds": [mean(each) for each in cores]})
+    return found
+
+
 def main() -> None:
     """Measure the job given as JSON at the end of the command line."""
     from penstock.bench.jobs import report
 
     job = FrameworkJob(**json.loads(sys.argv[-1]))
-    for found in measure(job):
+    for found in of_all_ranks(measure(job)):
         report(int(os.environ["RANK"]), found)
     sys.stdout.flush()
-    os._exit(0)  # what a framework started need not be taken down
+    _leave()
+
+
+def _leave() -> None:
+    """End together with the other ranks; what a framework has started need not be taken down."""
+    from penstock.adaptor import current
+
+    current.world().barrier()
+    for each in servers:
+        each.kill()
+    if current.world().engine == "mpi":
+        from penstock.runtime.transport.mpi import shut_down
+
+        shut_down()
+    os._exit(0)
 
 
 if __name__ == "__main__":

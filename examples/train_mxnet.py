@@ -1,9 +1,9 @@
 """Learn a circle with MXNet's Gluon on all ranks: `mpirun -n 2 python examples/train_mxnet.py`.
 
-What is new for several ranks is marked; without a launcher there is one.
+`train_mxnet_before.py` beside it is the same script for one process.
 """
 
-import penstock.mxnet as pk  # new; before mxnet, for which it mends a name of numpy's
+import penstock.mxnet as pk  # before mxnet, for which it mends a name of numpy's
 
 # isort: split
 import mxnet as mx
@@ -11,15 +11,13 @@ from mxnet import autograd, gluon, nd
 
 STEPS = 600
 
-pk.init()  # new
+pk.init()
 mx.random.seed(pk.rank())
 net = gluon.nn.Sequential()
 net.add(gluon.nn.Dense(64, activation="relu", in_units=2), gluon.nn.Dense(1, in_units=64))
 net.initialize(mx.init.Xavier())
-pk.broadcast_parameters(net.collect_params())  # new: those of rank 0
-trainer = pk.DistributedTrainer(
-    net.collect_params(), "sgd", {"learning_rate": 0.5, "momentum": 0.9}
-)  # was: gluon.Trainer
+pk.broadcast_parameters(net.collect_params())
+trainer = pk.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "momentum": 0.9})
 loss_of = gluon.loss.SigmoidBinaryCrossEntropyLoss()
 for _ in range(STEPS):
     points = nd.random.uniform(-1, 1, (64, 2))
@@ -27,8 +25,8 @@ for _ in range(STEPS):
     with autograd.record():
         loss = loss_of(net(points)[:, 0], inside)
     loss.backward()
-    trainer.step(64)  # of this rank's batch
+    trainer.step(64)
+points = nd.random.uniform(-1, 1, (1000, 2))
+right = ((net(points)[:, 0] > 0) == ((points**2).sum(1) < 0.5)).mean().asscalar()
 if pk.rank() == 0:
-    points = nd.random.uniform(-1, 1, (1000, 2))
-    right = ((net(points)[:, 0] > 0) == ((points**2).sum(1) < 0.5)).mean().asscalar()
     print("learned the circle" if right > 0.95 else f"only {100 * right:.0f}% right")

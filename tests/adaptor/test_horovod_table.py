@@ -7,24 +7,40 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PAGE = TESTS.parents[1] / "docs" / "horovod-tests.md"
 ROW = re.compile(r"^\| (test_\w+) \| (.+) \|$", re.MULTILINE)
+MXNET = "base_test_mxnet.py"
 
 
-def rows() -> list[tuple[str, str]]:
-    return ROW.findall(PAGE.read_text())
+def rows(mxnet: bool) -> list[tuple[str, str]]:
+    sections = PAGE.read_text().split("\n## ")
+    return [row for each in sections if each.startswith(MXNET) is mxnet for row in ROW.findall(each)]
+
+
+def functions_of(script: str) -> set[str]:
+    return {node.name for node in ast.parse((TESTS / script).read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_row_names_what_covers_it_or_says_why_nothing_does():
-    source = ast.parse((TESTS / "worker_tensorflow.py").read_text())
-    checks = {node.name for node in source.body if isinstance(node, ast.FunctionDef)}
-    assert len(rows()) > 80
-    for test, ours in rows():
-        named = re.findall(r"^`(\w+)`", ours)
-        assert set(named) <= checks, test
-        assert named or ours.startswith("none: "), test
+    for mxnet, script, least in ((False, "worker_tensorflow.py", 115), (True, "worker_mxnet.py", 40)):
+        assert len(rows(mxnet)) >= least
+        for test, ours in rows(mxnet):
+            named = re.findall(r"^`(\w+)`", ours)
+            assert set(named) <= functions_of(script), test
+            assert named or ours.startswith("none: "), test
+
+
+def checks_of(path: Path) -> set[str]:
+    listed = path.read_text().split("CHECKS = {")[1].split("}")[0]
+    return set(re.findall(r'^    "(\w+)":', listed, re.MULTILINE))
 
 
 def test_every_check_of_horovods_behaviour_is_in_the_table():
-    listed = (TESTS / "test_tensorflow.py").read_text().split("CHECKS = {")[1].split("}")[0]
-    checks = set(re.findall(r'^    "(\w+)":', listed, re.MULTILINE))
-    ours = {"tape_gradients", "half_gradients", "states_of_optimizers", "metrics_of_all"}  # Horovod's tests lack them
-    assert checks - ours <= {name for _, text in rows() for name in re.findall(r"`(\w+)`", text)}
+    ours = {
+        "tape_gradients",
+        "half_gradients",
+        "states_of_optimizers",
+        "metrics_of_all",
+        "learning_rates",
+    }  # not Horovod's
+    for mxnet, path in ((False, TESTS / "test_tensorflow.py"), (True, TESTS.parent / "mxnet" / "test_trainer.py")):
+        named = {name for _, text in rows(mxnet) for name in re.findall(r"`(\w+)`", text)}
+        assert checks_of(path) - ours <= named

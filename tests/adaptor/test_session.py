@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from adaptor.worlds import Fabrics, run_worlds, world_outcomes
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.session import Gradient, Session, aligned_zeros
 from penstock.errors import CodecError, NonFiniteError, PlanError, TransportError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
+from penstock.planning.measure import HostGauge
 from penstock.timeline import COMPUTE
 from penstock.trace import Tensor, Trace
 
@@ -41,6 +42,10 @@ def train(world, steps=3, order=(2, 1, 0), model=MODEL, **options):
             session.put(index, gradient(world.rank, step, index, model))
         found.append([each.copy() for each in session.wait()])
     return found, session
+
+
+def residuals_of(session):
+    return session.state_dict()["memories"]["residual"]
 
 
 def means(world_size: int, step: int, model=MODEL):
@@ -114,6 +119,49 @@ def test_gradients_of_a_bulk_lie_side_by_side_and_travel_as_one_message():
         assert "\n  0: 3 tensors in a bulk of 3 buckets, " in text
 
 
+AUTO = {"codec": "auto", "candidates": ["onebit"], "strategy": "ring", "profile_iterations": 2}
+
+
+@pytest.mark.parametrize(("seconds_per_byte", "codec"), [(1e-3, "onebit"), (1e-12, None)])
+def test_auto_compresses_where_the_network_is_slow_and_leaves_it_where_it_is_fast(seconds_per_byte, codec):
+    lines = {"ring": LinearCost(1e-6, seconds_per_byte), "ring+onebit": LinearCost(1e-6, seconds_per_byte / 30 + 1e-10)}
+    network = Network(2, 1e-6, seconds_per_byte, 1e-10, all_reduce=lines)
+    for found, session in run_worlds(2, lambda world: train(world, steps=4, network=network, **AUTO)):
+        assert {bucket.codec for bucket in session.plan.buckets} == {codec}
+        assert len(found) == 4
+        assert (f"+{codec}" if codec else "by ring") in session.explain()
+
+
+def test_a_measured_network_is_kept_and_found_again(tmp_path, monkeypatch):
+    measured = []
+
+    def links(self, seconds):
+        measured.append(self.ranks.rank)
+        return replace(NETWORK, all_reduce={})
+
+    def with_line(self, network, route, seconds):
+        return replace(network, all_reduce={**network.all_reduce, str(route): LinearCost(1e-4, 1e-9)})
+
+    monkeypatch.setattr(HostGauge, "links", links)
+    monkeypatch.setattr(HostGauge, "with_line", with_line)
+    monkeypatch.setattr(HostGauge, "holds", lambda self, network: True)
+    options = {"strategy": "ring", "profile_iterations": 2, "measurements": tmp_path}
+    plans = [run_worlds(2, lambda world: train(world, **options)[1].plan) for _ in range(2)]
+    assert sorted(measured) == [0, 1]  # once on each rank
+    assert len(list(tmp_path.iterdir())) == 1
+    assert {bucket.strategy for both in plans for plan in both for bucket in plan.buckets} == {"ring"}
+
+
+def test_what_is_done_between_iterations_is_told_by_rank_0_alone(caplog):
+    caplog.set_level("INFO", "penstock")
+    options = {"network": NETWORK, "strategy": "ring", "profile_iterations": 2}
+    run_worlds(2, lambda world: train(world, **options))
+    told = [each.getMessage() for each in caplog.records]
+    assert told[0] == "profiling 2 iterations, then planning"
+    assert [text.split(",")[0] for text in told[1:]] == ["training goes on"]
+    assert "by ring" in told[1]
+
+
 def test_before_that_explain_counts_iterations():
     (_, session), _ = run_worlds(2, lambda world: train(world, steps=2, network=NETWORK, profile_iterations=4))
     assert session.plan is None
@@ -136,7 +184,7 @@ def test_what_is_not_sent_is_owed_and_goes_into_checkpoints(codec):
     ranks = run_worlds(2, lambda world: train(world, steps=4, **options))
     for index, each in enumerate(MODEL):
         applied = sum(averages[index].astype(np.float64) for averages in ranks[0][0])
-        owed = sum(session.residuals()[each.name].astype(np.float64) for _, session in ranks)
+        owed = sum(residuals_of(session)[each.name].astype(np.float64) for _, session in ranks)
         np.testing.assert_allclose(applied + owed, sum(means(2, step)[index] for step in range(4)), atol=1e-4)
     states = [session.state_dict() for _, session in ranks]
     whole = run_worlds(2, lambda world: train(world, steps=6, **options))
@@ -155,23 +203,15 @@ def test_what_is_not_sent_is_owed_and_goes_into_checkpoints(codec):
             np.testing.assert_allclose(each, want, rtol=1e-6)
 
 
-def test_residuals_that_are_taken_out_and_put_back_change_nothing():
-    options = {"plan": plan_of("cb", "a", codec="onebit"), "codec": "onebit"}
-
-    def rank(world):
-        session, found = Session(world, MODEL, **options), []
-        for step in range(4):
-            session.load_residuals(session.residuals())
-            for index in range(3):
-                session.put(index, gradient(world.rank, step, index))
-            found.append([each.copy() for each in session.wait()])
-        return found
-
-    for found, (wanted, _) in zip(
-        run_worlds(2, rank), run_worlds(2, lambda world: train(world, steps=4, **options)), strict=True
-    ):
-        for mine, theirs in zip(found[3], wanted[3], strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+def test_low_rank_factors_average_alike_on_all_ranks_and_what_they_leave_is_owed():
+    options = {"plan": plan_of("cb", "a", codec="lowrank"), "codec": "lowrank"}
+    ranks = run_worlds(2, lambda world: train(world, steps=4, **options))
+    for one, other in zip(ranks[0][0], ranks[1][0], strict=True):
+        assert all(mine.tobytes() == theirs.tobytes() for mine, theirs in zip(one, other, strict=True))
+    applied = sum(averages[1].astype(np.float64) for averages in ranks[0][0])
+    owed = sum(residuals_of(session)["b"].astype(np.float64) for _, session in ranks)
+    np.testing.assert_allclose(applied + owed, sum(means(2, step)[1] for step in range(4)), atol=1e-3)
+    assert set(ranks[0][1].state_dict()["memories"]["factor"]) == {"b"}  # the only matrix
 
 
 def test_bytes_sent_count_gradients_and_no_measurement():
@@ -192,13 +232,32 @@ def test_gradients_of_several_types_travel_in_buckets_of_their_own(dtype):
             np.testing.assert_array_equal(each, want)
 
 
-def test_averages_that_are_lent_stay_as_they_are_while_something_refers_to_them():
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("float32", {}), ("float64", {}), ("float16", {})]
+    + [("float32", options) for options in ({"momentum": 0.9}, {"clip": 0.1}, {"codec": "onebit"})],
+    ids=str,
+)
+def test_gradients_that_are_divided_as_they_are_copied_have_the_same_averages_to_the_bit(options, dtype, monkeypatch):
+    model = [Gradient(each.name, each.shape, dtype) for each in MODEL]
+    plan = plan_of("cb", "a", codec=options.get("codec"), model=model, workers=3)  # thirds round
+    ours = run_worlds(3, lambda world: train(world, model=model, plan=plan, **options)[0])
+    monkeypatch.setattr(Session, "_divides", lambda self, bucket: False)
+    for steps, others in zip(
+        ours, run_worlds(3, lambda world: train(world, model=model, plan=plan, **options)[0]), strict=True
+    ):
+        for averages in zip(steps, others, strict=True):
+            assert all(one.tobytes() == other.tobytes() for one, other in zip(*averages, strict=True))
+
+
+@pytest.mark.parametrize("how", ["lend", "copy"])
+def test_averages_that_are_given_away_stay_as_they_are_while_something_refers_to_them(how):
     def rank(world):
         session, kept, places = Session(world, MODEL, plan=plan_of("cba")), [], []
         for step in range(5):
             for index in range(3):
                 session.put(index, gradient(world.rank, step, index))
-            averages = session.wait(lend=True)
+            averages = session.wait(**{how: True})
             places.append(averages[1].__array_interface__["data"][0])
             if step == 1:
                 kept = averages
@@ -210,6 +269,18 @@ def test_averages_that_are_lent_stay_as_they_are_while_something_refers_to_them(
             np.testing.assert_array_equal(each, want)
         assert places[0] == places[1]  # nothing referred to the first, so its memory was used again
         assert places[2] == places[3] == places[4] != places[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "aligned"), [([10, 16000, 1600], [1, 2]), ([16000, 10, 1600], [0, 1]), ([3, 5, 7], [2]), ([], [])]
+)
+def test_as_many_bytes_as_possible_begin_where_frameworks_take_arrays_over(sizes, aligned):
+    memory = aligned_zeros(sizes, np.dtype(np.float32))
+    first = memory.__array_interface__["data"][0]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    assert [index for index, start in enumerate(starts) if (first + 4 * start) % 64 == 0] == aligned
+    assert memory.size == sum(sizes)
+    assert not memory.any()
 
 
 # What goes wrong
@@ -300,7 +371,7 @@ def test_in_halves_too_a_state_that_is_loaded_ends_nan():
         np.testing.assert_array_equal(average, np.ones(37))
 
 
-def test_residuals_that_are_read_or_put_back_after_a_skipped_step_are_those_before_it():
+def test_residuals_that_are_read_after_a_skipped_step_are_those_before_it():
     def rank(world):
         session = Session(world, MODEL, plan=plan_of("cb", "a", codec="onebit"), codec="onebit", on_nonfinite="skip")
         found = []
@@ -308,16 +379,48 @@ def test_residuals_that_are_read_or_put_back_after_a_skipped_step_are_those_befo
             for index in range(3):
                 session.put(index, gradient(world.rank, 0, index) * np.float32(value if index == 1 else 1))
             session.wait()
-            found.append(session.residuals())
-        session.load_residuals(found[0])
-        session.state_dict()  # which leaves out what a skipped step sent
-        return *found, session.residuals()
+            found.append(residuals_of(session))
+        return found
 
-    for before, skipped, loaded in run_worlds(2, rank):
+    for before, skipped in run_worlds(2, rank):
         assert before["a"].any()
         for name in before:
             np.testing.assert_array_equal(skipped[name], before[name])
-            np.testing.assert_array_equal(loaded[name], before[name])
+
+
+@pytest.mark.parametrize("codec", [None, "onebit", "sparse(density=0.1)"])
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_what_one_rank_refuses_is_raised_on_all_ranks(codec, on_nonfinite):
+    """The others have put all their gradients, and wait for this one's."""
+    strategy = "gtopk_doubling" if codec and "sparse" in codec else "ring"
+
+    def rank(world):
+        session = Session(
+            world, MODEL, plan=plan_of("cb", "a", strategy=strategy, codec=codec), on_nonfinite=on_nonfinite
+        )
+        if world.rank == 1:
+            session.refuse("'b' is stale; give it a gradient")
+        for index in range(3):
+            session.put(index, gradient(world.rank, 0, index))
+        session.wait()
+
+    for found in world_outcomes(2, rank):
+        assert isinstance(found, PlanError)
+        assert str(found) == "rank 1: 'b' is stale; give it a gradient"
+
+
+def test_after_a_refusal_without_a_codec_training_goes_on():
+    def rank(world):
+        session = Session(world, MODEL, plan=plan_of("cba"))
+        with pytest.raises(PlanError):
+            session.refuse("no")
+        for index in range(3):
+            session.put(index, gradient(world.rank, 1, index))
+        return [each.copy() for each in session.wait()]
+
+    for averages in run_worlds(2, rank):
+        for average, wanted in zip(averages, means(2, 1), strict=True):
+            np.testing.assert_array_equal(average, wanted)
 
 
 def test_dense_nan_reaches_all_ranks_as_with_any_all_reduce():

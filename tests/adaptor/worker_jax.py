@@ -11,6 +11,8 @@ from typing import Any
 if "gpu" in sys.argv:  # before jax looks for devices
     os.environ |= {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     del os.environ["CUDA_VISIBLE_DEVICES"]
+if "pmean" in sys.argv:
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[-1]}"
 
 import jax
 import jax.numpy as jnp
@@ -68,36 +70,52 @@ def loss(layers: Any, x: Any, y: Any) -> Any:
     return ((hidden @ layers[1]["w"] + layers[1]["b"] - y) ** 2).mean()
 
 
-def learned(codec: str | None, alone: bool = False) -> tuple[list[float], str]:
-    """Return losses over all data, and a digest of the weights, after training on this rank's part of it.
-
-    alone: this rank computes on all data by itself, which is what pmean over devices makes of parts.
-    """
+def learned(**options: Any) -> tuple[list[float], str]:
+    """Return losses over all data, and a digest of the weights, after training on this rank's part of it."""
     import optax  # not needed for other checks, nor installed with every GPU
 
-    optimizer = optax.sgd(0.05)
-    if not alone:
-        optimizer = optax.chain(pk.average_gradients(codec=codec, measure_seconds=1.0), optimizer)
+    optimizer = optax.chain(pk.average_gradients(measure_seconds=1.0, **options), optax.sgd(0.05))
     layers = pk.broadcast(network())
     state, losses = optimizer.init(layers), []
 
     @jax.jit
     def step(layers: Any, state: Any, x: Any, y: Any) -> Any:
-        gradient = jax.grad(lambda layers: loss(layers if alone else pk.watch(layers, state), x, y))(layers)
+        gradient = jax.grad(lambda layers: loss(pk.watch(layers, state), x, y))(layers)
         updates, state = optimizer.update(gradient, state, layers)
         return optax.apply_updates(layers, updates), state
 
-    mine = slice(None) if alone else slice(pk.rank(), None, pk.size())
     for x, y in batches(TRAINING_STEPS):
-        layers, state = step(layers, state, x[mine], y[mine])
+        layers, state = step(layers, state, x[pk.rank() :: pk.size()], y[pk.rank() :: pk.size()])
         losses.append(float(loss(layers, x, y)))
     weights = b"".join(np.asarray(each).tobytes() for each in jax.tree.leaves(layers))
     return losses, hashlib.sha256(weights).hexdigest()[:16]
 
 
 def training() -> dict[str, Any]:
-    """Return what is learned with and without a codec, and by one process alone."""
-    return {"alone": learned(None, alone=True), "dense": learned(None), "onebit": learned("onebit")}
+    """Return what is learned with and without a codec."""
+    codecs = {"dense": {}, "onebit": {"codec": "onebit"}, "gtopk": {"codec": "gtopk", "density": 0.25}}
+    return {name: learned(**options) for name, options in codecs.items()}
+
+
+def pmean() -> list[float]:
+    """Return the losses of the same training by JAX's own data parallelism, on several devices of one process."""
+    import optax
+
+    devices, optimizer = jax.devices(), optax.sgd(0.05)
+
+    def step(layers: Any, state: Any, x: Any, y: Any) -> Any:
+        gradient = jax.lax.pmean(jax.grad(loss)(layers, x, y), "ranks")
+        updates, state = optimizer.update(gradient, state, layers)
+        return optax.apply_updates(layers, updates), state
+
+    together, layers = jax.pmap(step, axis_name="ranks", devices=devices), network()
+    spread = jax.tree.map(lambda each: jnp.stack([each] * len(devices)), (layers, optimizer.init(layers)))
+    losses = []
+    for x, y in batches(TRAINING_STEPS):
+        parts = (np.stack([each[rank :: len(devices)] for rank in range(len(devices))]) for each in (x, y))
+        spread = together(*spread, *parts)
+        losses.append(float(loss(jax.tree.map(lambda each: each[0], spread[0]), x, y)))
+    return losses
 
 
 def dies() -> str:
@@ -117,7 +135,10 @@ def dies() -> str:
 
 
 def copies() -> dict[str, float]:
-    """Return milliseconds for the averages of 10M parameters, and those of a session on the host beside it."""
+    """Return milliseconds for the averages of 10M parameters, and those of a session on the host beside it.
+
+    What the first take more is copies from and to the device, and calls; `moved` is the copies alone.
+    """
     shape, layers = (1125, 1125), 8
     plans = {
         codec: Plan(
@@ -130,7 +151,7 @@ def copies() -> dict[str, float]:
     }
     gradients = [jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), layers)]
     found = {}
-    for name, codec in (("dense", None), ("onebit", "onebit")):
+    for name, codec in (("dense", None), *((each, each) for each in CASES if each == "onebit")):
         average = pk.average_gradients(plan=plans[codec])
         state, step, taken = average.init(gradients), jax.jit(average.update), []
         for _ in range(8):
@@ -148,7 +169,13 @@ def copies() -> dict[str, float]:
             session.put(index, each)
         session.wait()
         taken.append(1e3 * (perf_counter() - start))
-    return found | {"session": round(median(taken[3:]), 1)}
+    found["session"], taken = round(median(taken[3:]), 1), []
+    for _ in range(8):
+        start = perf_counter()
+        here = [np.asarray(each) for each in jax.block_until_ready([each + 0 for each in gradients])]
+        jax.block_until_ready(jax.device_put(here, jax.devices()[0]))
+        taken.append(1e3 * (perf_counter() - start))
+    return found | {"moved": round(median(taken[3:]), 1)}
 
 
 def bits() -> dict[str, list[str]]:
@@ -156,11 +183,11 @@ def bits() -> dict[str, list[str]]:
     return {case: averaged(case) for case in CASES}
 
 
-CHECKS = {check.__name__: check for check in (bits, training, dies, copies)}
+CHECKS = {check.__name__: check for check in (bits, training, pmean, dies, copies)}
 
 if __name__ == "__main__":
     pk.init()
-    found = {name: CHECKS[name]() for name in sys.argv[1:] if name != "gpu"}
+    found = {name: CHECKS[name]() for name in sys.argv[1:] if name in CHECKS}
     report(pk.rank(), platform=jax.default_backend(), **found)
     if "dies" in sys.argv:
         os._exit(0)  # after a failure gloo's own shutdown may wait for ranks that are gone

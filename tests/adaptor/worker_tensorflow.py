@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ def told(call: Callable[[], Any]) -> str:
     """Return the kind and the text of what a call raises, in one line."""
     try:
         call()
-    except (PenstockError, tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+    except (PenstockError, tf.errors.OpError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         return " ".join(f"{type(error).__name__}: {error}".split())
     return "nothing was raised"
 
@@ -200,6 +201,8 @@ def rows_of_all() -> None:
         wanted = np.concatenate([mine((count, 2), dtype, rank=rank) for rank, count in enumerate(rows)])
         for found in in_both_modes(pk.allgather, mine((rows[pk.rank()], 2), dtype)):
             np.testing.assert_array_equal(found.numpy(), wanted)
+    for found in pk.grouped_allgather([mine((rows[pk.rank()], 2), "bool")] * 2):
+        np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 def broadcasts() -> None:
@@ -299,10 +302,20 @@ def tapes_without_gradients() -> list[str]:
     np.testing.assert_allclose(first.numpy(), np.full(2, (1 + pk.size()) / 2))
     assert second is None
 
-    def later() -> None:  # in another iteration it has one
+    def later(both: bool) -> None:  # in another iteration it has one, on this rank alone
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(used) + tf.reduce_sum(unused)
+            loss = tf.reduce_sum(used) + (tf.reduce_sum(unused) if both else 0.0)
         pk.DistributedGradientTape(tape).gradient(loss, [used, unused])
+
+    def sparse_later() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(used, [0]) if pk.rank() == 1 else used)
+        pk.DistributedGradientTape(tape).gradient(loss, [used, unused])
+
+    in_graph = tf.function(later)
+    in_graph(False)
+    refused = [told(lambda step=step: step(pk.rank() == 1)) for step in (later, in_graph)]  # traced anew there
+    refused = [each[each.index("rank 1: ") :].split(" Traceback")[0] for each in (*refused, told(sparse_later))]
 
     def on_some_ranks() -> None:
         a, b = tf.Variable([1.0], name="a"), tf.Variable([1.0], name="b")
@@ -322,7 +335,7 @@ def tapes_without_gradients() -> list[str]:
             loss = tf.reduce_sum(a) + (tf.reduce_sum(tf.gather(table, [0])) if pk.rank() else 0.0)
         pk.DistributedGradientTape(tape).gradient(loss, [a, table])
 
-    return [told(call) for call in (later, on_some_ranks, on_no_variable, slices_on_some_ranks)]
+    return [*refused, *(told(call) for call in (on_some_ranks, on_no_variable, slices_on_some_ranks))]
 
 
 def gradients_missing_later() -> list[list[float]]:
@@ -443,13 +456,13 @@ def _single_plan(name: str, nbytes: int, codec: str | None, strategy: str = "rin
 # Optimizers and fit
 
 
-def fit(codec: str | None = None, steps: int = 12, **options: Any) -> dict[str, Any]:
+def fit(codec: str | None = None, steps: int = 12, slower: float = 1.0, **options: Any) -> dict[str, Any]:
     """Train by model.fit; return digests of the weights, the same on all ranks, and what the session says."""
     model = small_model()
     optimizer = pk.DistributedOptimizer(
         keras.optimizers.SGD(0.05, momentum=0.9),
         codec=codec,
-        network=_network(),
+        network=_network(slower),
         profile_iterations=3,
         measure_seconds=0.5,
         **options,
@@ -469,11 +482,12 @@ def fit(codec: str | None = None, steps: int = 12, **options: Any) -> dict[str, 
     }
 
 
-def _network() -> Any:
+def _network(slower: float = 1.0) -> Any:
     from penstock.network import LinearCost, Network
 
-    lines = {"native": LinearCost(1e-4, 1e-9), "ring": LinearCost(1e-4, 1e-9), "ring+onebit": LinearCost(1e-4, 1e-10)}
-    return Network(pk.size(), 1e-4, 1e-9, 1e-10, all_reduce=lines)
+    dense, coded = LinearCost(1e-4, slower * 1e-9), LinearCost(1e-4, slower * 1e-10)
+    lines = {"native": dense, "ring": dense, "ring+onebit": coded}
+    return Network(pk.size(), 1e-4, slower * 1e-9, 1e-10, all_reduce=lines)
 
 
 def _digest(model: keras.Model) -> str:
@@ -483,7 +497,8 @@ def _digest(model: keras.Model) -> str:
 
 
 def fits() -> dict[str, Any]:
-    return {"dense": fit(), "onebit": fit("onebit", strategy="ring")}
+    auto = fit("auto", slower=1e6, candidates=["onebit"], strategy="ring")
+    return {"dense": fit(), "onebit": fit("onebit", strategy="ring"), "auto": auto}
 
 
 def saved_models() -> None:
@@ -645,6 +660,85 @@ def jit_is_refused() -> str:
     return told(lambda: model.fit(*batch(0), verbose=0, callbacks=[pk.BroadcastGlobalVariablesCallback()]))
 
 
+def horovods_arguments() -> list[str]:
+    """What Horovod's scripts hand over has its meaning there, or an answer."""
+    variable, table = tf.Variable(tf.ones(3)), tf.Variable(tf.ones((4, 2)))
+
+    def step(**options: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * mine((3,))) + tf.reduce_sum(tf.gather(table, [pk.rank()]))
+        return pk.DistributedGradientTape(tape, **options).gradient(loss, [variable, table])
+
+    rows = np.pad(np.ones((pk.size(), 2)), ((0, 4 - pk.size()), (0, 0)))
+    for run in (step, tf.function(step)):
+        sums, slices = run(op=pk.Sum)
+        np.testing.assert_allclose(sums.numpy(), of_all((3,)).sum(axis=0), rtol=1e-6)
+        np.testing.assert_allclose(tf.convert_to_tensor(slices).numpy(), rows, rtol=1e-6)
+        means, _ = run(gradient_predivide_factor=2.0, device_dense="/cpu:0", device_sparse="", num_groups=0)
+        np.testing.assert_allclose(means.numpy(), of_all((3,)).mean(axis=0), rtol=1e-6)
+    weights = keras.Variable(np.zeros(3, np.float32))
+    optimizer = pk.DistributedOptimizer(keras.optimizers.SGD(1.0), op=pk.Sum, compression=pk.Compression.none)
+    optimizer.apply([tf.constant(mine((3,)))], [weights])
+    np.testing.assert_allclose(np.asarray(weights), -of_all((3,)).sum(axis=0), rtol=1e-6)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step(groups=[[variable]])
+        step(num_groups=2, device_dense="/gpu:0")
+    sgd = keras.optimizers.SGD
+    return [
+        *(str(each.message) for each in caught if "has no effect" in str(each.message)),
+        told(lambda: step(op=pk.Max)),
+        told(lambda: step(op=pk.Sum, gradient_predivide_factor=2.0)),
+        told(lambda: pk.DistributedOptimizer(sgd(), groups=0)),
+        told(lambda: pk.DistributedOptimizer(sgd(), process_set="some")),
+        told(lambda: pk.allreduce(tf.ones(3), process_set="some")),
+        told(lambda: pk.allgather(tf.ones(3), names="x")),
+        told(lambda: pk.alltoall),
+        told(lambda: pk.nothing_of_the_kind),
+    ]
+
+
+def local_variables_of_callbacks() -> None:
+    """Every variable gets the root's value, but those that are named."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(optimizer=pk.DistributedOptimizer(keras.optimizers.SGD(0.0)), loss="mse")
+    for each in model.weights:
+        each.assign(np.full(each.shape, pk.rank(), np.float32))
+    first = model.layers[0]
+    callback = pk.callbacks.BroadcastGlobalVariablesCallback(pk.size() - 1, local_variables=[first.kernel])
+    callback.register_local_var(first.bias)
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0, callbacks=[callback])
+    for each in model.weights:
+        wanted = pk.rank() if each is first.kernel or each is first.bias else pk.size() - 1
+        np.testing.assert_array_equal(np.asarray(each), np.full(each.shape, wanted, np.float32))
+
+
+def learning_rates() -> None:
+    """Rates grow over the first epochs, then follow the schedule; velocities are corrected, as numpy says."""
+    size, steps, momentum = pk.size(), 3, 0.9
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(optimizer=keras.optimizers.SGD(1.0, momentum=momentum), loss=lambda _, found: found)  # gradient: 1
+    rates: list[float] = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(model.optimizer.learning_rate))
+    )
+    callbacks = [
+        pk.LearningRateWarmupCallback(0.8, warmup_epochs=2),
+        pk.LearningRateScheduleCallback(0.8, 0.5, start_epoch=2),
+        note,
+    ]
+    logs = model.fit(np.ones((steps, 1)), np.ones((steps, 1)), batch_size=1, epochs=4, verbose=0, callbacks=callbacks)
+    grown = [0.8 / size * (1 + (size - 1) * (batch + 1) / (2 * steps)) for batch in range(2 * steps)]
+    wanted = [*grown, *[0.8] * steps, *[0.4] * steps]
+    np.testing.assert_allclose(rates, wanted, rtol=1e-6)
+    np.testing.assert_allclose(logs.history["lr"], wanted[steps - 1 :: steps], rtol=1e-6)
+    weight, velocity, before = 0.0, 0.0, 1.0
+    for rate in wanted:
+        velocity = momentum * velocity * rate / before - rate
+        weight, before = weight + velocity, rate
+    np.testing.assert_allclose(np.asarray(model.weights[0]), [[weight]], rtol=1e-5)
+
+
 def metrics_of_all() -> None:
     logs = {"loss": 1.0 + pk.rank(), "accuracy": 0.5}
     pk.MetricAverageCallback().on_epoch_end(0, logs)
@@ -696,14 +790,28 @@ def task(step: int, rank: int, rows: int = 16) -> tuple[np.ndarray, np.ndarray]:
 STEPS_OF_TRAINING = 200
 
 
+def _gtopk_plan() -> Any:
+    """Return a plan of one bucket for the model of `training`."""
+    from penstock.plan import Bucket, Plan
+
+    layers = {"sequential/dense": (8, 64), "sequential/dense_1": (64, 3)}
+    names = tuple(f"{layer}/{kind}" for layer in reversed(layers) for kind in ("bias", "kernel"))
+    nbytes = 4 * sum(rows * width + width for rows, width in layers.values())
+    return Plan("m", pk.size(), "single", (Bucket(names, nbytes, "gtopk_doubling", "sparse(density=0.1)"),))
+
+
 def training() -> dict[str, Any]:
-    """Train for 200 steps by model.fit, dense and by onebit; ranks must be alike to the bit."""
+    """Train for 200 steps by model.fit, dense, by onebit and by gtopk; ranks must be alike to the bit."""
     found = {}
-    for codec in (None, "onebit"):
+    for codec, options in {
+        None: {"network": _network()},
+        "onebit": {"network": _network()},
+        "gtopk": {"density": 0.1, "plan": _gtopk_plan()},
+    }.items():
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(3)])
         optimizer = pk.DistributedOptimizer(
-            keras.optimizers.SGD(0.1), codec=codec, network=_network(), profile_iterations=3, measure_seconds=0.5
+            keras.optimizers.SGD(0.1), codec=codec, profile_iterations=3, measure_seconds=0.5, **options
         )
         model.compile(optimizer=optimizer, loss=LOSS)
         batches = [task(step, pk.rank()) for step in range(STEPS_OF_TRAINING)]
@@ -725,7 +833,7 @@ CHECKS = [
     tapes_without_gradients, gradients_missing_later, sparse_gradients, half_gradients, local_gradients,
     different_models, not_finite, fits,
     saved_models, states_of_optimizers, aggregated_passes, optimizers_of_users, scaled_losses, bad_arguments,
-    jit_is_refused, metrics_of_all,
+    jit_is_refused, metrics_of_all, horovods_arguments, local_variables_of_callbacks, learning_rates,
     sends_during_backward, bits, training,
 ]  # fmt: skip
 

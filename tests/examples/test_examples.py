@@ -1,5 +1,6 @@
 """Every example prints what its `.out` file says."""
 
+import re
 import subprocess
 import sys
 from difflib import ndiff
@@ -18,6 +19,7 @@ NEEDS = {  # of the extra `examples`, or of a framework's
     "train_jax": "jax",
     "train_jax_before": "jax",
     "train_mxnet": "mxnet",
+    "train_mxnet_before": "mxnet",
 }
 
 
@@ -57,19 +59,33 @@ def test_the_example_trains_under_torchrun():
     assert result.stdout == "learned the circle\n", result.stderr
 
 
-def test_a_keras_script_becomes_parallel_by_six_lines():
-    before, after = ((EXAMPLES / f"train_keras{end}.py").read_text() for end in ("_before", ""))
-    old, new = (text.split('"""')[2].splitlines() for text in (before, after))
-    changed = [line[2:] for line in ndiff(old, new) if line.startswith("+ ")]
-    assert [line.split("(")[0].split(" =")[0].strip() for line in changed] == [
-        "import penstock.tensorflow as pk",
-        "pk.init",
-        "random",
-        "optimizer",
-        "model.fit",
-        "if pk.rank",
-        "print",
-    ]
+@pytest.mark.parametrize(
+    ("framework", "lines"),
+    [
+        ("keras", ["import penstock.tensorflow as pk", "pk.init", "random", "optimizer", "model.fit"]),
+        (
+            "jax",
+            [
+                "import penstock.jax as pk",
+                "pk.init",
+                "parameters",
+                "optimizer",
+                "layers",
+                "for key in jax.random.split",
+            ],
+        ),
+        (
+            "mxnet",
+            ["import penstock.mxnet as pk", "pk.init", "mx.random.seed", "pk.broadcast_parameters", "trainer"],
+        ),
+    ],
+)
+def test_a_script_becomes_parallel_by_a_few_lines(framework, lines):
+    before, after = ((EXAMPLES / f"train_{framework}{end}.py").read_text() for end in ("_before", ""))
+    old, new = (text.split('"""', 2)[2].splitlines() for text in (before, after))
+    changed = [line[2:] for line in ndiff(old, new) if line.startswith("+ ") and line[2:].strip()]
+    first = [re.split(r"\(| =|  #", line)[0].strip() for line in changed]
+    assert first == [*lines, "if pk.rank", "print"]
 
 
 @pytest.mark.slow

@@ -13,10 +13,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import penstock.jax as pk
 from adaptor.worlds import Fabrics, run_worlds, world_outcomes
 from penstock.errors import PlanError
+from penstock.jax import host_calls
 from penstock.jax.average import AverageState, GradientAverage, redistribute_states
 from penstock.jax.host_calls import HostCall
+from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 
 LAYERS, WIDTH = 3, 8
@@ -329,6 +332,48 @@ def test_the_state_of_another_rank_is_not_taken_for_ones_own():
     assert same_bits(one, other)
 
 
+def test_one_that_is_closed_is_forgotten_and_its_programs_say_so(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    pk.init()
+    try:
+        first, second = pk.average_gradients(), pk.average_gradients()
+        kept, states = len(host_calls._functions), [each.init(parameters()) for each in (first, second)]
+        step = jax.jit(second.update)
+        jax.block_until_ready(step(parameters(), states[1]))
+        assert "profiling: 1 of 5" in pk.explain()  # of the last one
+        second.close()
+        assert "profiling: 0 of 5" in pk.explain()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="was closed; make another one"):
+            jax.block_until_ready(step(parameters(), states[1]))
+        first.close()
+        assert len(host_calls._functions) < kept
+        with pytest.raises(PlanError, match="no transformation yet"):
+            pk.explain()
+    finally:
+        pk.shutdown()
+
+
+def test_auto_plans_inside_of_compiled_programs_and_residuals_follow():
+    lines = {"ring": LinearCost(1e-4, 1e-3), "ring+onebit": LinearCost(1e-4, 1e-5)}
+    network = Network(2, 1e-4, 1e-3, 1e-10, all_reduce=lines)  # so slow that nothing hides a message
+    options = {"codec": "auto", "candidates": ["onebit"], "strategy": "ring", "network": network}
+
+    def rank(world):
+        average, optimizer = make(world, optax.sgd(0.1), profile_iterations=2, **options)
+        layers, step = parameters(), step_of(average, optimizer)
+        state = optimizer.init(layers)
+        for number in range(4):
+            layers, state, _ = jax.block_until_ready(step(layers, state, *batch(world.rank, number)))
+        assert "by ring+onebit on 2 workers" in average.session.explain()
+        assert [each.route for each in average.session.routes_used()] == ["ring+onebit"]
+        assert any(np.abs(each).max() > 0 for each in jax.tree.leaves(state[0].residual))
+        assert average.session.bytes_sent().dense_nbytes == 4 * 4 * LAYERS * WIDTH * (WIDTH + 1)
+        return layers
+
+    assert same_bits(*run_worlds(2, rank))
+
+
 # What goes wrong
 
 
@@ -340,6 +385,17 @@ def test_ranks_with_different_models_all_hear_it():
     for found in world_outcomes(2, rank):
         assert isinstance(found, PlanError)
         assert "parameter 4 is '2/bias', (8,) of float32 on rank 0 and none on rank 1" in str(found)
+
+
+def test_without_a_codec_nan_reaches_all_ranks_as_with_pmean():
+    def rank(world):
+        average, optimizer = make(world, optax.sgd(0.1), **options_of(None))
+        x, y = batch(world.rank, 0)
+        step = step_of(average, optimizer)
+        return step(parameters(), optimizer.init(parameters()), x * (np.nan if world.rank else 1.0), y)[0]
+
+    for layers in run_worlds(2, rank):
+        assert all(np.isnan(each).all() for each in jax.tree.leaves(layers[0]))
 
 
 def test_nan_is_one_error_on_all_ranks_and_a_step_from_the_state_before_it_goes_on():

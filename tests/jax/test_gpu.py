@@ -1,6 +1,7 @@
 """Gradients on a GPU: copied to the host and back, with the same bits as there.
 
-Run with jax's CUDA wheels, and nothing else of JAX's: `JAX_PLATFORMS=cuda,cpu pytest -m gpu tests/jax/test_gpu.py`.
+Needs jax with CUDA and torch, no optax: `JAX_PLATFORMS=cuda,cpu python -m pytest -m gpu -s tests/jax/test_gpu.py`.
+Without numba codecs are left out. The last test prints what copies take.
 """
 
 from functools import cache
@@ -38,13 +39,16 @@ def given(step):
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_what_is_applied_and_owed_is_what_was_given(watch):
+@pytest.mark.parametrize("codec", [None, "onebit"])
+def test_what_is_applied_and_owed_is_what_was_given(codec, watch):
     """One rank: a program of another one on the same GPU would wait behind it."""
-    buckets = (Bucket(("second", "first"), 4 * (64 * 32 + 32), "ring", "onebit"),)
+    if codec is not None:
+        pytest.importorskip("numba")
+    buckets = (Bucket(("second", "first"), 4 * (64 * 32 + 32), "ring", codec),)
     plan, device = Plan("model", 1, "exact", buckets), gpu()
 
     def rank(world):
-        average = GradientAverage(world, {"plan": plan, "codec": "onebit"})
+        average = GradientAverage(world, {"plan": plan, "codec": codec})
         weights = jax.device_put({name: jnp.zeros(shape) for name, shape in SHAPES.items()}, device)
 
         @jax.jit
@@ -60,7 +64,7 @@ def test_what_is_applied_and_owed_is_what_was_given(watch):
             averages, state = step(state, given(number))
             applied = {name: applied[name] + np.asarray(averages[name], np.float64) for name in SHAPES}
         assert {each.platform for each in averages["first"].devices()} == {"gpu"}
-        return applied, jax.tree.map(np.asarray, state.residual)
+        return applied, jax.tree.map(np.asarray, state.residual) or dict.fromkeys(SHAPES, 0.0)
 
     ((applied, owed),) = run_worlds(1, rank)
     for name in SHAPES:
@@ -84,4 +88,4 @@ def test_how_long_copies_take_is_printed(capsys):
     (found,) = run_workers(1, "worker_jax.py", "gpu", "copies")
     with capsys.disabled():
         print(f"\n10M parameters on {found['platform']}, one rank, ms for one update: {found['copies']}")
-    assert set(found["copies"]) == {"dense", "onebit", "session"}
+    assert {"dense", "session", "moved"} <= set(found["copies"])

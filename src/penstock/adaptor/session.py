@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import prod
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,10 +91,25 @@ class _Bucket:
 
     members: tuple[int, ...]  # of the session's gradients, in order
     resolved: ResolvedBucket
-    memory: Array  # flat
+    memory: "_Memory"
+    copies: "_Memory | None" = None  # that were given away instead
+    is_divided: bool = False  # its gradients are, by the ranks, as they are put into it
     missing: set[int] = field(default_factory=set)  # of this iteration
     handle: Handle | None = None  # of this iteration, once it is under way
     is_lent: bool = False  # its averages were given away: the memory is used again once nothing refers to them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Memory:
+    """Of a bucket."""
+
+    flat: Array
+    views: list[Array]  # each gradient, in order
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anything else refers to a view."""
+        return any(sys.getrefcount(self.views[number]) > 2 for number in range(len(self.views)))  # the list, and here
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +117,7 @@ class _Iteration:
     """When what happened in an iteration, on `perf_counter`'s clock."""
 
     start: float
-    backward: float  # when the backward pass began, or else the first gradient came
+    backward: float  # when the first gradient came
     ready: tuple[tuple[int, float], ...]  # gradients as they came
     sent: tuple[Sent, ...]
 
@@ -169,11 +184,14 @@ class Session:
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
         self._warned_of: set[str] = set()  # optimizers
         self._left: _Iteration | None = None  # whose averages may still be under way
+        self._complaint = ""  # of this rank about its gradients
         # Of the iteration under way:
         self._ready: list[tuple[int, float]] = []  # gradients as they came
         self._next = 0  # bucket to be started
         self._origin = perf_counter()  # when it began
-        self._backward: float | None = None  # when its backward pass did, where that is known
+        self._witness = next(
+            (index for index, each in enumerate(gradients) if each.numel), 0
+        )  # shows others' complaints
         self._make_buckets(self._first_groups())
         if self.settings.plan is not None or self.settings.trace is not None:
             self._plan_together(self.settings.trace)
@@ -185,17 +203,14 @@ class Session:
         """Say that an iteration begins now, where the adaptor knows; else it begins when the one before ended."""
         with self._lock:
             if not self._ready:
-                self._origin, self._backward = perf_counter(), None
-
-    def begin_backward(self) -> None:
-        """Say that the backward pass begins now, where the adaptor knows; else it does with the first gradient."""
-        with self._lock:
-            if not self._ready:
-                self._backward = perf_counter()
+                self._origin = perf_counter()
 
     def put(self, index: int, values: Array) -> None:
-        """Take this rank's gradient number `index`; its bucket is sent once it and those before it are whole."""
-        gradient, bucket = self.gradients[index], self._places[index][0]
+        """Take this rank's gradient number `index`; its bucket is sent once it and those before it are whole.
+
+        It is copied at once; where nothing but its sum is wanted, it is divided by the ranks in the same pass.
+        """
+        gradient, (bucket, number) = self.gradients[index], self._places[index]
         if values.shape != gradient.shape:
             raise PlanError(f"gradient {gradient.name!r} has shape {values.shape}; wanted {gradient.shape}")
         if values.dtype.name != gradient.dtype:
@@ -204,7 +219,10 @@ class Session:
             raise PlanError(f"gradient {gradient.name!r} came twice in one iteration; call wait() after all of them")
         if bucket.is_lent:
             self._take_back(bucket)
-        self.place(index)[...] = values
+        if bucket.is_divided:
+            np.divide(values, self.world.size, bucket.memory.views[number])
+        else:
+            bucket.memory.views[number][...] = values
         self.came(index)
 
     def is_lent(self, index: int) -> bool:
@@ -213,7 +231,8 @@ class Session:
 
     def place(self, index: int) -> Any:
         """Return where gradient number `index` is to be put, and its average comes to."""
-        return self._places[index][1]
+        bucket, number = self._places[index]
+        return bucket.memory.views[number]
 
     def came(self, index: int) -> None:
         """Say that gradient number `index` is in its place; `put` does so."""
@@ -230,37 +249,75 @@ class Session:
     def _take_back(self, bucket: _Bucket) -> None:
         """Have memory for a bucket that nothing else refers to: its own again, or new."""
         with self._lock:
-            held = (sys.getrefcount(self._places[index][1]) > 2 for index in bucket.members)  # by us, and as argument
-            if bucket.is_lent and any(held):
-                bucket.memory = aligned_zeros(bucket.memory.size, bucket.memory.dtype)
-                self._place(bucket)
+            if bucket.is_lent and bucket.memory.is_held:
+                bucket.memory = self._memory_for(bucket.members)
             bucket.is_lent = False
+
+    def _copied(self, bucket: _Bucket) -> list[Array]:
+        """Return the averages of a bucket in memory that nothing else refers to: that of the last copies, or new.
+
+        New memory costs more than the copy.
+        """
+        if bucket.copies is None or bucket.copies.is_held:
+            bucket.copies = self._memory_for(bucket.members)
+        np.copyto(bucket.copies.flat, bucket.memory.flat)
+        return bucket.copies.views
 
     def _start_whole_buckets(self) -> None:
         """Start the buckets that are whole, in order."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             bucket = self._buckets[self._next]
-            bucket.handle = self.exchange.start(bucket.resolved, bucket.memory)
+            bucket.handle = self.exchange.start(bucket.resolved, bucket.memory.flat, is_divided=bucket.is_divided)
             self._next += 1
         if self._next == len(self._buckets):
             self.exchange.finish()
 
-    def wait(self, lend: bool = False) -> list[Array]:
+    def wait(self, lend: bool = False, copy: bool = False) -> list[Array]:
         """Return the average of each gradient, once all are there, and end the iteration.
 
-        The arrays are the buckets' memory, which begins at a multiple of 64 bytes: the next iteration's `put`
-        overwrites them. With `lend` it does so only where nothing refers to these very arrays any more, and takes other
-        memory otherwise. What goes wrong is raised on every rank.
+        The arrays are the buckets' memory: the next iteration's `put` overwrites them. With `lend` it does so only
+        where nothing refers to these very arrays any more, and takes other memory otherwise; with `copy` they are
+        copies, whose memory is used again in the same way. What goes wrong is raised on every rank.
         """
+        try:
+            averages = self._arrived(lend, copy)
+        except NonFiniteError:
+            self._compare_complaints()
+            raise
+        if is_nan_first(averages[self._witness]):
+            self._compare_complaints()
+        return averages
+
+    def _arrived(self, lend: bool, copy: bool) -> list[Array]:
         self._check_all_came()
         for bucket in self._buckets:
             assert bucket.handle is not None
             self._wait(bucket.handle)
+        found: dict[int, Array] = {}
         for bucket in self._buckets:
             bucket.is_lent = lend
-        averages = [view for _, view in self._places]
+            found |= zip(bucket.members, self._copied(bucket) if copy else bucket.memory.views, strict=True)
         self._end_iteration()
-        return averages
+        return [found[index] for index in range(len(self.gradients))]
+
+    def refuse(self, complaint: str) -> NoReturn:
+        """Raise the same on all ranks for what is wrong with the gradients of this one; none of them has been put.
+
+        The others wait for these gradients: NaN is sent in their place, so that the averages are NaN on all ranks.
+        Where they are, `wait` compares complaints.
+        """
+        self._complaint = complaint
+        for index, gradient in enumerate(self.gradients):
+            self.put(index, np.full(gradient.shape, np.nan, _numpy_dtype(gradient.dtype)))
+        self.wait()
+        raise PlanError(complaint)  # no gradient has an element
+
+    def _compare_complaints(self) -> None:
+        """Raise what any rank has refused, on all of them; they come here together, since averages are the same."""
+        mine, self._complaint = self._complaint, ""
+        for rank, complaint in enumerate(self.world.gather(mine, "comparing what is wrong with gradients")):
+            if complaint:
+                raise PlanError(f"rank {rank}: {complaint}")
 
     def abandon(self) -> None:
         """End an iteration that will bring no more; all ranks together. What is missing counts as zeros to others."""
@@ -282,10 +339,10 @@ class Session:
 
     def arrive(self, index: int) -> Any:
         """Return the average of gradient number `index` of the iteration that was left, once it is there."""
-        bucket, place = self._places[index]
+        bucket = self._places[index][0]
         assert bucket.handle is not None
         self._wait(bucket.handle)
-        return place
+        return self.place(index)
 
     def land(self) -> None:
         """Return once all averages of the iteration that was left are there."""
@@ -334,7 +391,7 @@ class Session:
     def _measured(self, sent: tuple[Sent, ...]) -> _Iteration:
         """Return the iteration under way."""
         ready = tuple(self._ready)
-        return _Iteration(self._origin, ready[0][1] if self._backward is None else self._backward, ready, sent)
+        return _Iteration(self._origin, ready[0][1], ready, sent)
 
     def _note(self, iteration: _Iteration) -> None:
         """Take note of an iteration that is over."""
@@ -355,7 +412,7 @@ class Session:
         for bucket in self._buckets:
             bucket.missing = set(bucket.members)
         self._ready, self._next = [], 0
-        self._origin, self._backward = perf_counter(), None
+        self._origin = perf_counter()
 
     def gather_sparse(self, name: str, indices: Array, rows: Array, numel: int) -> tuple[Array, Array]:
         """Return all ranks' rows of a sparse gradient, divided by the ranks, and their indices; no codec applies.
@@ -447,25 +504,6 @@ class Session:
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Take over from the states of all ranks of an earlier run, whatever their number; all ranks together."""
         self.exchange.load_state_dict(states)
-
-    def residuals(self) -> dict[str, Array]:
-        """Return a copy of what this rank owes of each gradient, in its shape; of those that owe nothing, zeros.
-
-        Codecs put off part of their feedback, which this settles first: sums then differ in the last bit from those of
-        a run that was not asked.
-        """
-        self.memory.undo()
-        owed = self.memory.residuals.values()
-        return {
-            each.name: owed[each.name].reshape(each.shape) if each.name in owed else np.zeros(each.shape, np.float32)
-            for each in self.gradients
-        }
-
-    def load_residuals(self, owed: Mapping[str, Array]) -> None:
-        """Replace what this rank owes, of all gradients, between two iterations."""
-        self.memory.residuals.load({name: np.asarray(each, np.float32) for name, each in owed.items()})
-        self.memory.compresses = True
-        self.recover()
 
     def recover(self) -> None:
         """Go on after a gradient that was not finite: what is owed was replaced, on all ranks alike."""
@@ -604,7 +642,7 @@ class Session:
     def _make_buckets(self, groups: Sequence[Sequence[int]]) -> None:
         """Make a bucket of each group, or several where it has several types."""
         self._buckets: list[_Bucket] = []
-        self._places: list[tuple[_Bucket, Array]] = [None] * len(self.gradients)  # type: ignore[list-item]  # filled now
+        self._places: dict[int, tuple[_Bucket, int]] = {}  # of each gradient: its bucket, and its number there
         for group in groups:
             for dtype in dict.fromkeys(self.gradients[index].dtype for index in group):
                 self._add_bucket([index for index in group if self.gradients[index].dtype == dtype], dtype)
@@ -612,24 +650,30 @@ class Session:
     def _add_bucket(self, members: Sequence[int], dtype: str) -> None:
         names = [self.gradients[index].name for index in members]
         sizes = [self.gradients[index].numel for index in members]
-        memory = self._zeros(sum(sizes), dtype)
-        bucket = _Bucket(tuple(members), self.exchange.bucket(names, sizes, dtype), memory)
+        resolved = self.exchange.bucket(names, sizes, dtype)
+        bucket = _Bucket(tuple(members), resolved, self._memory_for(members), is_divided=self._divides(resolved))
         self._buckets.append(bucket)
-        self._place(bucket)
+        self._places |= {index: (bucket, number) for number, index in enumerate(members)}
 
     def _new_memory(self, scheme: Scheme, on_nonfinite: str, scaler: Scaler | None) -> Memory:
         """Return what is kept between iterations."""
         return Memory(scheme, on_nonfinite, scaler)
 
-    def _zeros(self, numel: int, dtype: str) -> Any:
-        """Return memory for a bucket."""
-        return aligned_zeros(numel, _numpy_dtype(dtype))
+    def _divides(self, bucket: ResolvedBucket) -> bool:
+        """Whether gradients of a bucket are divided where they are copied: their sum is all that is made of them."""
+        return self.exchange.only_sums(bucket)
 
-    def _place(self, bucket: _Bucket) -> None:
-        """Let the gradients of a bucket lie in its memory."""
-        sizes = [self.gradients[index].numel for index in bucket.members]
-        for index, (start, stop) in zip(bucket.members, pairwise(accumulate(sizes, initial=0)), strict=True):
-            self._places[index] = bucket, bucket.memory[start:stop].reshape(self.gradients[index].shape)
+    def _memory_for(self, members: Sequence[int]) -> _Memory:
+        """Return memory for gradients side by side, which have one type."""
+        gradients = [self.gradients[index] for index in members]
+        sizes = [each.numel for each in gradients]
+        flat = self._zeros(sizes, gradients[0].dtype)
+        bounds = zip(gradients, pairwise(accumulate(sizes, initial=0)), strict=True)
+        return _Memory(flat, [flat[start:stop].reshape(each.shape) for each, (start, stop) in bounds])
+
+    def _zeros(self, sizes: Sequence[int], dtype: str) -> Any:
+        """Return flat memory for gradients of these sizes."""
+        return aligned_zeros(sizes, _numpy_dtype(dtype))
 
 
 class _Loads:
@@ -672,11 +716,28 @@ def _sizes(gradients: Sequence[Gradient]) -> tuple[str, dict[str, int]]:
     return dtype, {each.name: -(-each.nbytes // ITEMSIZE[dtype]) for each in gradients}
 
 
-def aligned_zeros(numel: int, dtype: np.dtype[Any]) -> Array:
-    """Return zeros at an address from which frameworks take arrays over without a copy."""
-    room = np.zeros(numel * dtype.itemsize + ALIGNMENT, np.uint8)
-    start = -room.__array_interface__["data"][0] % ALIGNMENT
-    return room[start : start + numel * dtype.itemsize].view(dtype)
+def aligned_zeros(sizes: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """Return zeros for arrays side by side: of as many bytes as possible, at addresses that frameworks take over.
+
+    TensorFlow copies arrays that begin elsewhere. Here the first one begins 40 bytes before such an address:
+
+    >>> found = aligned_zeros([10, 16000, 1600], np.dtype(np.float32))
+    >>> [each.__array_interface__["data"][0] % 64 for each in (found, found[10:], found[16010:])]
+    [24, 0, 0]
+    """
+    nbytes: Counter[int] = Counter()  # that begin so many bytes behind a multiple of 64 if the first array is at one
+    for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
+        nbytes[start * dtype.itemsize % ALIGNMENT] += size
+    wanted = max(nbytes, key=nbytes.__getitem__, default=0)
+    room = np.zeros(sum(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
+    first = -(room.__array_interface__["data"][0] + wanted) % ALIGNMENT
+    return room[first : first + sum(sizes) * dtype.itemsize].view(dtype)
+
+
+def is_nan_first(values: Any) -> bool:
+    """Say whether the first element is NaN."""
+    first = values.reshape(-1)[:1]
+    return bool((first != first).any())
 
 
 def _numpy_dtype(dtype: str) -> np.dtype[Any]:

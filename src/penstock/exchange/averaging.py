@@ -174,11 +174,19 @@ class Averaging:
         with self._lock:
             self.memory.begin()
 
-    def average(self, parcel: Parcel, values: Buffer, queued: bool = False, lane: int = 0, number: int = 0) -> None:
+    def average(
+        self,
+        parcel: Parcel,
+        values: Buffer,
+        queued: bool = False,
+        lane: int = 0,
+        number: int = 0,
+        is_divided: bool = False,
+    ) -> None:
         """Replace `values`, a parcel's gradients, by their average over all ranks; in halves, the first half of it.
 
         `queued`: by what the current stream of its device is given. `lane`, and its `number` among the parcels of the
-        iteration: the same on all ranks.
+        iteration: the same on all ranks. `is_divided`: by the ranks already; of dense parcels without momentum.
         """
         with self._lock:
             memory, momentum = self.memory, self.memory.compression.momentum
@@ -203,7 +211,7 @@ class Averaging:
                 if memory.moments is not None or memory.compression.schedule is not None:
                     spec = self._spec(parcel.route.codec, memory.iterations - 1)
             if spec is None:
-                parcel.steps = self._average_dense(parcel, values, queued)
+                parcel.steps = self._average_dense(parcel, values, queued, is_divided)
             else:
                 if parcel.call is None or parcel.base is not self._codecs.get(spec) or parcel.is_queued != queued:
                     self._resolve(parcel, spec, values, queued)
@@ -352,11 +360,12 @@ class Averaging:
         yield from self._average_compressed(parcel, values, queued)
         self._then(queued, partial(moments.after, parts))
 
-    def _average_dense(self, parcel: Parcel, values: Buffer, queued: bool) -> Iterator[None]:
+    def _average_dense(self, parcel: Parcel, values: Buffer, queued: bool, is_divided: bool) -> Iterator[None]:
         given, with_momentum = values, bool(self.memory.compression.momentum.factor)
         if with_momentum:
             values = self._arrays.float32(values, None)
-        values /= self._trained
+        if not is_divided:
+            values /= self._trained
         absent = self._absent(values, parcel)
         self._gain_momentum(values, parcel, absent, None)
         self._pay(values, parcel, absent)

@@ -97,6 +97,7 @@ class Handle:
     is_first: bool  # of its iteration
     lane: int = NATIVE_LANE  # whose thread averages it, where it is not queued on a device
     future: Future[None] | None = None  # None: held back
+    is_divided: bool = False  # by the ranks, before it was started
 
 
 class Exchange:
@@ -192,6 +193,11 @@ class Exchange:
         memory = self.memory
         return self._overlap and not (memory.compression.momentum.is_used or memory.skips or memory.compresses)
 
+    def only_sums(self, bucket: ResolvedBucket) -> bool:
+        """Whether the gradients of a bucket are summed as they are, and may be divided by the ranks beforehand."""
+        is_dense = all(each.route.codec is None for each in bucket.parcels)
+        return is_dense and not self.memory.compression.momentum.is_used
+
     def record(self, on: bool) -> None:
         """Note when each instruction starts and ends from the next iteration on, or stop doing so."""
         self._recorder = self.communicator.recorder = Recorder() if on else None
@@ -214,13 +220,15 @@ class Exchange:
         done: Done | None = None,
         failed: Failed | None = None,
         around: Callable[[int], AbstractContextManager[None]] | None = None,
+        is_divided: bool = False,
     ) -> Handle:
         """Start to replace a bucket's gradients by their average over all ranks; `wait` for the handle.
 
         Where the norm of all gradients is clipped, or the plan has no overlap, nothing is sent before `finish`. `done`
         or, with what went wrong, `failed` is called on the thread that did the work. Of values on a device, the work is
         done inside of `around(THREAD)` or, where all of it is queued there, `around(DEVICE)`. What is queued may come
-        to its end only with the next bucket, or with `finish` or `wait`.
+        to its end only with the next bucket, or with `finish` or `wait`. `is_divided`: by the ranks, as is allowed
+        where `only_sums` says so.
         """
         if bucket.version != self.version:
             raise PlanError(
@@ -228,6 +236,7 @@ class Exchange:
             )
         iteration = self._iteration
         handle = Handle(bucket, values, done, failed, around, iteration, iteration.parcels, iteration.is_fresh)
+        handle.is_divided = is_divided
         iteration.parcels += len(bucket.parcels)
         iteration.is_fresh = False
         if not bucket.has_native and around is None:  # what is on a device is staged in lane 0 too
@@ -310,7 +319,7 @@ class Exchange:
                     if half == SECOND:
                         self._averaging.go_on(parcel)
                     else:
-                        self._averaging.average(parcel, values, by == DEVICE, handle.lane, number)
+                        self._averaging.average(parcel, values, by == DEVICE, handle.lane, number, handle.is_divided)
                     if self._nonfinite_elsewhere:
                         self.memory.has_nonfinite = True
                     sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before

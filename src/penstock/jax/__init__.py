@@ -17,7 +17,7 @@ from penstock.adaptor.current import init, is_initialized, local_rank, local_siz
 from penstock.errors import PlanError
 from penstock.exchange.compression import Compression
 from penstock.exchange.traffic import Traffic
-from penstock.jax.average import AverageState, GradientAverage, redistribute_states
+from penstock.jax.average import AverageState, GradientAverage, made, redistribute_states
 from penstock.planning.planning import Planning
 from penstock.timeline import Timeline
 
@@ -40,14 +40,11 @@ __all__ = [
     "watch",
 ]
 
-_made: list[GradientAverage] = []  # by `average_gradients`, the last one last
-
 
 def shutdown() -> None:
     """Leave, all ranks together; at the end of a process this need not be called."""
-    for each in _made:
+    for each in made.copy():
         each.close()
-    _made.clear()
     current.shutdown()
 
 
@@ -64,12 +61,13 @@ def average_gradients(
 
     codec, plan, compression, planning, and the fields of these two as keywords (density, strategy, planner, network,
     ...) mean what they do in `penstock.torch.DistributedDataParallel`. Put it first into `optax.chain`. `init` of the
-    optimizer compares the ranks; all of them must call it.
+    optimizer compares the ranks; all of them must call it. `close()` of what is returned, on all ranks together, gives
+    its memory and threads back; `shutdown` does so for all.
     """
     given = {"codec": codec, "plan": plan, "compression": compression, "planning": planning}
     options |= {name: value for name, value in given.items() if value is not None}
-    _made.append(GradientAverage(current.world(), options | {"on_nonfinite": on_nonfinite}))
-    return _made[-1]
+    made.append(GradientAverage(current.world(), options | {"on_nonfinite": on_nonfinite}))
+    return made[-1]
 
 
 def watch(parameters: Any, state: Any = None) -> Any:
@@ -113,9 +111,9 @@ def measured_timeline() -> Timeline | None:
 
 
 def _last() -> GradientAverage:
-    if not _made:
+    if not made:
         raise PlanError("no transformation yet; call penstock.jax.average_gradients() first")
-    return _made[-1]
+    return made[-1]
 
 
 def _place_of(leaf: Any) -> Any:

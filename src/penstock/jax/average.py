@@ -24,6 +24,7 @@ run has, as in PyTorch: a codec that puts off subtracting what it sent sums in a
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from threading import Lock
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ except ImportError:  # a step may as well call `init` and `update` by itself
 
 
 Tree = Any  # a pytree
-Bring = Callable[[Sequence[int], Views], None]  # does something with the arrays of parameters, by their numbers
+Bring = Callable[[Sequence[int], Views, Views], None]  # of some parameters, by their numbers: arguments and results
 _TOKEN = jax.ShapeDtypeStruct((2,), np.uint32)
 _DONE = jax.ShapeDtypeStruct((), np.uint32)
 _UNKNOWN = np.full(2, 0xFFFFFFFF, np.uint32)  # token of a state that no memory holds
@@ -96,8 +97,12 @@ class GradientAverage(GradientTransformation):  # type: ignore[misc]  # optax ha
         return self._averager.session
 
     def close(self) -> None:
-        """End it, on all ranks together."""
+        """End it, on all ranks together; programs that were compiled with it fail from then on."""
+        made[:] = [each for each in made if each is not self]
         self._averager.close()
+
+
+made: list[GradientAverage] = []  # by `average_gradients`, and not closed; the last one last
 
 
 class _Averager:
@@ -111,9 +116,8 @@ class _Averager:
         self._layers: list[_Layer] = []
         self._portions: list[_Portion] = []
         self._averages: list[NDArray[Any]] = []  # of the last step, in the buckets' memory
-        self._open, self._knows, self._load = map(HostCall, (self._on_open, self._on_question, self._on_load))
-        self._was_watched, self._finish, self._end = map(HostCall, (self._on_watched, self._on_finish, self._on_end))
-        self._wait, self._seal = map(HostCall, (self._on_wait, self._on_seal))
+        calls = self._on_open, self._on_question, self._on_load, self._on_wait
+        self._open, self._ask, self._load, self._wait = map(HostCall, calls)
         self._lock = Lock()  # of the memory: calls come from several threads
         self._process = np.frombuffer(os.urandom(4), np.uint32)[0] | np.uint32(1)
         self._steps = 0
@@ -130,6 +134,16 @@ class _Averager:
         return self._session
 
     def close(self) -> None:
+        layers, portions = [each.call for each in self._layers], [(each.take, each.give) for each in self._portions]
+        for call in (
+            self._open,
+            self._ask,
+            self._load,
+            self._wait,
+            *layers,
+            *(each for pair in portions for each in pair),
+        ):
+            call.close()
         if self._session is not None:
             self._session.close()
 
@@ -144,17 +158,29 @@ class _Averager:
         return AverageState(jnp.zeros(2, jnp.uint32), owner, jnp.int32(0), **kept)
 
     def update(self, updates: Tree, state: AverageState, parameters: Tree = None) -> tuple[Tree, AverageState]:
-        """Return the average of the gradients `updates` over all ranks, and the next state."""
+        """Return the average of the gradients `updates` over all ranks, and the next state.
+
+        Gradients are taken, and averages given, some of them at a time. XLA maps the memory of a program anew for each
+        execution unless it is small: with all gradients in it at once, their new pages took more time than the exchange
+        of 12M parameters by onebit. So each portion's gradients are free after a call, and the optimizer applies its
+        averages before the next ones are given. What is owed takes the memory of what was, if the state is donated.
+        """
         del parameters
         leaves = self._leaves(updates, "update")
         kept, shape = jax.tree.flatten((state.residual, state.velocity))
-        results = [_TOKEN, _like(state.iterations), *map(_like, leaves), *map(_like, kept)]
-        finished = self._finished_in_portions if copies_nothing() else self._finished_with_copies
-        token, iterations, *values = finished(results, state, leaves)
-        residual, velocity = tree_unflatten(shape, values[len(leaves) :])
+        came = self._taken(state, leaves)
+        before, shared = (kept, {len(came) + at: 2 + at for at in range(len(kept))}) if copies_nothing() else ([], {})
+        results = [_DONE, _like(state.iterations), *map(_like, kept)]
+        token, iterations, *owed = self._wait(results, [*came, *before], shared)
+        averages = list(leaves)
+        for portion in self._portions:
+            results = [_TOKEN, *(_like(leaves[index]) for index in portion.indices)]
+            token, *given = portion.give(results, [token])
+            for index, average in zip(portion.indices, given, strict=True):
+                averages[index] = average
+        residual, velocity = tree_unflatten(shape, owed)
         owner = jnp.array([self._world.rank, self._world.size], jnp.int32)
-        new = AverageState(token, owner, iterations, residual, velocity)
-        return tree_unflatten(self._tree, values[: len(leaves)]), new
+        return tree_unflatten(self._tree, averages), AverageState(token, owner, iterations, residual, velocity)
 
     def watch(self, parameters: Tree, state: Tree) -> Tree:
         """Return the parameters with marks on their layers."""
@@ -194,48 +220,26 @@ class _Averager:
         arguments = [after, state.token, state.owner, state.iterations, *jax.tree.leaves(state[3:])]
         if copies_nothing():
             return self._load([_DONE], arguments)[0]
-        (known,) = self._knows([_DONE], arguments[:2])
+        known, _ = self._ask([_DONE, _DONE], arguments[:2])
         return jax.lax.cond(known > 0, lambda: known, lambda: self._load([_DONE], arguments)[0])
 
-    def _finished_with_copies(
-        self, results: list[jax.ShapeDtypeStruct], state: AverageState, leaves: list[Any]
-    ) -> list[Any]:
-        """Return token, iterations, averages and what is owed, at the end of a step.
+    def _taken(self, state: AverageState, leaves: list[Any]) -> list[Any]:
+        """Return values that exist once the gradients of each portion have been sent.
 
-        Gradients that the backward pass has sent are not handed over again.
+        Where arguments are copied, those that the backward pass has sent are not handed over again.
         """
+        mine = [[leaves[index] for index in portion.indices] for portion in self._portions]
+        if copies_nothing():
+            held = [state.token, state.owner, state.iterations, *jax.tree.leaves(state[3:])]
+            return [each.take([_DONE], [*held, *own])[0] for each, own in zip(self._portions, mine, strict=True)]
         heads = [leaf.reshape(-1)[:1] for leaf in leaves]  # exist only after the layers' calls
         begun = self._begun(state, heads[0])
-        (watched,) = self._was_watched([_DONE], [begun, *heads])
-        found: list[Any] = jax.lax.cond(
-            watched > 0,
-            lambda: self._end(results, [begun, watched]),
-            lambda: self._finish(results, [begun, *leaves]),
-        )
-        return found
+        _, watched = self._ask([_DONE, _DONE], [begun, state.token, *heads])
 
-    def _finished_in_portions(
-        self, results: list[jax.ShapeDtypeStruct], state: AverageState, leaves: list[Any]
-    ) -> list[Any]:
-        """Return the same where nothing is copied: gradients are taken, and averages given, some of them at a time.
+        def taken(portion: _Portion, gradients: list[Any]) -> Any:
+            return jax.lax.cond(watched > 0, lambda: watched, lambda: portion.take([_DONE], [watched, *gradients])[0])
 
-        XLA maps the memory of a program anew for each execution unless it is small. With all gradients in it at once,
-        their new pages took more time than the exchange of 12M parameters by onebit. So each portion's gradients are
-        free after a call, and the optimizer applies its averages before the next ones are given. What is owed takes the
-        memory of what was, if the state is donated.
-        """
-        kept = jax.tree.leaves(state[3:])
-        held = [state.token, state.owner, state.iterations, *kept]
-        came = [each.take([_DONE], [*held, *(leaves[index] for index in each.indices)])[0] for each in self._portions]
-        shared = {len(came) + index: 2 + index for index in range(len(kept))}
-        done, iterations, *owed = self._wait([_DONE, results[1], *map(_like, kept)], [*came, *kept], shared)
-        averages = list(leaves)
-        for portion in self._portions:
-            done, *given = portion.give([_DONE, *(_like(leaves[index]) for index in portion.indices)], [done])
-            for index, average in zip(portion.indices, given, strict=True):
-                averages[index] = average
-        (token,) = self._seal([_TOKEN], [done])  # the next step waits for it: then buckets are written to
-        return [token, iterations, *averages, *owed]
+        return [taken(each, own) for each, own in zip(self._portions, mine, strict=True)]
 
     def _know(self, parameters: Tree) -> None:
         """Take note of the parameters, once; all ranks together compare theirs."""
@@ -286,11 +290,15 @@ class _Averager:
         results[0][...] = 1
 
     def _on_question(self, arguments: Views, results: Views) -> None:
-        """Say whether the memory holds what the state with this token says, or did when this step began."""
+        """Say whether the memory holds what the state with this token says, or did when this step began.
+
+        Also, whether the backward pass has brought all gradients.
+        """
         with self._lock:
             if self._was_refused:
                 self._drop()
             results[0][...] = (arguments[1] == self._token).all()
+            results[1][...] = len(self._sent) == len(self._gradients)
 
     def _on_load(self, arguments: Views, results: Views) -> None:
         """Have the exchange's memory hold what a state says."""
@@ -305,13 +313,9 @@ class _Averager:
             if not (token == self._token).all():
                 self._hold(token, owner, iterations, kept)
 
-    def _on_watched(self, arguments: Views, results: Views) -> None:
-        """Say whether the backward pass has brought all gradients."""
-        results[0][...] = len(self._sent) == len(self._gradients)
-
-    def _on_layer(self, indices: Sequence[int], arguments: Views) -> None:
-        """The backward pass has the gradients of a layer."""
-        for index, values in zip(indices, arguments, strict=True):
+    def _on_layer(self, indices: Sequence[int], arguments: Views, results: Views) -> None:
+        """The backward pass has the gradients of a layer; those among the results are in the arguments' memory."""
+        for index, values in zip(indices, arguments[1:], strict=True):
             if index in self._sent:
                 self._was_refused = True
                 raise PlanError(
@@ -320,30 +324,20 @@ class _Averager:
                 )
             self._sent[index] = _sample(values)
             self.session.put(index, values)
+        results[0][...] = 1
 
-    def _on_finish(self, arguments: Views, results: Views) -> None:
-        """All gradients are there: send what was not yet sent, and end the step."""
-        for index, each in enumerate(arguments[1 : 1 + len(self._gradients)]):
-            self._check_or_put(index, each)
-        self._on_end(arguments, results)
-
-    def _on_end(self, arguments: Views, results: Views) -> None:
-        """All gradients are sent: write their averages, and what is owed now."""
-        count = len(self._gradients)
-        self._on_wait(arguments, [results[0][:0], results[1], *results[2 + count :]])
-        self._on_give(range(count), results[2 : 2 + count])
-        self._on_seal(arguments, results)
-
-    def _on_take(self, indices: Sequence[int], arguments: Views) -> None:
-        """Some gradients are there: send those which were not yet sent."""
+    def _on_take(self, indices: Sequence[int], arguments: Views, results: Views) -> None:
+        """Some gradients are there, behind the state where it may be read here: send those which were not yet sent."""
         count = len(arguments) - len(indices)
-        self._hold_state(arguments[:count])
+        if count > 1:
+            self._hold_state(arguments[:count])
         for index, each in zip(indices, arguments[count:], strict=True):
             self._check_or_put(index, each)
+        results[0][...] = 1
 
     def _on_wait(self, arguments: Views, results: Views) -> None:
         """All gradients are sent: wait for their averages, and write what is owed now."""
-        self._token = self._new_token()  # of no state, until this step is sealed: it may fail
+        self._token = self._new_token()  # of no state: this step may fail
         try:
             self._averages = self.session.wait()
         finally:
@@ -352,13 +346,10 @@ class _Averager:
         self._write_kept(results[2:])
         results[0][...], results[1][...] = 1, self.session.memory.iterations
 
-    def _on_give(self, indices: Sequence[int], results: Views) -> None:
-        """Write some averages."""
-        for index, written in zip(indices, results, strict=True):
+    def _on_give(self, indices: Sequence[int], arguments: Views, results: Views) -> None:
+        """Write some averages; with the last of them, the memory holds what the state that comes of this step does."""
+        for index, written in zip(indices, results[1:], strict=True):
             written[...] = self._averages[index].reshape(written.shape)
-
-    def _on_seal(self, arguments: Views, results: Views) -> None:
-        """All averages are written: the memory holds what the state that comes of this step does."""
         self._token = results[0][...] = self._new_token()
 
     def _new_token(self) -> NDArray[np.uint32]:
@@ -425,37 +416,24 @@ class _Layer:
     """Parameters whose gradients are taken from the backward pass together, as soon as all are there."""
 
     def __init__(self, indices: tuple[int, ...], bring: Bring) -> None:
-        self.indices, self._bring = indices, bring
-        self._call = HostCall(self._on_gradients)
+        self.indices, self.call = indices, HostCall(partial(bring, indices))
         self.mark = jax.custom_vjp(lambda leaves, begun: leaves)
         self.mark.defvjp(lambda leaves, begun: (leaves, begun), self._backward)
 
     def _backward(self, begun: Any, gradients: list[Any]) -> tuple[list[Any], None]:
         if not copies_nothing():
-            (started,) = self._call([_DONE], [begun, *gradients])
+            (started,) = self.call([_DONE], [begun, *gradients])
             return [_after(started, each) for each in gradients], None
         results, shared = [_DONE, *map(_like, gradients)], {1 + index: 1 + index for index in range(len(gradients))}
-        return self._call(results, [begun, *gradients], shared)[1:], None  # the same memory: they come after the call
-
-    def _on_gradients(self, arguments: Views, results: Views) -> None:
-        self._bring(self.indices, arguments[1:])
-        results[0][...] = 1  # gradients among the results are in the arguments' memory
+        return self.call(results, [begun, *gradients], shared)[1:], None  # the same memory: they come after the call
 
 
 class _Portion:
     """Parameters whose gradients are taken, and whose averages are given, by one call at the end of a step."""
 
     def __init__(self, indices: tuple[int, ...], take: Bring, give: Bring) -> None:
-        self.indices, self._take, self._give = indices, take, give
-        self.take, self.give = HostCall(self._on_take), HostCall(self._on_give)
-
-    def _on_take(self, arguments: Views, results: Views) -> None:
-        self._take(self.indices, arguments)
-        results[0][...] = 1
-
-    def _on_give(self, arguments: Views, results: Views) -> None:
-        self._give(self.indices, results[1:])
-        results[0][...] = 1
+        self.indices = indices
+        self.take, self.give = HostCall(partial(take, indices)), HostCall(partial(give, indices))
 
 
 def _portions(gradients: Sequence[Gradient]) -> list[tuple[int, ...]]:

@@ -11,7 +11,8 @@ and to the host, and the threads that it waits for are other ones.
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from functools import partial
+from functools import cache, partial
+from itertools import count
 from math import prod
 from typing import Any
 
@@ -20,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 from numpy.typing import NDArray
+
+from penstock.errors import PlanError
 
 Views = list[NDArray[Any]]
 HostFunction = Callable[[Views, Views], None]  # reads its arguments, writes its results; keeps neither
@@ -114,6 +117,7 @@ class _Call(Structure):
 
 
 _functions: dict[int, HostFunction] = {}  # by the number that compiled programs hold
+_numbers = count()
 
 
 def copies_nothing() -> bool:
@@ -122,12 +126,16 @@ def copies_nothing() -> bool:
 
 
 class HostCall:
-    """A Python function that compiled programs can call; they hold its number, so it is kept for ever."""
+    """A Python function that compiled programs can call; they hold its number, so it is kept until it is closed."""
 
     def __init__(self, function: HostFunction) -> None:
         _register()
-        self._function, self._number = function, len(_functions)
+        self._number = next(_numbers)
         _functions[self._number] = function
+
+    def close(self) -> None:
+        """Let the function go; programs that call it fail from now on."""
+        _functions.pop(self._number, None)
 
     def __call__(
         self,
@@ -148,8 +156,14 @@ class HostCall:
 
     def _with_copies(self, results: tuple[jax.ShapeDtypeStruct, ...], *arguments: jax.Array) -> list[NDArray[Any]]:
         written = [np.empty(each.shape, each.dtype) for each in results]
-        self._function([np.asarray(each) for each in arguments], written)
+        _function(self._number)([np.asarray(each) for each in arguments], written)
         return written
+
+
+def _function(number: int) -> HostFunction:
+    if number not in _functions:
+        raise PlanError("average_gradients() of this program was closed; make another one, and compile the step anew")
+    return _functions[number]
 
 
 def _view(buffer: _Buffer) -> NDArray[Any]:
@@ -172,8 +186,8 @@ def _handle(pointer: Any) -> int | None:
         ours.major, ours.minor = theirs.major, theirs.minor
         return None
     try:
-        number = call.attributes.values[0].contents.value[0]
-        _functions[number](_views(call.arguments), _views(call.results))
+        function = _function(call.attributes.values[0].contents.value[0])
+        function(_views(call.arguments), _views(call.results))
     except BaseException as error:  # nothing may leave a C function
         text = f"{type(error).__name__}: {error}".encode()
         new = _NewError(ctypes.sizeof(_NewError), None, text, _INTERNAL)
@@ -185,7 +199,7 @@ def _handle(pointer: Any) -> int | None:
 _HANDLER = CFUNCTYPE(c_void_p, POINTER(_Call))(_handle)  # kept: XLA knows its address
 
 
+@cache
 def _register() -> None:
-    if not _functions:
-        address = ctypes.cast(_HANDLER, c_void_p)
-        jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(address), platform="cpu")
+    address = ctypes.cast(_HANDLER, c_void_p)
+    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(address), platform="cpu")

@@ -8,7 +8,8 @@
     trainer = pk.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, codec="onebit")
     trainer.step(batch_size)                                   # of this rank: gradients are averaged over ranks
 
-MXNet is retired: its last release wants numpy below 2, and an environment of its own.
+Names and arguments are Horovod's where it has them: its scripts change the import. MXNet is retired: its last release
+wants numpy below 2, and an environment of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,18 +25,54 @@ import mxnet as mx
 from mxnet import gluon
 
 from penstock.adaptor import current
-from penstock.adaptor.current import init, is_initialized, local_rank, local_size, rank, shutdown, size
+from penstock.adaptor.current import (
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    absent,
+    allgather_object,
+    broadcast_object,
+    chosen_op,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    nothing_else,
+    rank,
+    shutdown,
+    size,
+    take_options,
+)
 from penstock.adaptor.session import Gradient, Session
 from penstock.errors import MismatchError, PlanError
-from penstock.exchange.compression import Compression
+from penstock.exchange import compression as exchange_compression
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.planning.planning import Planning
 from penstock.timeline import Timeline
 
 __all__ = [
+    "Average",
+    "Compression",
     "DistributedTrainer",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
     "broadcast_parameters",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
     "init",
     "is_initialized",
     "local_rank",
@@ -48,22 +85,125 @@ __all__ = [
 _DENSE = "default"  # how MXNet calls arrays that are not sparse
 
 
-def broadcast_parameters(parameters: Mapping[str, Any], root_rank: int = 0) -> None:
+# Collectives: all ranks make the same calls in one order, which each call compares; no gradients flow through them.
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    *,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    **horovod: Any,
+) -> Any:
+    """Return the average (or what `op` says) of an array over all ranks, in a new array.
+
+    `average` is Horovod's older way to say `op`. `name`, here and below, and Horovod's `priority` have no effect.
+    """
+    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    return grouped_allreduce([tensor], average, op=op, **factors, **horovod)[0]
+
+
+def allreduce_(tensor: Any, *arguments: Any, **options: Any) -> Any:
+    """Replace an array by what `allreduce` returns for it; return it."""
+    return grouped_allreduce_([tensor], *arguments, **options)[0]
+
+
+def grouped_allreduce(tensors: Sequence[Any], *arguments: Any, **options: Any) -> list[Any]:
+    """Return the same of several arrays, which travel together."""
+    return grouped_allreduce_([each.copy() for each in tensors], *arguments, **options)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    *,
+    op: str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    **horovod: Any,
+) -> list[Any]:
+    """Replace several arrays; return them."""
+    nothing_else(horovod)
+    values = [each.asnumpy() for each in tensors]
+    found = current.world().all_reduce(values, chosen_op(average, op), prescale_factor, postscale_factor)
+    return [_filled(*each) for each in zip(tensors, found, strict=True)]
+
+
+def allgather(tensor: Any, name: str | None = None, **horovod: Any) -> Any:
+    """Return all ranks' arrays behind one another; they may have different numbers of rows."""
+    nothing_else(horovod)
+    values = current.world().all_gather(tensor.asnumpy())
+    return mx.nd.array(values, ctx=tensor.context, dtype=values.dtype)
+
+
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, **horovod: Any) -> list[Any]:
+    """Return the same of several arrays."""
+    return [allgather(each, **horovod) for each in tensors]
+
+
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, **horovod: Any) -> Any:
+    """Return the root's array on every rank, in a new array."""
+    return broadcast_(tensor.copy(), root_rank, **horovod)
+
+
+def broadcast_(tensor: Any, root_rank: int, name: str | None = None, **horovod: Any) -> Any:
+    """Replace an array by the root's; return it."""
+    nothing_else(horovod)
+    _share([tensor], root_rank)
+    return tensor
+
+
+def broadcast_parameters(parameters: Mapping[str, Any], root_rank: int = 0, prefix: str | None = None) -> None:
     """Overwrite parameters, or arrays, with those of one rank; every rank must call this.
 
-    Parameters whose shapes are not known yet have no values to send: run one forward pass first.
+    Parameters whose shapes are not known before the first forward pass are sent there, as they get their values; all
+    ranks make it together. `prefix`, of Horovod, has no effect.
     """
-    arrays = {name: _values_of(each) for name, each in sorted(parameters.items())}
-    found = current.world().broadcast([each.asnumpy() for each in arrays.values()], root_rank)
-    for array, values in zip(arrays.values(), found, strict=True):
-        array[:] = values
+    known = []
+    for _, each in sorted(parameters.items()):
+        if isinstance(each, mx.nd.NDArray):
+            known.append(each)
+        elif each._data is not None:
+            known.append(each.data())
+        elif each._deferred_init:
+            _share_later(each, root_rank)
+        else:
+            raise PlanError(f"parameter {each.name!r} has no values; call initialize() first, on all ranks")
+    _share(known, root_rank)
+
+
+def _share(arrays: Sequence[Any], root_rank: int) -> None:
+    found = current.world().broadcast([each.asnumpy() for each in arrays], root_rank)
+    for each in zip(arrays, found, strict=True):
+        _filled(*each)
+
+
+def _share_later(parameter: Any, root_rank: int) -> None:
+    """Have a parameter overwritten by the root's as soon as it has values."""
+    give_values = parameter._init_impl
+
+    def and_share(*arguments: Any) -> None:
+        give_values(*arguments)
+        _share([parameter.data()], root_rank)
+
+    parameter._init_impl = and_share
+
+
+def _filled(array: Any, values: NDArray[Any]) -> Any:
+    array[:] = values
+    return array
 
 
 class DistributedTrainer(gluon.Trainer):  # type: ignore[misc]  # MXNet has no types
     """Gluon's trainer; before each update, gradients are replaced by their average over all ranks.
 
     codec, plan, compression, planning, and the fields of these two as keywords mean what they do in
-    `penstock.torch.DistributedDataParallel`. `step(batch_size)` takes the batch of one rank, as MXNet's own does.
+    `penstock.torch.DistributedDataParallel`; Horovod's `gradient_predivide_factor`, `prefix`, `num_groups` are taken
+    too. `step(batch_size)` takes the batch of one rank, as MXNet's own does.
     Every parameter with a gradient must be used in every iteration; give others `grad_req="null"`.
     """
 
@@ -75,10 +215,12 @@ class DistributedTrainer(gluon.Trainer):  # type: ignore[misc]  # MXNet has no t
         *,
         codec: Any = None,
         plan: Any = None,
-        compression: Compression | None = None,
+        compression: exchange_compression.Compression | None = None,
         planning: Planning | None = None,
         **options: Any,
     ) -> None:
+        if (op := take_options(options)) != Average:
+            raise PlanError(f"op={op!r}; wanted Average: step(batch_size) divides by the batch of one rank")
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         given = {"codec": codec, "plan": plan, "compression": compression, "planning": planning}
         self._asked = options | {name: value for name, value in given.items() if value is not None}
@@ -128,7 +270,7 @@ class DistributedTrainer(gluon.Trainer):  # type: ignore[misc]  # MXNet has no t
         """Replace all gradients by their averages; the last ones are computed first, and so sent first."""
         self._start()
         if stale := [each.name for each in self._averaged if not each.data()._fresh_grad]:
-            raise PlanError(
+            self.session.refuse(  # others may have one
                 f"no new gradient of {stale[0]!r} since the last step; give parameters that are not used "
                 'grad_req="null", on all ranks'
             )
@@ -159,17 +301,6 @@ def _view(array: Any) -> NDArray[Any]:
     return np.from_dlpack(_Shared(array))
 
 
-def _values_of(parameter: Any) -> Any:
-    if isinstance(parameter, mx.nd.NDArray):
-        return parameter
-    if parameter._data is None:
-        raise PlanError(
-            f"parameter {parameter.name!r} has no values yet (shape {parameter.shape}); run one forward pass before "
-            "broadcast_parameters, on all ranks"
-        )
-    return parameter.data()
-
-
 def _complaint(parameter: Any) -> str:
     """Say why the gradient of a parameter cannot be averaged; empty where it can."""
     if parameter._grad_stype != _DENSE or parameter._stype != _DENSE:
@@ -188,3 +319,7 @@ def _raise_together(complaint: str) -> None:
     for number, found in enumerate(held):
         if found:
             raise MismatchError(f"rank {number}: {found}")
+
+
+def __getattr__(name: str) -> Any:
+    raise absent(__name__, name)

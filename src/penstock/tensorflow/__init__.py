@@ -17,22 +17,39 @@ Gradients are handed to a `Session` (`penstock/adaptor`) as TensorFlow computes 
 gradients are still computed. docs/frameworks.md says what is supported.
 """
 
-from penstock.adaptor.current import init, is_initialized, local_rank, local_size, rank, shutdown, size
-from penstock.tensorflow.averaging import sessions
-from penstock.tensorflow.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback
-from penstock.tensorflow.ops import (
+from typing import Any
+
+from penstock.adaptor.current import (
     Average,
     Compression,
     Max,
     Min,
     Product,
     Sum,
-    allgather,
+    absent,
     allgather_object,
+    broadcast_object,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from penstock.tensorflow.averaging import sessions
+from penstock.tensorflow.callbacks import (
+    BroadcastGlobalVariablesCallback,
+    LearningRateScheduleCallback,
+    LearningRateWarmupCallback,
+    MetricAverageCallback,
+)
+from penstock.tensorflow.ops import (
+    allgather,
     allreduce,
     broadcast,
-    broadcast_object,
     broadcast_variables,
+    grouped_allgather,
     grouped_allreduce,
     local_rank_op,
     local_size_op,
@@ -48,6 +65,8 @@ __all__ = [
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
     "Max",
     "MetricAverageCallback",
     "Min",
@@ -60,6 +79,7 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_variables",
+    "grouped_allgather",
     "grouped_allreduce",
     "init",
     "is_initialized",
@@ -75,3 +95,7 @@ __all__ = [
     "size",
     "size_op",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise absent(__name__, name)

@@ -7,7 +7,6 @@ which is the same on all ranks. The call that waits takes what they return, so t
 """
 
 import re
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from penstock.adaptor.current import world
-from penstock.adaptor.session import Gradient, Session, aligned_zeros
+from penstock.adaptor.current import Average, Sum, world
+from penstock.adaptor.session import Gradient, Session
 from penstock.errors import PlanError
 from penstock.exchange.state import State
 
@@ -38,15 +37,17 @@ class Averager:
     All ranks must come with the first gradients at the same time: their models and options are compared then.
     """
 
-    def __init__(self, sparse_as_dense: bool = False, scale_local: bool = True, **options: Any) -> None:
-        """`options` are those of a `Session`."""
-        self._sparse_as_dense, self._scale_local, self._options = sparse_as_dense, scale_local, options
+    def __init__(
+        self, op: str = Average, sparse_as_dense: bool = False, scale_local: bool = True, **options: Any
+    ) -> None:
+        """`op`: average or sum; `options` are those of a `Session`."""
+        self._op, self._sparse_as_dense, self._scale_local, self._options = op, sparse_as_dense, scale_local, options
         self.local: set[int] = set()  # ids of variables whose gradients are this rank's own
         self._session: Session | None = None
         self._numbers: dict[int, int] = {}  # of the session's gradients, by position among the variables
         self._sparse: dict[int, tuple[Any, Any]] = {}  # types of indices and rows, by position; of the first iteration
         self._has_met = False  # ranks have compared what they have gradients of
-        self._results: list[Array] = []  # what TensorFlow was given last
+        self._changing: Any = None  # a variable: of constants alone TensorFlow would make a call once
         self._loaded: Sequence[State] | None = None  # states that wait for the session
 
     @property
@@ -72,14 +73,14 @@ class Averager:
     def average(
         self, gradients: Sequence[Any], variables: Sequence[Any], name: str = "", lend: bool = False
     ) -> list[Any]:
-        """Return the averages over all ranks; slices stay slices unless they are made dense.
+        """Return the averages over all ranks, or their sums; slices stay slices unless they are made dense.
 
         What is None on all ranks in the first iteration stays None. What is None later counts as zeros on this rank,
         which is given the average as all others are: weights stay the same.
 
         TensorFlow takes aligned arrays over without a copy. With `lend` these are the buckets' memory, for averages of
         which nothing is kept until the next iteration: buckets would have to move, and feedback that codecs put off is
-        settled then, in other bits.
+        settled then, in other bits. Without, they are copies.
         """
         found = [self._prepared(each) for each in gradients]
         ours = [index for index, each in enumerate(variables) if id(each) not in self.local]
@@ -97,7 +98,10 @@ class Averager:
                     found[index] = self._average_sparse(found[index], _names(variables)[index])
         if self._scale_local:
             for index in set(range(len(found))) - set(ours):
-                found[index] = None if found[index] is None else found[index] / world().size
+                found[index] = _times(found[index], 1.0 / world().size)
+        if self._op == Sum:
+            for index in ours:
+                found[index] = _times(found[index], world().size)
         return found
 
     def _prepared(self, gradient: Any) -> Any:
@@ -130,6 +134,8 @@ class Averager:
             given.append(Gradient(names[index], tuple(shape), tf.as_dtype(gradients[index].dtype).name))
         session = Session(world(), given, framework="tensorflow", model=name or "model", **self._options)
         self._numbers = {index: number for number, index in enumerate(dense)}
+        with tf.init_scope():
+            self._changing = tf.Variable(0, trainable=False)
         _sessions.append(weakref.ref(session))
         if self._loaded is not None:
             session.load_state_dict(self._loaded)
@@ -141,15 +147,18 @@ class Averager:
     ) -> list[Any]:
         """Replace dense gradients by their averages, and return something that is there once they are."""
         session = self.session
-        if unknown := [index for index in dense if index not in self._numbers]:
-            raise PlanError(
-                f"{_names(variables)[unknown[0]]!r} has a gradient now, and had none in the first iteration; give it "
-                "one in every iteration (multiply what is unused by 0), or leave the variable out"
-            )
+        for index in ours:
+            known = "dense" if index in self._numbers else "slices" if index in self._sparse else "none"
+            kind = "none" if found[index] is None else "slices" if _is_sparse(found[index]) else "dense"
+            if kind not in ("none", known):  # perhaps on this rank alone
+                session.refuse(
+                    f"the gradient of {_names(variables)[index]!r} is {kind} now, and was {known} in the first "
+                    "iteration; give it the same kind in every iteration (multiply what is unused by 0), or leave the "
+                    "variable out"
+                )
         tokens = [self._put(index, found[index], session) for index in dense]
         for index in sorted(self._numbers.keys() - set(dense)):  # None now: other ranks may have one
-            zeros = tf.zeros(session.gradients[self._numbers[index]].shape)
-            tokens.append(self._put(index, zeros, session, stateful=True))  # TensorFlow calls others of constants once
+            tokens.append(self._put(index, tf.zeros(session.gradients[self._numbers[index]].shape), session))
         averages = self._wait(session, tokens, lend)
         for index in ours:
             if index in self._numbers and not _is_sparse(found[index]):
@@ -158,37 +167,23 @@ class Averager:
                 found[index] = average
         return averages[:1]
 
-    def _put(self, index: int, gradient: Any, session: Session, stateful: bool = False) -> Any:
+    def _put(self, index: int, gradient: Any, session: Session) -> Any:
         number = self._numbers[index]
         dtype = session.gradients[number].dtype
 
-        def put(values: Array) -> Any:
+        def put(values: Array, _: Array) -> Any:
             if session.is_lent(number):
                 _let_go()
             session.put(number, np.asarray(values))
             return np.int32(0)
 
-        return call_python(put, [tf.cast(gradient, dtype)], [tf.int32], stateful=stateful)[0]
+        return call_python(put, [tf.cast(gradient, dtype), self._changing], [tf.int32], stateful=False)[0]
 
     def _wait(self, session: Session, tokens: Sequence[Any], lend: bool) -> list[Any]:
         def wait(_: Array) -> list[Array]:
-            return session.wait(lend=True) if lend else self._copied(session.wait())
+            return session.wait(lend=lend, copy=not lend)
 
         return call_python(wait, [tf.add_n(tokens)], [tf.as_dtype(each.dtype) for each in session.gradients])
-
-    def _copied(self, averages: Sequence[Array]) -> list[Array]:
-        """Return the averages in memory that TensorFlow may keep.
-
-        It counts its reference: what nothing but this list refers to is used again, since fresh memory costs more than
-        the copy.
-        """
-        if len(self._results) != len(averages):
-            self._results = [_room_for(each) for each in averages]
-        for index, average in enumerate(averages):
-            if sys.getrefcount(self._results[index]) > 2:  # the list and the argument
-                self._results[index] = _room_for(average)
-            np.copyto(self._results[index], average)
-        return list(self._results)
 
     def _average_sparse(self, slices: Any, name: str) -> Any:
         """Return all ranks' slices behind one another, divided by the ranks: their sum is the average."""
@@ -217,10 +212,6 @@ def _let_go() -> None:
     tf.constant(0)
 
 
-def _room_for(values: Array) -> Array:
-    return aligned_zeros(values.size, values.dtype).reshape(values.shape)
-
-
 def _is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
@@ -228,6 +219,15 @@ def _is_sparse(gradient: Any) -> bool:
 def _no_slices(variable: Any, indices: Any, rows: Any) -> tf.IndexedSlices:
     shape = list(variable.shape)
     return tf.IndexedSlices(tf.zeros([0, *shape[1:]], rows), tf.zeros([0], indices), tf.constant(shape, tf.int64))
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    """Return a gradient multiplied, of whatever kind it is."""
+    if gradient is None:
+        return None
+    if _is_sparse(gradient):
+        return tf.IndexedSlices(_times(gradient.values, factor), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
 
 
 def _in_words(has_dense: bool, sparse: Sequence[str]) -> str:
@@ -243,7 +243,7 @@ def _in_words(has_dense: bool, sparse: Sequence[str]) -> str:
 def call_python(function: Any, given: Sequence[Any], dtypes: Sequence[Any], stateful: bool = True) -> list[Any]:
     """Return what a function of arrays makes of tensors, in a graph or not; AutoGraph leaves the function as it is."""
     if tf.executing_eagerly():
-        results = function(*(np.asarray(each.numpy()) for each in map(tf.convert_to_tensor, given)))
+        results = function(*(np.asarray(each) for each in map(tf.convert_to_tensor, given)))
         results = results if isinstance(results, list | tuple) else [results]
         return [tf.convert_to_tensor(each, dtype) for each, dtype in zip(results, dtypes, strict=True)]
     found = tf.numpy_function(plain(function), list(given), list(dtypes), stateful=stateful)

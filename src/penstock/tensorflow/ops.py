@@ -5,28 +5,29 @@ call compares what ranks bring (`adaptor/world.py`): they are for metrics, initi
 every iteration belong into `DistributedGradientTape` or `DistributedOptimizer`.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from penstock.adaptor.current import local_rank, local_size, rank, size, world
+from penstock.adaptor.current import (
+    Average,
+    Compression,
+    Sum,
+    chosen_op,
+    local_rank,
+    local_size,
+    nothing_else,
+    rank,
+    size,
+    world,
+)
 from penstock.exchange import compression as exchange_compression
 from penstock.tensorflow.averaging import call_python, plain
 
 Array = NDArray[Any]
-Average, Sum, Min, Max, Product = "average", "sum", "min", "max", "product"
-
-
-@dataclasses.dataclass(frozen=True)
-class Compression(exchange_compression.Compression):
-    """How gradients are compressed; `Compression.none` and `Compression.fp16` are Horovod's."""
-
-    none: ClassVar[exchange_compression.Compression] = exchange_compression.Compression()
-    fp16: ClassVar[exchange_compression.Compression] = exchange_compression.Compression("fp16")
 
 
 def allreduce(
@@ -38,10 +39,12 @@ def allreduce(
     postscale_factor: float = 1.0,
     compression: exchange_compression.Compression = Compression.none,
     name: str | None = None,
+    **horovod: Any,
 ) -> Any:
     """Return the average (or what `op` says) of a tensor over all ranks; of `tf.IndexedSlices`, all ranks' slices.
 
     `average` is Horovod's older way to say `op`. With `Compression.fp16` float32 and float64 travel as float16.
+    `name`, here and below, and Horovod's `device_dense`, ... have no effect.
     """
     return grouped_allreduce(
         [tensor],
@@ -51,6 +54,7 @@ def allreduce(
         postscale_factor=postscale_factor,
         compression=compression,
         name=name,
+        **horovod,
     )[0]
 
 
@@ -64,9 +68,11 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     compression: exchange_compression.Compression = Compression.none,
     name: str | None = None,
+    **horovod: Any,
 ) -> list[Any]:
     """Return the same of several tensors, which travel together."""
-    op = _op(average, op)
+    nothing_else(horovod)
+    op = chosen_op(average, op)
     found = list(tensors)
     sparse = [index for index, each in enumerate(found) if isinstance(each, tf.IndexedSlices)]
     if sparse and op not in (Average, Sum):
@@ -86,14 +92,6 @@ def grouped_allreduce(
         values = values / tf.cast(size(), values.dtype) if op == Average else values
         found[index] = tf.IndexedSlices(values, allgather(slices.indices), slices.dense_shape)
     return found
-
-
-def _op(average: bool | None, op: str | None) -> str:
-    if average is not None and op is not None:
-        raise ValueError("average= and op=; wanted op alone")
-    if op is not None:
-        return op
-    return Sum if average is False else Average
 
 
 def _narrow(tensor: Any, compression: exchange_compression.Compression) -> Any:
@@ -123,8 +121,9 @@ def _all_reduce(tensors: Sequence[Any], op: str, prescale: float, postscale: flo
 
 
 @plain  # type: ignore[untyped-decorator]
-def allgather(tensor: Any, name: str | None = None) -> Any:
+def allgather(tensor: Any, name: str | None = None, **horovod: Any) -> Any:
     """Return all ranks' tensors behind one another; they may have different numbers of rows."""
+    nothing_else(horovod)
     tensor = tf.convert_to_tensor(tensor)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -150,9 +149,15 @@ def allgather(tensor: Any, name: str | None = None) -> Any:
     return gathered(tensor)
 
 
+def grouped_allgather(tensors: Sequence[Any], name: str | None = None, **horovod: Any) -> list[Any]:
+    """Return the same of several tensors."""
+    return [allgather(each, **horovod) for each in tensors]
+
+
 @plain  # type: ignore[untyped-decorator]
-def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
+def broadcast(tensor: Any, root_rank: int, name: str | None = None, **horovod: Any) -> Any:
     """Return the root's tensor on every rank."""
+    nothing_else(horovod)
     tensor = tf.convert_to_tensor(tensor)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -171,8 +176,9 @@ def broadcast(tensor: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 @plain  # type: ignore[untyped-decorator]
-def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
+def broadcast_variables(variables: Sequence[Any], root_rank: int = 0, inplace: bool = False, **horovod: Any) -> None:
     """Give all variables, of TensorFlow or of Keras, the root's values; all of them travel together."""
+    nothing_else(horovod)
     targets = [getattr(each, "value", each) if not isinstance(each, tf.Variable) else each for each in variables]
     if not targets:
         return
@@ -185,17 +191,6 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int = 0) -> None:
     )
     for variable, value in zip(targets, found, strict=True):
         variable.assign(value)
-
-
-def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return the root's value, whatever it is (pickled)."""
-    given = value if rank() == root_rank else None
-    return world().gather_objects(given, f"broadcast of an object from {root_rank}")[root_rank]
-
-
-def allgather_object(value: Any, name: str | None = None) -> list[Any]:
-    """Return every rank's value, whatever it is (pickled), by rank."""
-    return world().gather_objects(value)
 
 
 def rank_op(name: str | None = None) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from penstock.adaptor.current import take_options
 from penstock.adaptor.session import Session
 from penstock.errors import PlanError
 from penstock.exchange.state import State
@@ -135,7 +136,8 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod calls it
     sparse_as_dense: make `tf.IndexedSlices` dense and average them so; otherwise all ranks' slices are gathered.
     backward_passes_per_step: gradients of so many calls are added up on each rank, and averaged and applied together;
     with `average_aggregated_gradients` divided by their number.
-    options: `codec`, `density`, `strategy`, `planner`, `plan`, ..., as in `penstock.torch.DistributedDataParallel`.
+    options: `codec`, `density`, `strategy`, `planner`, `plan`, ..., as in `penstock.torch.DistributedDataParallel`;
+    and Horovod's: `op` (Average or Sum), `compression`, `gradient_predivide_factor`, `groups`, `device_dense`, ...
     The first step compares ranks; all of them make it together.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -145,6 +147,7 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod calls it
     if backward_passes_per_step < 1:
         raise PlanError(f"backward_passes_per_step is {backward_passes_per_step}; wanted at least 1")
     given = {
+        "op": take_options(options),
         "sparse_as_dense": sparse_as_dense,
         "scale_local": scale_local_gradients,
         "passes": backward_passes_per_step,
@@ -160,11 +163,23 @@ def DistributedOptimizer(  # noqa: N802  # as Horovod calls it
     return optimizer
 
 
-def load_model(path: Any, custom_objects: Mapping[str, Any] | None = None, **options: Any) -> keras.Model:
-    """Load a model that Keras saved, with its optimizer's state, and make the optimizer average over all ranks."""
-    model = keras.models.load_model(path, custom_objects=custom_objects)
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> keras.Model:
+    """Load a model that Keras saved, with its optimizer's state, and make the optimizer average over all ranks.
+
+    custom_optimizers: classes of a user's own; custom_objects: whatever else the file names. Options are those of
+    `DistributedOptimizer`.
+    """
+    known = {each.__name__: each for each in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
     if model.optimizer is None:
-        raise PlanError(f"{path} was saved without an optimizer; load it with keras.models.load_model, and compile it")
+        raise PlanError(
+            f"{filepath} was saved without an optimizer; load it with keras.models.load_model, and compile it"
+        )
     DistributedOptimizer(model.optimizer, **options)
     return model
 

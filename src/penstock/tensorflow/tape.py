@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from penstock.adaptor.current import take_options
 from penstock.adaptor.session import Session
 from penstock.tensorflow.averaging import Averager, plain
 
@@ -71,15 +72,19 @@ def DistributedGradientTape(  # noqa: N802  # as Horovod calls it
     gradtape: tf.GradientTape,
     *,
     sparse_as_dense: bool = False,
+    scale_local_gradients: bool = True,
     **options: Any,
 ) -> _DistributedTape:
     """Return a tape whose `gradient` averages over all ranks, with what was recorded on `gradtape`.
 
     sparse_as_dense: make `tf.IndexedSlices` dense and average them so; otherwise all ranks' slices are gathered.
-    options: `codec`, `density`, `strategy`, `planner`, `plan`, ..., as in `penstock.torch.DistributedDataParallel`.
+    options: `codec`, `density`, `strategy`, `planner`, `plan`, ..., as in `penstock.torch.DistributedDataParallel`;
+    and Horovod's: `op` (Average or Sum), `compression`, `gradient_predivide_factor`, `groups`, `device_dense`, ...
     The first call of `gradient` compares ranks; all of them make it together.
     """
-    return _DistributedTape(gradtape, (), {"sparse_as_dense": sparse_as_dense, **options})
+    return PartialDistributedGradientTape(
+        gradtape, sparse_as_dense=sparse_as_dense, scale_local_gradients=scale_local_gradients, **options
+    )
 
 
 def PartialDistributedGradientTape(  # noqa: N802  # as Horovod calls it
@@ -94,5 +99,6 @@ def PartialDistributedGradientTape(  # noqa: N802  # as Horovod calls it
     layers = local_layers if isinstance(local_layers, list | tuple | set) else [local_layers]
     local = [getattr(each, "value", each) for layer in layers for each in layer.trainable_variables]
     local += [each for layer in layers for each in layer.trainable_variables]
-    given = {"sparse_as_dense": sparse_as_dense, "scale_local": scale_local_gradients, **options}
+    op = take_options(options)
+    given = {"op": op, "sparse_as_dense": sparse_as_dense, "scale_local": scale_local_gradients, **options}
     return _DistributedTape(gradtape, local, given)

@@ -11,6 +11,7 @@ from penstock.adaptor.session import Gradient, Session
 from penstock.adaptor.world import World
 from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, Compression, Scheme, from_options
+from penstock.exchange.exchange import ResolvedBucket
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.plan import Bucket, Plan
 from penstock.planning.planning import Planning
@@ -330,8 +331,11 @@ class TorchSession(Session):
     def _new_memory(self, scheme: Scheme, on_nonfinite: str, scaler: Scaler | None) -> Memory:
         return TorchMemory(scheme, on_nonfinite, scaler)
 
-    def _zeros(self, numel: int, dtype: str) -> torch.Tensor:
-        return torch.zeros(numel, dtype=getattr(torch, dtype), pin_memory=self._pins)
+    def _divides(self, bucket: ResolvedBucket) -> bool:
+        return False  # what is put into it comes from torch
+
+    def _zeros(self, sizes: Sequence[int], dtype: str) -> torch.Tensor:
+        return torch.zeros(sum(sizes), dtype=getattr(torch, dtype), pin_memory=self._pins)
 
 
 def make_session(

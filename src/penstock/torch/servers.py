@@ -253,14 +253,11 @@ class ServedExchange(Exchange):
         done: Done | None = None,
         failed: Failed | None = None,
         around: Around | None = None,
+        is_divided: bool = False,
     ) -> Handle:
-        """Start to average a bucket; a bulk, which is made of several, servers make of the same ones.
-
-        Those on a device are not dealt out to lanes.
-        """
-        if bucket in self._numbers:
-            self._servers.tell("start" if around is None else "start_in_lane_0", number=self._numbers[bucket])
-        return super().start(bucket, values, done, failed, around)
+        """Start to average a bucket; those on a device are not dealt out to lanes."""
+        self._servers.tell("start" if around is None else "start_in_lane_0", number=self._numbers[bucket])
+        return super().start(bucket, values, done, failed, around, is_divided)
 
     def finish(self) -> None:
         """Send what was held back."""
