@@ -105,9 +105,8 @@ def _elsewhere(records: "list[RunRecord]") -> list[str]:
     from penstock.runtime.measure_codecs import measure_codecs
 
     network = described_network(records[0].workers, 1e9, 50e-6)
-    found = worth(
-        trace, with_values(network, codecs=measure_codecs(AUTO_CODECS, seconds=0.4)), described_routes(), "adamw"
-    )
+    network = with_values(network, codecs=measure_codecs(AUTO_CODECS, seconds=0.4))
+    found = worth(trace, network, described_routes(), "adamw")
     return ["nothing waits for a network here; at 1 Gb/s, predicted:", *(f"  {line}" for line in found.lines())]
 
 
