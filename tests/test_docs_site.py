@@ -1,11 +1,13 @@
 """The documentation builds as a site, without a broken link, and its generated pages hold what they should."""
 
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,36 @@ def test_the_python_page_has_a_row_for_every_field_with_type_and_default(site):
     page = plain((site / "reference" / "python" / "index.html").read_text())
     assert re.search(r"measure_seconds\s+float\s+10\.0\s+that measuring may take, once", page)
     assert re.search(r"codec\s+str or Codec or None\s+None\s+of every bucket", page)
+
+
+DESCRIBED = {  # what users call: where it is
+    "DistributedDataParallel": "penstock.torch.ddp",
+    "fully_shard_with": "penstock.torch.fsdp.sharding",
+    "Checkpoints": "penstock.torch.checkpoint_folder",
+    "comm_hook": "penstock.torch.hook",
+    "CompressedAdamW": "penstock.torch.optim",
+    "BulkSynchronous": "penstock.torch.overlap",
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_every_parameter_has_a_whole_description_on_the_python_page(site, name):
+    called = getattr(import_module(DESCRIBED[name]), name)
+    signature = inspect.signature(called.__init__ if inspect.isclass(called) else called)
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    wanted = {stars.get(each.kind, "") + each.name for each in signature.parameters.values()} - {"self"}
+    text = inspect.getdoc(called).split("Args:\n")[1]
+    said = dict(re.findall(r"^    (\S+): (.+(?:\n {8}.+)*)", text, flags=re.MULTILINE))
+    assert set(said) == wanted
+    page = (site / "reference" / "python" / "index.html").read_text()
+    shown = plain(page.split(f'id="{DESCRIBED[name]}.{name}"')[1].split('class="doc doc-children"')[0])
+    for one, meaning in said.items():
+        row = rf"{re.escape(one)}\s+\S.*?{re.escape(squeezed(meaning.replace('`', '')))}"
+        assert re.search(row, squeezed(shown)), f"{one}: {meaning}"
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_the_moving_timeline_is_what_the_simulator_gives_today(monkeypatch):

@@ -176,8 +176,9 @@ def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None
         "profile_iterations": 2,
         "measurements": False,
     }
-    engine = None if case.engine == "gloo" else case.engine
-    model = DistributedDataParallel(module, engine=engine, **options, **ROUTES[case.route])
+    model = DistributedDataParallel(
+        module, engine="mpi" if case.engine == "mpi" else None, **options, **ROUTES[case.route]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:

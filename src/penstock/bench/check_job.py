@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,7 @@ MEASURE_SHARE = 0.4  # of the seconds: for the network and codecs
 WARM, FEW, MANY = 2, 2, 10  # iterations of a round: untimed, and timed at least and at most
 LEAST_ROUNDS, MOST_ROUNDS = 2, 5
 LEARNING_RATE = 1e-4  # weights must stay finite
+Engine = Literal["mpi"] | None
 _MADE = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
@@ -94,7 +96,7 @@ def measured_worth(
     Every worker calls this; the first one gets the answer.
     """
     start = perf_counter()
-    engine = MPI if is_mpirun(os.environ) and not device.startswith("cuda") else None
+    engine: Engine = MPI if is_mpirun(os.environ) and not device.startswith("cuda") else None
     os.environ |= torchrun_variables(os.environ)
     place = find_device(device)
     if place.type == "cuda":
@@ -114,7 +116,7 @@ def measured_worth(
 class _Job:
     """One module that is trained by one wrapper after the other."""
 
-    def __init__(self, task: Task, optimizer: str, batch: int, place: torch.device, engine: str | None) -> None:
+    def __init__(self, task: Task, optimizer: str, batch: int, place: torch.device, engine: Engine) -> None:
         self._task, self._place, self._engine, self._batch = task, place, engine, batch or task.batch
         self._module = build(task, place)
         self._device_ids = [place.index] if place.type == "cuda" else None

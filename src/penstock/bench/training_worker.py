@@ -97,8 +97,8 @@ def _planned(module: nn.Module, profile_iterations: int, **options: Any) -> Trai
     return _updated_at_once(PlannedDataParallel(module, profile_iterations=profile_iterations, **options))
 
 
-def _bulk_synchronous(module: nn.Module, _: int, algorithm: str) -> Trained:
-    model = BulkSynchronous(module, make_optimizer, algorithm)
+def _bulk_synchronous(module: nn.Module, _: int, **options: Any) -> Trained:
+    model = BulkSynchronous(module, make_optimizer, **options)
     return Trained(model, model.step, model.finish)
 
 

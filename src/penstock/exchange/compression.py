@@ -11,7 +11,7 @@ strategy of ours.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from penstock.codecs.codec import Codec
 from penstock.codecs.low_rank import NAME as LOW_RANK
@@ -55,7 +55,9 @@ AUTO_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
 _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
-Warmup = str | Sequence[float] | Schedule | None
+Warmup = Literal["paper", "dgc"] | Sequence[float] | Schedule | None
+ClipBy = Literal["model", "tensor"]
+Select = Literal["tensor", "bucket", "model"]
 Group = TypeVar("Group")
 
 
@@ -75,8 +77,8 @@ class Compression:
     nesterov: bool = False  # Nesterov's form of it
     momentum_masking: bool = True  # forget the velocity of what was sent
     clip: float | None = None  # what a rank adds to the average has at most norm clip / sqrt(ranks)
-    clip_by: Literal["model", "tensor"] = "model"  # the norm of all gradients together, or of each tensor
-    select: Literal["tensor", "bucket", "model"] = "tensor"  # what a sparse codec sends the largest entries of
+    clip_by: ClipBy = "model"  # the norm of all gradients together, or of each tensor
+    select: Select = "tensor"  # what a sparse codec sends the largest entries of
     candidates: Sequence[str] | None = None  # of codec="auto", the safest first; None: by the optimizer
 
     def __post_init__(self) -> None:
@@ -87,6 +89,22 @@ class Compression:
         kept = Momentum(self.momentum, self.nesterov, self.momentum_masking, self.clip, self.clip_by)
         warmup = self.warmup, self.warmup_every
         return make_scheme(self.codec, self.density, *warmup, self.dense_below, kept, self.select, self.candidates)
+
+
+class CompressionOptions(TypedDict, total=False):
+    """The fields of a `Compression` as keywords of a wrapper, for type checkers; `codec` is one of its own."""
+
+    density: float | None
+    warmup: Warmup
+    warmup_every: int
+    dense_below: int
+    momentum: float
+    nesterov: bool
+    momentum_masking: bool
+    clip: float | None
+    clip_by: ClipBy
+    select: Select
+    candidates: Sequence[str] | None
 
 
 def from_options(kind: type[Group], given: Group | None, name: str, options: dict[str, Any]) -> Group:

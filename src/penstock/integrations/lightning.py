@@ -82,7 +82,15 @@ def _beside(checkpoint: object, rank: int, world_size: int) -> str:
 
 
 class Trainer(LightningTrainer):
-    """Lightning's Trainer, with our strategy where it would take DDP; codec and wrapper_options are the wrapper's."""
+    """Lightning's Trainer, with our strategy where it would take DDP.
+
+    Args:
+        *arguments: Lightning's own, by position.
+        strategy: Lightning's; `auto` and `ddp` are replaced by `penstock`.
+        codec: Short for `wrapper_options={"codec": ...}`.
+        wrapper_options: Options of `penstock.torch.DistributedDataParallel`.
+        **options: Lightning's own.
+    """
 
     def __init__(
         self,

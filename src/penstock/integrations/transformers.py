@@ -34,7 +34,10 @@ class TrainingArguments(HuggingFaceArguments):
 class PenstockTrainer:
     """What a Trainer of any kind needs to train through our wrapper; put it before the Trainer's class.
 
-    wrapper_options: options of `penstock.torch.DistributedDataParallel`; a `codec` in the arguments is one of them.
+    Args:
+        *arguments: The Trainer's own, by position.
+        wrapper_options: Options of `penstock.torch.DistributedDataParallel`, beside a `codec` in the arguments.
+        **options: The Trainer's own.
     """
 
     def __init__(self, *arguments: Any, wrapper_options: dict[str, Any] | None = None, **options: Any) -> None:

@@ -62,9 +62,16 @@ class Checkpoints:
             ...
             checkpoints.save(step + 1)
 
-    Weights, buffers and what `others` holds are rank 0's; residuals are every rank's own, and are dealt out anew where
-    the number of ranks has changed, so that their sum stays. All ranks must see the folder. Files have no pickle in
-    them and are compared with their digests; the two newest checkpoints are kept.
+    Weights, buffers and what `others` holds are rank 0's; residuals are every rank's own, and are shared out again
+    where the number of ranks has changed, so that their sum stays. All ranks must see the folder. Files have no pickle
+    in them and are compared with their digests; the two newest checkpoints are kept.
+
+    Args:
+        folder: Where checkpoints are written, one folder each; it must be one that all ranks see.
+        model: The wrapped model.
+        group: The ranks of the wrapper, where they are not all; None: all ranks.
+        **others: What else belongs to a run, by name: anything with `state_dict` and `load_state_dict`, such as
+            `optimizer=optimizer`.
     """
 
     def __init__(
@@ -74,7 +81,6 @@ class Checkpoints:
         group: dist.ProcessGroup | None = None,
         **others: Stateful,
     ) -> None:
-        """`group`: the ranks of the wrapper, where they are not all; `others`: what else belongs to a run, by name."""
         self.folder, self._model, self._others, self._group = Path(folder), model, others, group
 
     def save(self, step: int) -> Path:

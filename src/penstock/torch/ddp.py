@@ -11,7 +11,7 @@ between two iterations. `wrapper_planning.py` does that; here is what a training
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,12 @@ from torch.distributed.algorithms.join import JoinHook
 
 from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
-from penstock.exchange.compression import Compression, from_options
+from penstock.exchange.compression import Compression, CompressionOptions, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan
-from penstock.planning.planning import Decision, Planning
+from penstock.planning.planning import Decision, Planning, PlanningOptions
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
@@ -37,20 +37,53 @@ from penstock.torch.wrapper_planning import WrapperPlanning, compile_ahead
 _TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
 
 
+class WrapperOptions(CompressionOptions, PlanningOptions, total=False):
+    """Keywords of the wrapper, for type checkers: fields of `Compression` and `Planning`, and torch's own arguments."""
+
+    strategy: str
+    device_ids: Sequence[int | torch.device] | None
+    output_device: int | torch.device | None
+    dim: int
+    broadcast_buffers: bool | None
+    init_sync: bool
+    process_group: dist.ProcessGroup | None
+    bucket_cap_mb: float | None
+    find_unused_parameters: bool
+    check_reduction: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    delay_all_reduce_named_params: Sequence[tuple[str, torch.nn.Parameter]] | None
+    param_to_hook_all_reduce: torch.nn.Parameter | None
+    mixed_precision: Any
+    device_mesh: Any
+    skip_all_reduce_unused_params: bool
+    bucket_cap_mb_list: list[int] | None
+    batched_grad_copy: bool
+    forward_sync_buffers: bool | None
+
+
 class DistributedDataParallel(TorchDDP):
     """torch's DistributedDataParallel with planned buckets; every argument of torch's is passed on.
 
     One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time (not
     around another wrapper).
-    compression: a `Compression`: codec, density, warm-up, momentum, clipping; `codec="onebit"` is short for
-    `compression=Compression(codec="onebit")`. A codec compresses every bucket, with error feedback: onebit,
-    terngrad(bitwidth=2), ..., or a sparse exchange, gtopk or topk; with planner selective or joint those buckets where
-    it pays, and in how many pieces; `auto` compresses where that is predicted to pay, and `explain` says which and why.
-    planning: a `Planning`: planner, strategy, and files that replace measuring, profiling and planning.
-    The fields of both are taken as keywords too: `density=0.01`, `planner="single"`.
-    on_nonfinite: what a compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a
-    gradient scaler skips; with `grad_scaler`, skip, and residuals follow its scale.
-    engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
+
+    Args:
+        module: The model to train, whole on every rank.
+        *arguments: torch's arguments by position: `device_ids`, `output_device`, ...
+        compression: How gradients are compressed: codec, density, warm-up, momentum, clipping.
+        codec: Short for `compression=Compression(codec=...)`. A codec compresses every bucket, with error feedback:
+            `blocks(bits=4)`, `onebit`, ..., or a sparse exchange, `gtopk` or `topk`. With planner `selective` or
+            `joint` it compresses the buckets where that pays, in as many pieces as that takes. `auto` chooses the codec
+            too, and compresses only where that is predicted to pay; `explain` says which and why.
+        planning: How messages are planned: planner, strategy, and files that replace measuring, profiling and planning.
+        on_nonfinite: What a compressed gradient with NaN or infinity does, on all ranks: raise `NonFiniteError`, or
+            skip the step, as gradient scalers do.
+        grad_scaler: The scaler of the training loop: steps that it skips are skipped, and residuals follow its scale.
+        engine: What carries gradients: None is the process group; `mpi` is MPI beside it, where mpirun started the
+            ranks.
+        **keywords: Fields of `Compression` and `Planning` by themselves (`density=0.01`, `planner="single"`), and
+            torch's arguments (`find_unused_parameters=True`).
     """
 
     def __init__(
@@ -60,12 +93,12 @@ class DistributedDataParallel(TorchDDP):
         compression: Compression | None = None,
         codec: str | Codec | None = None,
         planning: Planning | None = None,
-        on_nonfinite: str = "raise",
+        on_nonfinite: Literal["raise", "skip"] = "raise",
         grad_scaler: Scaler | None = None,
-        engine: str | None = None,
-        **options: Any,
+        engine: Literal["mpi"] | None = None,
+        **keywords: Unpack[WrapperOptions],
     ) -> None:
-        options |= {} if codec is None else {"codec": codec}
+        options: dict[str, Any] = {**keywords} | ({} if codec is None else {"codec": codec})
         asked = from_options(Compression, compression, "compression", options)
         settings = from_options(Planning, planning, "planning", options).settings(engine)
         check_engine(engine)
@@ -190,8 +223,10 @@ class DistributedDataParallel(TorchDDP):
         return self.plan.timeline if self.plan else None
 
     def measured_timeline(self) -> Timeline | None:
-        """Return what the last iteration took on this rank: forward, backward, and communication, in buckets where
-        they are known; None before the first one is over."""
+        """Return what the last iteration took on this rank: forward, backward, communication; None before the first.
+
+        Communication is told by bucket where buckets are known.
+        """
         return self._planning.measured_timeline()
 
     def record_instructions(self, on: bool = True) -> None:
@@ -222,7 +257,7 @@ class DistributedDataParallel(TorchDDP):
         return self._planning.memory
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes of each parameter's gradient; call it between iterations, on every rank.
+        """Return what of each parameter's gradient this rank has not sent yet; call it between two iterations.
 
         It belongs into a checkpoint beside the model and the optimizer. Every rank has its own.
         """

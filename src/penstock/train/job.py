@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.errors import FormatError, TrainError, shorten
 from penstock.fields import Fields, read_json, write_json
@@ -17,7 +17,7 @@ from penstock.torch.saved_folder import MODEL, SUMS, complete_checkpoints, rank_
 from penstock.trace import Trace, trace_document, trace_from_fields
 
 if TYPE_CHECKING:
-    from penstock.exchange.compression import Compression
+    from penstock.exchange.compression import Compression, Warmup
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
@@ -95,7 +95,7 @@ class Job:
         """What the wrapper is asked to compress by."""
         from penstock.exchange.compression import Compression  # with all codecs, which `penstock --help` does not need
 
-        warmup = self.warmup_spec, self.warmup_every or 1
+        warmup = cast("Warmup", self.warmup_spec), self.warmup_every or 1
         momentum, clip = (self.momentum, self.clip or None) if self.codec else (0.0, None)
         sent = self.codec or None, self.density or None, *warmup, self.dense_below
         return Compression(*sent, momentum=momentum, clip=clip)
