@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, complete_tasks, completing
 
 if TYPE_CHECKING:
     from penstock.planning.worth import Worth
@@ -24,7 +24,11 @@ LATENCY, FAST_LATENCY = "50us", "10us"
 def check(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="FILE.py:function, package.module:function, a name of ours, or a trace"),
+        typer.Argument(
+            metavar="MODEL",
+            help="FILE.py:function, package.module:function, a name of ours, or a trace",
+            autocompletion=complete_tasks,
+        ),
     ] = "gpt2",
     workers: Annotated[int | None, typer.Option(help="alone: how many there would be; default 8", min=2)] = None,
     rate: Annotated[
@@ -34,7 +38,11 @@ def check(
         str | None, typer.Option(help="alone: of one message; default 50us, from 50gbit on 10us")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="adamw, adam, sgd or other; default: the task's own, for a trace adamw")
+        str,
+        typer.Option(
+            help="adamw, adam, sgd or other; default: the task's own, for a trace adamw",
+            autocompletion=completing(lambda: ("adamw", "adam", "sgd", "other")),
+        ),
     ] = "",
     batch: Annotated[int, typer.Option(help="samples per worker; default: the model's own", min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, new_folder
+from penstock.cli.options import JsonOption, complete_codecs, complete_tasks, new_folder
 
 if TYPE_CHECKING:
     from penstock.run_record import RunRecord
@@ -25,11 +25,18 @@ MERGING = "bert_base", "hipress-100gbps", 64
 
 def demo(
     out: Annotated[str, typer.Option(metavar="DIR", help="runs and report.html go here", callback=new_folder)] = "demo",
-    task: Annotated[str, typer.Option(help="a name, FILE.py:function or package.module:function")] = "chars_gpt",
+    task: Annotated[
+        str, typer.Option(help="a name, FILE.py:function or package.module:function", autocompletion=complete_tasks)
+    ] = "chars_gpt",
     workers: Annotated[int, typer.Option(help="local workers", min=1)] = 4,
     rate: Annotated[str, typer.Option(help="of each emulated NIC, where this machine can emulate hosts")] = "500mbit",
     steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 80,
-    codecs: Annotated[str, typer.Option(help="compressors to try, commas between; default: what is advised here")] = "",
+    codecs: Annotated[
+        str,
+        typer.Option(
+            help="compressors to try, commas between; default: what is advised here", autocompletion=complete_codecs
+        ),
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Train a small GPT by stock DDP and with what penstock advises, and show loss against seconds."""

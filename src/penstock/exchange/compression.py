@@ -26,7 +26,7 @@ from penstock.codecs.registry import (
     parameter_names,
 )
 from penstock.codecs.spec import parse_spec, write_spec
-from penstock.errors import CodecError
+from penstock.errors import CodecError, did_you_mean
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
 from penstock.plan import Plan
@@ -335,18 +335,23 @@ def is_safe_for_adam(codec: str) -> bool:
     return name == "blocks" and parameters.get("bits", 4) >= 4
 
 
+def codec_choices() -> tuple[str, ...]:
+    """Return every name that may be asked for."""
+    return tuple(dict.fromkeys((AUTO, LOW_RANK, *codec_names(), *SPARSE)))
+
+
 def check_known(codec: str) -> None:
     """Refuse an unknown codec; the error names those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
-    known = (AUTO, LOW_RANK, *codec_names(), *SPARSE, *SPARSE_CODECS)
+    known = (*codec_choices(), *SPARSE_CODECS)
     if name.endswith(".cll") or is_object(codec) or name.replace("-", "_") in known:
         return
     shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
     sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
     others = [*sparse, f"{LOW_RANK}(rank, rounds)", AUTO]
     raise CodecError(
-        f"codec {codec!r}; wanted one of {', '.join([*shipped, *others])}, or a path to a .cll file; "
-        "parameters are written as in terngrad(bitwidth=2)"
+        f"codec {codec!r}; wanted one of {', '.join([*shipped, *others])}, or a path to a .cll file; parameters are "
+        f"written as in terngrad(bitwidth=2){did_you_mean(name, known)}"
     )
 
 
@@ -361,7 +366,8 @@ def _settings(codec: str, density: float | None) -> dict[str, float]:
     """Return what a sparse exchange is told, in its own text or beside it."""
     _, settings = parse_spec(codec)
     if unknown := sorted(settings.keys() - set(_SETTINGS)):
-        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted {' or '.join(_SETTINGS)}")
+        near = did_you_mean(unknown[0], _SETTINGS)
+        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted {' or '.join(_SETTINGS)}{near}")
     if density is not None and settings.get("density", density) != density:
         raise CodecError(f"codec {codec!r} and density={density!r}; wanted one density")
     return {"density": DENSITY if density is None else density} | settings

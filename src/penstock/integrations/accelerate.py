@@ -12,12 +12,14 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-import torch
-from accelerate import Accelerator as HuggingFaceAccelerator
-from accelerate.utils import DistributedType, DynamoBackend, compile_regions
-from torch import nn
+from penstock.errors import PlanError, naming_extra
 
-from penstock.errors import PlanError
+with naming_extra():
+    import torch
+    from accelerate import Accelerator as HuggingFaceAccelerator
+    from accelerate.utils import DistributedType, DynamoBackend, compile_regions
+    from torch import nn
+
 from penstock.integrations.exchange_files import FOLDER, load_exchange, save_exchange, wrapper_in
 from penstock.torch.ddp import DistributedDataParallel
 

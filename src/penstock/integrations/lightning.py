@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from torch import nn
+from penstock.errors import PlanError, naming_extra
 
-from penstock.errors import PlanError
+with naming_extra():
+    import torch
+    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import Trainer as LightningTrainer
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from torch import nn
+
 from penstock.integrations.exchange_files import take_over, wrapper_in
 from penstock.integrations.metrics import metrics
 from penstock.torch.ddp import DistributedDataParallel

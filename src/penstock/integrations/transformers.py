@@ -11,8 +11,11 @@ Trainers of other libraries: `class MyTrainer(PenstockTrainer, SFTTrainer)`.
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import Trainer as HuggingFaceTrainer
-from transformers import TrainingArguments as HuggingFaceArguments
+from penstock.errors import naming_extra
+
+with naming_extra():
+    from transformers import Trainer as HuggingFaceTrainer
+    from transformers import TrainingArguments as HuggingFaceArguments
 
 from penstock.integrations.accelerate import use_penstock
 from penstock.integrations.exchange_files import load_exchange, save_exchange, wrapper_in

@@ -17,6 +17,11 @@ Gradients are handed to a `Session` (`penstock/adaptor`) as TensorFlow computes 
 gradients are still computed. docs/frameworks.md says what is supported.
 """
 
+from penstock.errors import naming_extra
+
+with naming_extra():
+    import tensorflow  # noqa: F401
+
 from penstock.adaptor.current import init, is_initialized, local_rank, local_size, rank, shutdown, size
 from penstock.tensorflow.averaging import sessions
 from penstock.tensorflow.callbacks import BroadcastGlobalVariablesCallback, MetricAverageCallback

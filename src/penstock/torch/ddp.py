@@ -8,9 +8,9 @@ while the backward pass is profiled; then the network is measured, rank 0 plans,
 between two iterations. `wrapper_planning.py` does that; here is what a training script sees.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal, Unpack
 
 import torch
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
 from penstock.codecs.codec import Codec
-from penstock.errors import PlanError
+from penstock.errors import PlanError, did_you_mean
 from penstock.exchange.compression import Compression, CompressionOptions, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
@@ -34,7 +34,7 @@ from penstock.torch.collective_errors import together
 from penstock.torch.engines import check_engine
 from penstock.torch.wrapper_planning import WrapperPlanning, compile_ahead
 
-_TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
+_TORCH_SIGNATURE = signature(TorchDDP.__init__)
 
 
 class WrapperOptions(CompressionOptions, PlanningOptions, total=False):
@@ -106,6 +106,7 @@ class DistributedDataParallel(TorchDDP):
         scheme.check_strategy(settings.strategy)
         scheme.check_planner(settings.planner)
         memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
+        _refuse_unknown(options)
         bound = _TORCH_SIGNATURE.bind(self, module, *arguments, **options)  # a TypeError is what torch's would be
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
@@ -296,6 +297,14 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_module(self, output: Any) -> None:
         self._planning.after_module(output)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise what torch would for a misspelt keyword, with the nearest name."""
+    for name in options:
+        if name not in _TORCH_SIGNATURE.parameters:
+            near = did_you_mean(name, [*WrapperOptions.__annotations__, *signature(DistributedDataParallel).parameters])
+            raise TypeError(f"DistributedDataParallel() got an unexpected keyword argument {name!r}{near}")
 
 
 def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:

@@ -25,14 +25,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import ParamsT
+from penstock.errors import CodecError, naming_extra
+
+with naming_extra():
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+    from torch.optim.optimizer import ParamsT
 
 from penstock.codecs.registry import SPARSE_CODECS, is_low_rank, make_codec
 from penstock.codecs.spec import parse_spec
-from penstock.errors import CodecError
 from penstock.exchange.compression import AUTO, check_known
 from penstock.torch.ddp import DistributedDataParallel
 from penstock.torch.fsdp.sharding import ShardedModule

@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from penstock.adaptor.world import World
 from penstock.codecs.codec import Codec
-from penstock.errors import PlanError
+from penstock.errors import PlanError, did_you_mean
 from penstock.exchange.compression import Compression, CompressionOptions
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
@@ -100,13 +100,15 @@ class BulkSynchronous(torch.nn.Module):
         given = {"compression": compression, "codec": codec, "planning": planning}
         options: dict[str, Any] = {**keywords} | {name: value for name, value in given.items() if value is not None}
         if algorithm not in ALGORITHMS:
-            raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}")
+            near = did_you_mean(algorithm, ALGORITHMS)
+            raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}{near}")
         if options and algorithm != "split":
             raise PlanError(f"{next(iter(options))}= with algorithm {algorithm!r}; wanted 'split', or leave it out")
         known = sorted({name for operation in OPERATIONS for name in names(operation)})
         known += ALL_REDUCES if algorithm == "split" else ()  # perhaps with options behind the name
         if strategy and strategy.partition("(")[0] not in known:
-            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(dict.fromkeys(known))}")
+            near = did_you_mean(strategy, known)
+            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(dict.fromkeys(known))}{near}")
         if resync_every < 1:
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
         check_engine(engine)

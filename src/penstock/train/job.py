@@ -6,7 +6,7 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.errors import FormatError, TrainError, shorten
+from penstock.errors import FormatError, TrainError, did_you_mean, shorten
 from penstock.fields import Fields, read_json, write_json
 from penstock.network import Network, network_document, network_from_fields
 from penstock.plan import Plan, plan_document, plan_from_fields
@@ -163,7 +163,8 @@ class Job:
         if (
             parse_strategy(self.strategy)[0] not in known and not self.codec
         ):  # sparse codecs have strategies of their own
-            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}")
+            near = did_you_mean(self.strategy, known)
+            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}{near}")
         if self.density and not 0 < self.density <= 1:
             raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")
         if self.density and not self.codec:
