@@ -438,7 +438,7 @@ def _said(rank: Rank) -> str:
     return f"{rank.ended['kind']}: {rank.ended['message']} ({rank.ended['where']})"
 
 
-BLAMED = re.compile(r"((?:rank \d+(?: and |, )?)+)(?: left no word| died| did not come)")
+BLAMED = re.compile(r"((?:rank \d+(?: and |, )?)+)(?: did not answer| left no word| died| did not come)")
 PEER = re.compile(r"no message exchanged with rank (\d+)")
 DIFFERENT = re.compile(r"rank (\d+) is in call")
 CANNOT_TELL = "cannot be told"

@@ -37,7 +37,7 @@ def test_a_rank_that_dies_before_there_is_a_plan_is_named(phase):
 def assert_named(message):
     said = message.split("; ")[-1]  # on a very busy machine another rank's note may come too late
     assert "rank 1" in said
-    assert said.endswith("left no word: it died, hangs, or has ended")
+    assert said.endswith("did not answer: it died, hangs, or has ended")
 
 
 def test_no_rank_goes_on_making_a_group_when_another_has_given_up():

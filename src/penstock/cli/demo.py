@@ -30,7 +30,7 @@ def demo(
     ] = "chars_gpt",
     workers: Annotated[int, typer.Option(help="local workers", min=1)] = 4,
     rate: Annotated[str, typer.Option(help="of each emulated NIC, where this machine can emulate hosts")] = "500mbit",
-    steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 80,
+    steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 64,
     codecs: Annotated[
         str,
         typer.Option(

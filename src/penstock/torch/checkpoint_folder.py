@@ -48,7 +48,7 @@ class Wrapper(Protocol):
     module: torch.nn.Module
 
     def exchange_state_dict(self) -> dict[str, Any]:
-        """Return what this rank still owes of each gradient."""
+        """Return what this rank has not sent yet of each gradient."""
 
     def load_exchange_state_dict(self, states: list[Mapping[str, Any]]) -> None:
         """Take over from the states of all ranks of an earlier run."""

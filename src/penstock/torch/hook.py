@@ -68,7 +68,7 @@ class Lanes:
 class NativeAverage:
     """The communication hook where torch averages buckets by itself over gloo: a rank that is gone is named.
 
-    Without a hook the error of a lost connection comes out of `backward()` as gloo has it: an address, and no rank.
+    Without a hook `backward()` raises the error of a lost connection as gloo has it: an address, and no rank.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -279,7 +279,7 @@ class BucketSender:
         return self.exchange.traffic()
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes, by parameter; call it between iterations."""
+        """Return what this rank has not sent yet, by parameter; call it between iterations."""
         return self.exchange.state_dict()
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
@@ -384,7 +384,7 @@ class LateSender:
         return self.sender.bytes_sent() if self._sender is not None else Traffic(0, 0)
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes, by parameter; call it between iterations."""
+        """Return what this rank has not sent yet, by parameter; call it between iterations."""
         return self.sender.exchange_state_dict()
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:

@@ -258,7 +258,7 @@ class Moments:
         return longer.clamp_min(1.0)
 
     def begin(self) -> None:
-        """Forget what gradients owe: from now on momentum is exchanged, in other units."""
+        """Forget the residuals of gradients: from now on momentum is exchanged, in other units."""
         self._memory.residuals.multiply(0.0)
 
     def forget(self) -> None:

@@ -198,7 +198,7 @@ class BulkSynchronous(torch.nn.Module):
         return self._session.routes_used()
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes of each parameter's gradient, once the last step is finished.
+        """Return what this rank has not sent yet of each parameter's gradient, once the last step is finished.
 
         It belongs into a checkpoint beside the model and the optimizers. Every rank has its own.
         """

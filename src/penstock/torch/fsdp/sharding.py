@@ -98,7 +98,7 @@ class ShardedModule:
         return _held(self).averages.replicas
 
     def exchange_state_dict(self) -> State:
-        """Return what all replicas still owe, as DTensors, for `torch.distributed.checkpoint.save`.
+        """Return what all replicas have not sent yet, as DTensors, for `torch.distributed.checkpoint.save`.
 
         Call it between iterations, on every rank.
         """
