@@ -58,17 +58,17 @@ def check(
     if optimizer:
         check_optimizer(optimizer)
     shape = tuple(parse_counts(input_shape, "--input-shape")) if input_shape else ()
-    described = {"--workers": workers, "--rate": rate, "--latency": latency}
+    given = {"--workers": workers, "--rate": rate, "--latency": latency}
     with _deadline():
         if is_worker():
-            _refuse_described(described)
+            _refuse_described(given)
             from penstock.bench.check_job import measured_worth
 
             found = measured_worth(model, shape, optimizer, batch, device, seconds)
             about = "" if found is None else f"measured on {found.trace.device}"
         else:
             trace, about, name, step_seconds = _profiled(model, shape, optimizer, batch, device, seconds / 2)
-            found = _described(trace, workers or 8, rate or "10gbit", latency, name, step_seconds, seconds / 2)
+            found = described(trace, workers or 8, rate or "10gbit", latency, name, step_seconds, seconds / 2)
     if found is not None:  # on the first worker
         _print(found, about, json)
 
@@ -105,7 +105,7 @@ def _refuse_described(described: dict[str, int | str | None]) -> None:
         )
 
 
-def _described(
+def described(
     trace: "Trace",
     workers: int,
     rate: str,
@@ -153,8 +153,7 @@ def _profiled(
                 f"--batch: the shipped trace of {model} has batch {trace.batch}, and there is no GPU here to profile "
                 "another one; leave it out, or profile on this processor with --device cpu"
             )
-        about = f"trace of {_with_article(trace.device.removeprefix('NVIDIA '))}, not your GPU"
-        return trace, about, optimizer or "adamw", None
+        return trace, shipped_about(trace), optimizer or "adamw", None
     from penstock.bench.check_job import profiled
 
     trace, name, step_seconds = profiled(model, shape, optimizer, batch, device, seconds)
@@ -189,15 +188,22 @@ def _print(found: "Worth", about: str, json: bool) -> None:
     if json:
         print_json(_document(found))
         return
-    trace, network = found.trace, found.network
-    where = network.name if found.stock_sample is None else f"{network.workers} workers, network measured"
-    print(f"{trace.model}, batch {trace.batch}: {about}; {where}\n")
-    print("\n".join(found.lines()))
-    print()
-    print("\n".join(found.picture()))
-    print(f"\nmodel: {trace.source}")
+    print("\n".join(shown(found, about)))
+    print(f"\nmodel: {found.trace.source}")
     if found.stock_sample is None:
         print(_assumptions(found))
+
+
+def shown(found: "Worth", about: str) -> list[str]:
+    """Return what is printed: what was asked, five lines, a picture."""
+    trace, network = found.trace, found.network
+    where = network.name if found.stock_sample is None else f"{network.workers} workers, network measured"
+    return [f"{trace.model}, batch {trace.batch}: {about}; {where}", "", *found.lines(), "", *found.picture()]
+
+
+def shipped_about(trace: "Trace") -> str:
+    """Return what a shipped trace is of."""
+    return f"trace of {_with_article(trace.device.removeprefix('NVIDIA '))}, not your GPU"
 
 
 def _assumptions(found: "Worth") -> str:
