@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from page_tables import markdown_rows
-from penstock.cli.check import described, shipped_about, shown
+from penstock.cli.check import described_by, predicted, shipped_about, shown
 from penstock.traces import load_shipped
 
 Record = Mapping[str, Any]
@@ -248,7 +248,7 @@ def _time_to_loss_table(record: Record) -> str:
 def check_output() -> str:
     """Return what `penstock check gpt2 --workers 8 --rate 10gbit` prints where there is no GPU to profile on."""
     trace = load_shipped("gpt2")
-    found = described(trace, 8, "10gbit", None, "adamw", None, 0.0)
+    found = predicted(trace, described_by(8, "10gbit"), "adamw")
     return "\n".join(["```text", *shown(found, shipped_about(trace)), "```"])
 
 

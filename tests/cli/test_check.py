@@ -67,6 +67,12 @@ def test_under_a_launcher_a_described_network_is_refused(option, monkeypatch):
     assert f"{option.split()[0]}: workers that a launcher started are counted" in result.stderr
 
 
+def test_under_a_launcher_one_worker_is_refused(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    assert "one worker sends nothing; start two or more" in penstock("check", "chars").stderr
+
+
 def test_at_the_deadline_it_ends_with_one_line():
     code = "from penstock.cli import check; check.DEADLINE_SECONDS = 0.05; check._give_up()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -12,6 +12,7 @@ import typer
 from penstock.cli.options import JsonOption, complete_tasks, completing
 
 if TYPE_CHECKING:
+    from penstock.network import Network
     from penstock.planning.worth import Worth
     from penstock.trace import Trace
 
@@ -61,14 +62,15 @@ def check(
     given = {"--workers": workers, "--rate": rate, "--latency": latency}
     with _deadline():
         if is_worker():
-            _refuse_described(given)
+            _check_launch(given)
             from penstock.bench.check_job import measured_worth
 
             found = measured_worth(model, shape, optimizer, batch, device, seconds)
             about = "" if found is None else f"measured on {found.trace.device}"
         else:
+            network = described_by(workers or 8, rate or "10gbit", latency)  # before anything is profiled
             trace, about, name, step_seconds = _profiled(model, shape, optimizer, batch, device, seconds / 2)
-            found = described(trace, workers or 8, rate or "10gbit", latency, name, step_seconds, seconds / 2)
+            found = predicted(trace, network, name, step_seconds, seconds / 2)
     if found is not None:  # on the first worker
         _print(found, about, json)
 
@@ -95,9 +97,13 @@ def _give_up() -> None:
     os._exit(2)
 
 
-def _refuse_described(described: dict[str, int | str | None]) -> None:
+def _check_launch(described: dict[str, int | str | None]) -> None:
+    """Refuse a job of one worker, and a network that is described where it can be measured."""
     from penstock.errors import PenstockError
+    from penstock.runtime.launch import place_of
 
+    if place_of(os.environ).world_size == 1:
+        raise PenstockError("one worker sends nothing; start two or more, or run `penstock check` alone")
     if given := [name for name, value in described.items() if value is not None]:
         raise PenstockError(
             f"{given[0]}: workers that a launcher started are counted, and their network is measured; leave it out, "
@@ -105,25 +111,25 @@ def _refuse_described(described: dict[str, int | str | None]) -> None:
         )
 
 
-def described(
-    trace: "Trace",
-    workers: int,
-    rate: str,
-    latency: str | None,
-    optimizer: str,
-    step_seconds: float | None,
-    seconds: float,
-) -> "Worth":
-    """Predict for workers that are not here."""
-    from dataclasses import replace
-
+def described_by(workers: int, rate: str, latency: str | None = None) -> "Network":
+    """Return the network that options describe."""
     from penstock.cluster.topology import parse_delay, parse_rate
-    from penstock.exchange.compression import AUTO_CODECS
-    from penstock.planning.worth import described_network, described_routes, with_gpus, worth
+    from penstock.planning.worth import described_network
 
     bits_per_second = parse_rate(rate, FASTEST)
     fast = bits_per_second is None or bits_per_second >= FAST
-    network = described_network(workers, bits_per_second, parse_delay(latency or (FAST_LATENCY if fast else LATENCY)))
+    return described_network(workers, bits_per_second, parse_delay(latency or (FAST_LATENCY if fast else LATENCY)))
+
+
+def predicted(
+    trace: "Trace", network: "Network", optimizer: str, step_seconds: float | None = None, seconds: float = 1.0
+) -> "Worth":
+    """Predict for workers that are not here; codecs are measured for so long where the model computes on processors."""
+    from dataclasses import replace
+
+    from penstock.exchange.compression import AUTO_CODECS
+    from penstock.planning.worth import described_routes, with_gpus, worth
+
     if on_gpu := not _is_processor(trace.device):
         network = with_gpus(network)
     else:

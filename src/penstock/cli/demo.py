@@ -101,19 +101,12 @@ def _smooth_loss(record: "RunRecord") -> list[tuple[float, float]]:
 
 def _elsewhere(records: "list[RunRecord]") -> list[str]:
     """Say what a network would change, for workers that had none: predicted from what was profiled."""
-    from dataclasses import replace as with_values
-
-    from penstock.planning.worth import described_network, described_routes, worth
+    from penstock.cli.check import described_by, predicted
 
     trace = next((record.trace for record in records if record.trace is not None), None)
     if trace is None:
         return []
-    from penstock.exchange.compression import AUTO_CODECS
-    from penstock.runtime.measure_codecs import measure_codecs
-
-    network = described_network(records[0].workers, 1e9, 50e-6)
-    network = with_values(network, codecs=measure_codecs(AUTO_CODECS, seconds=0.4))
-    found = worth(trace, network, described_routes(), "adamw")
+    found = predicted(trace, described_by(records[0].workers, "1gbit"), "adamw", seconds=1.2)
     return ["nothing waits for a network here; at 1 Gb/s, predicted:", *(f"  {line}" for line in found.lines())]
 
 
