@@ -1,9 +1,9 @@
 """The page of benchmarks, made from the JSON records alone: nothing on it is typed by hand.
 
-`python benchmarks/page.py` writes docs/benchmarks.md with its pictures, where long tables are told in a few rows, and
-benchmarks/results/README.md, where they stand whole. It puts figures of the records into pages written by hand, so that
-they cannot be out of date. Such a page holds the place open with `<!-- quote NAME -->` and `<!-- end -->`, with an
-empty line inside each; what stands between them is made by `QUOTES[NAME]`.
+`python benchmarks/page.py` writes docs/benchmarks.md with its pictures, a few rows and columns of each study, and
+benchmarks/results/README.md, where every row, record, target and note stands. It puts figures of the records into pages
+written by hand, so that they cannot be out of date. Such a page holds the place open with `<!-- quote NAME -->` and
+`<!-- end -->`, with an empty line inside each; what stands between them is made by `QUOTES[NAME]`.
 """
 
 import json as json_module  # `json` is an option
@@ -51,42 +51,57 @@ BELOW = ("cpu",)  # folders of records that stand on the page too
 _SOAK = "soak-"  # begins the names of records that docs/soak.md quotes
 _PLACE = re.compile(r"(<!-- quote (\S+) -->\n\n).*?(\n\n<!-- end -->)", flags=re.DOTALL)
 Record = Mapping[str, Any]
-MOST_TABLES = 1  # of a section on the page; the records after it are told by their claims
-MOST_MISSED = 3  # claims that a record missed, on the page
-MOST_ROWS = 10  # of a table on the page; of a longer one the rows in which we lose or win the most
+MOST_ROWS = 6  # of a table on the page; of a longer one the rows in which we lose or win the most
 WHOLE = "README.md"  # beside the records: every row of every table
-_HEAD = """# Benchmarks
+_MADE = "Made by `python benchmarks/page.py` from the records in [benchmarks/results]({results})."
+_TIMES = (
+    "Times are medians. Rows in which a peer is faster than we are say so, in bold; of long tables, those stand first."
+)
+_SHORT_HEAD = f"""# Benchmarks
 
-Made by `python benchmarks/page.py` from the records in [benchmarks/results]({results}), where every row
-[stands whole]({results}/README.md), with machine, versions and commit; `make bench` measures anew what needs no GPU
-and fits into half an hour. Times are medians, `spread` is maximum - minimum. Rows in which a peer is faster than we
-are say so, in bold; of long tables, those come first.
+{_MADE} This page has a few rows of each study; [all rows, records, targets and notes]({{results}}/README.md) are beside
+the records, with machine, versions and commit. `make bench` measures again what needs no GPU and fits into half an
+hour. {_TIMES} Hosts are emulated on one machine unless a section says otherwise: their links are real, their processors
+are shared.
+
+## GPU ranks
+
+Four emulated hosts that share one H200, NCCL between them, links shaped to the rate. Milliseconds per iteration, in
+brackets how many times as fast as stock DDP; medians over rounds in which all methods took turns.
+
+<!-- quote gpu -->
+
+
+
+<!-- end -->
+
+Loss against seconds, from real training on the same ranks, stands in the
+[README](https://github.com/penstock/penstock#time-to-loss); what codecs cost on one GPU [below](#compression-on-a-gpu).
+"""
+_WHOLE_HEAD = f"""# Benchmarks, whole
+
+{_MADE} {_TIMES} `spread` is maximum - minimum. A record's targets were set before it was measured; those that it misses
+are listed, with what is missing.
 """
 
 
-def claims_text(record: Mapping[str, Any], most: int | None = None) -> str:
-    """Return how many of a record's claims hold, each that does not with what it lacks, and the record's note.
-
-    Of more than `most` that do not, those that lack the most.
-    """
-    claims: Sequence[Mapping[str, Any]] = record.get("claims") or _claims(record)
+def claims_text(record: Mapping[str, Any]) -> str:
+    """Return how many of a record's targets are met, each that is not with what it lacks, and the record's note."""
+    claims = _claims(record)
     missed = [claim for claim in claims if not claim["holds"]]
     lines = []
     if claims:
-        held = f"{len(claims) - len(missed)} of {len(claims)}"
-        lines += [f"Of what was asked, {held} holds" + (". Missed:\n" if missed else ".\n")]
-        worst = sorted(missed, key=lambda claim: -abs(claim["value"] / claim["wanted"] - 1)) if most else missed
-        lines += [_line(claim) for claim in worst[:most]]
-        lines += [f"- and {len(missed) - most} more, in the record"] if most and len(missed) > most else []
+        lines += [f"Targets met: {len(claims) - len(missed)} of {len(claims)}" + (". Missed:\n" if missed else ".\n")]
+        lines += [_line(claim) for claim in missed]
         lines += [""] if missed else []
     lines += [f"{record['note']}\n"] if record.get("note") else []
     return "".join(f"{line}\n" for line in lines)
 
 
 def _claims(record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return what is asked of a record that does not say so: of users' verbs, and of studies before they had claims."""
+    """Return a record's targets; those of users' verbs, and of studies before they had claims, are ours."""
     found = CLAIMS.get(record.get("benchmark", ""))
-    return () if found is None else claim_documents(found(record["rows"]))
+    return record.get("claims") or (() if found is None else claim_documents(found(record["rows"])))
 
 
 def _line(claim: Mapping[str, Any]) -> str:
@@ -180,15 +195,21 @@ def make_page(
 
     Tables have at most `most_rows` rows; 0: all.
     """
-    parts = [_HEAD.format(results=results)]
+    parts = [(_SHORT_HEAD if most_rows else _WHOLE_HEAD).format(results=results)]
     for benchmark, files in groupby(records, key=lambda name: records[name]["benchmark"]):
-        section = section_of(benchmark)
+        section, names = section_of(benchmark), list(files)
+        text = section.brief or section.text if most_rows else section.text
         parts.append(f"## {section.title}\n")
-        parts += [f"{section.text}\n"] if section.text else []
+        parts += [f"{text}\n"] if text else []
         parts += [f"![{section.title}]({pictures[benchmark]})\n"] if benchmark in pictures else []
-        for number, name in enumerate(files):
-            told = "" if most_rows and number >= MOST_TABLES else _table_text(records[name], most_rows)
-            parts.append(told + _record_text(name, records[name], results, most_rows))
+        if most_rows:
+            parts.append(
+                _table_text(records[names[0]], most_rows) + _summary([records[name] for name in names], results)
+            )
+            continue
+        for name in names:
+            told = f"{claims_text(records[name])}{_provenance(name, records[name], results)}"
+            parts.append(f"{_table_text(records[name], 0)}{told}\n{_startup(records[name])}")
     return "\n".join(parts)
 
 
@@ -197,22 +218,21 @@ def _table_text(record: Record, most_rows: int) -> str:
     rows: Sequence[Mapping[str, Any]] = record["rows"]
     if not rows:
         return "No rows.\n\n"
+    fields = {field for row in rows for field in row}
+    hidden = section.hidden if not most_rows else (*section.hidden, *(fields - set(section.columns or fields)))
     if most_rows and len(rows) > most_rows:
-        return telling_table(rows, section.rivalry, section.hidden, section.shares, most_rows) + "\n"
-    return markdown_table(rows, section.rivalry, section.hidden, section.shares) + "\n"
+        return telling_table(rows, section.rivalry, hidden, section.shares, most_rows) + "\n"
+    return markdown_table(rows, section.rivalry, hidden, section.shares) + "\n"
 
 
-def _record_text(name: str, record: Record, results: str, most_rows: int) -> str:
-    if not most_rows:
-        return f"{claims_text(record)}{_provenance(name, record, results)}\n{_startup(record)}"
-    return f"{claims_text(record, MOST_MISSED)}{_source(name, record, results)}"
-
-
-def _source(name: str, record: Record, results: str) -> str:
-    """Return the record's name and what made it, where it has a place of its own; the rest stands in the record."""
-    if "/" in name:
-        return f"[{name}]({results}/{name}), {record['date']}.\n"
-    return f"[{name}]({results}/{name}): `{command_now(record['command'])}`, {record['date']}.\n"
+def _summary(records: Sequence[Record], results: str) -> str:
+    """Return how many targets the records of a section meet, and where all of it stands."""
+    claims = [claim for record in records for claim in _claims(record)]
+    met = f"Targets met: {sum(claim['holds'] for claim in claims)} of {len(claims)}. " if claims else ""
+    title = section_of(records[0]["benchmark"]).title
+    anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+    count = f"{len(records)} records" if len(records) > 1 else "1 record"
+    return f"{met}[{count}, all rows]({results}/{WHOLE}#{anchor}).\n"
 
 
 def _startup(record: Record) -> str:
@@ -257,7 +277,8 @@ def write_page(records: Mapping[str, Record], results: Path, out: Path) -> list[
     out.parent.mkdir(parents=True, exist_ok=True)
     pictures = draw_benchmarks(rows, out.parent / "pictures")
     links = {benchmark: f"pictures/{path.name}" for benchmark, path in pictures.items()}
-    out.write_text(make_page(records, os.path.relpath(results, out.parent), links))
+    page = make_page(records, os.path.relpath(results, out.parent), links)
+    out.write_text(quoted(page, quotable(results), str(out)))
     back = os.path.relpath(out.parent, results)
     whole = {benchmark: f"{back}/{link}" for benchmark, link in links.items()}
     (results / WHOLE).write_text(make_page(records, ".", whole, most_rows=0))

@@ -7,6 +7,8 @@ from typing import Any
 
 import page_soak
 from page_tables import markdown_rows
+from penstock.cli.check import described_by, predicted, shipped_about, shown
+from penstock.traces import load_shipped
 
 Record = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -247,12 +249,20 @@ def _time_to_loss_table(record: Record) -> str:
     return f"{record['steps']} steps of `{record['task']}` on {record['hosts']} hosts at {rate} ({machine}):\n\n{table}"
 
 
+def check_output() -> str:
+    """Return what `penstock check gpt2 --workers 8 --rate 10gbit` prints where there is no GPU to profile on."""
+    trace = load_shipped("gpt2")
+    found = predicted(trace, described_by(8, "10gbit"), "adamw")
+    return "\n".join(["```text", *shown(found, shipped_about(trace)), "```"])
+
+
 def _of(record: Record, method: str) -> Row:
     found: Row = next(row for row in record["rows"] if row["method"] == method)
     return found
 
 
 QUOTES: Mapping[str, Quote] = {
+    "check": Quote((), check_output),
     "gpu": Quote((GPU,), gpu_table),
     "time-to-loss": Quote((TIME_TO_LOSS,), time_to_loss),
     "train": Quote(("train.json",), train_table),

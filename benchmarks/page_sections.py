@@ -15,10 +15,12 @@ class Section:
     """One benchmark on the page."""
 
     title: str
-    text: str
+    text: str  # beside all rows: every column explained
     rivalry: Rivalry | None = None
     hidden: tuple[str, ...] = ()  # fields that stay in the JSON
     shares: tuple[str, ...] = ()  # fields that are shown in percent
+    brief: str = ""  # on the page: the question, and what to see; "": `text`
+    columns: tuple[str, ...] = ()  # fields that the page shows; none: all
 
 
 def begins(*words: str) -> Choice:
@@ -42,6 +44,13 @@ def replayed(ours: Choice, peer: Choice, *further: str) -> Rivalry:
 
 
 SECTIONS: dict[str, Section] = {
+    "demo": Section(
+        "The demo",
+        "What `make demo` shows: a small GPT on text, AdamW, four emulated hosts, by stock DDP and as recommended. "
+        "`metric` is held-out bits per character at the end, `loses` what is worse than with stock DDP, ties aside.",
+        brief="A small GPT, AdamW, four emulated hosts at 500 Mb/s: what `make demo` shows.",
+        columns=("method", "metric", "iteration_seconds", "bytes_sent", "speedup", "loses"),
+    ),
     "train": Section(
         "Training",
         "Real iterations on emulated hosts: forward, backward with communication, the optimizer's step; from the "
@@ -55,6 +64,8 @@ SECTIONS: dict[str, Section] = {
         "which half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
         "count the optimizer's step.",
         Rivalry(("hosts", "rate", "model"), "method", begins("penstock"), begins("ddp"), "iteration_seconds"),
+        brief="Real iterations on emulated hosts, `exposed` is what it takes longer than computing.",
+        columns=("method", "iteration_seconds", "exposed_seconds", "bytes_sent", "ratio_to_ddp"),
     ),
     "memory": Section(
         "Memory",
@@ -63,12 +74,16 @@ SECTIONS: dict[str, Section] = {
         "our wrapper imported. A run covers all phases: profiling, measuring the network, planning, the switch of "
         "buckets, and iterations after it. `ratio range` is over pairs of runs that followed one another. `ratio less "
         "imports` leaves out what a process held before the model was made (`imports`: ours and torch's alike).",
+        brief="The most memory that a rank's process held, from profiling to planned iterations.",
+        columns=("method", "peak_nbytes", "ratio_to_views", "ratio_less_imports"),
     ),
     "replay": Section(
         "Planners on a real network",
         "Replayed iterations: communication is real (gloo, emulated hosts), computation is waiting for as long as the "
         f"trace says. {_SIMULATED} VGG-16 is left out: its 553 MB take 7 s an iteration at 1 Gb/s.",
         replayed(equals("exact"), other(equals("exact"))),
+        brief="Communication is real, computation is waiting for as long as a trace of an H200 says.",
+        columns=("what", "measured_seconds", "simulated_seconds", "error"),
     ),
     "gains": Section(
         "What exact plans gain",
@@ -78,6 +93,9 @@ SECTIONS: dict[str, Section] = {
         "of a long link, and to the engine's all-reduce as often as messages must follow one another at least. "
         "`predicted gain` and `measured gain` are the plan's time over exact's. Settings were chosen in simulation.",
         replayed(equals("exact"), other(equals("exact")), "latency_seconds"),
+        brief="Settings, chosen in simulation, in which merging should pay: slow computation, or links with long "
+        "startups.",
+        columns=("hosts", "rate", "latency_seconds", "what", "messages", "measured_seconds", "measured_gain"),
     ),
     "casync": Section(
         "Compression, step by step",
@@ -90,6 +108,8 @@ SECTIONS: dict[str, Section] = {
         "take on the wire, `core floor` what the ranks' processes took of the cores: all ranks share this machine's, "
         "so encoding is slower here than on as many hosts.",
         shares=("compressed_share",),
+        brief="HiPress's Fig. 11 as our own table: each row adds one step to the row before.",
+        columns=("how", "messages", "measured_seconds", "times_as_fast_as_before", "times_as_fast"),
     ),
     "joint": Section(
         "All choices at once, simulated",
@@ -97,6 +117,16 @@ SECTIONS: dict[str, Section] = {
         "25 (stock) and 100 MiB, each by a dense ring, a ring with either codec, and parameter servers. Codec curves "
         "are measured on this machine, computation is an H200's, networks are published ones.",
         hidden=("compute_seconds",),
+        brief="`joint` beside the best of twenty configurations made by hand, simulated on published networks.",
+        columns=(
+            "network",
+            "workers",
+            "trace",
+            "best_hand_made",
+            "best_hand_made_seconds",
+            "joint_seconds",
+            "joint_over_best",
+        ),
     ),
     "joint_replayed": Section(
         "All choices at once, replayed",
@@ -104,6 +134,8 @@ SECTIONS: dict[str, Section] = {
         "configurations that were predicted to be fastest.",
         replayed(equals("joint"), other(equals("joint"))),
         shares=("compressed_share",),
+        brief="The same on emulated hosts, beside the hand-made configurations that were predicted to be fastest.",
+        columns=("what", "measured_seconds", "simulated_seconds", "error", "times_as_fast"),
     ),
     "interpreter_share": Section(
         "What Python costs",
@@ -121,17 +153,24 @@ SECTIONS: dict[str, Section] = {
         "rank 0 hears what is ready, batches it and tells who sends to whom, no two links meeting. `steady`: the same "
         "decisions, made once and replayed without a coordinator.",
         replayed(equals("bulks", "online", "steady"), equals("at will")),
+        brief="ResNet-50's gradients, one bit an element, to their aggregators. `at will` sends each message when "
+        "it is ready, `bulks` is what training does, `online` asks a coordinator, `steady` repeats its decisions.",
+        columns=("hosts", "how", "measured_seconds", "spread"),
     ),
     "scaling": Section(
         "More hosts",
         f"One all-reduce and one replayed trace on 2 to 16 emulated hosts of this machine. {_SIMULATED} `floor` is "
         "what the wire alone would take.",
         replayed(equals("ring", "exact"), equals("native", "wfbp", "threshold")),
+        brief="One all-reduce of 16 MB and one replayed trace, on 2 to 16 hosts of this machine.",
+        columns=("hosts", "what", "how", "measured_seconds", "error"),
     ),
     "rates": Section(
         "Slower and faster links",
         f"The same on 4 hosts, from 100 Mb/s to links without a limit. {_SIMULATED}",
         replayed(equals("ring", "exact"), equals("native", "wfbp", "threshold")),
+        brief="The same on 4 hosts, from 100 Mb/s to links without a limit.",
+        columns=("rate", "what", "how", "measured_seconds", "error"),
     ),
     "collectives": Section(
         "Collectives",
@@ -144,6 +183,8 @@ SECTIONS: dict[str, Section] = {
             other(begins("penstock")),
         ),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "samples"),
+        brief="Our programs beside the engines' own, in turn; `floor` is what the wire alone would take.",
+        columns=("engine", "operation", "strategy", "nbytes", "seconds", "floor_seconds"),
     ),
     "sparse": Section(
         "Sparse all-reduce",
@@ -160,6 +201,9 @@ SECTIONS: dict[str, Section] = {
             ("hosts", "rate", "engine", "density", "merges"), "strategy", begins("gtopk"), equals("topk_allgather")
         ),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte", "latency_seconds", "rounds"),
+        brief="Blocks of the largest entries of 25 million, exchanged by all-gather, by tree (`gtopk`) and at "
+        "doubling distances; `ring` is the dense gradient.",
+        columns=("engine", "density", "strategy", "merges", "seconds", "error"),
     ),
     "gtop-k": Section(
         "gTop-k's Table VII",
@@ -169,6 +213,9 @@ SECTIONS: dict[str, Section] = {
         "compares.",
         Rivalry(("hosts", "rate", "model"), "method", begins("gtopk"), other(begins("gtopk"))),
         hidden=("alpha_seconds", "beta_seconds_per_byte", "gamma_seconds_per_byte"),
+        brief="The paper's iterations at density 0.001; communication is real, computing is waiting as long as the "
+        "paper's GPU took.",
+        columns=("model", "method", "seconds", "spread"),
     ),
     "codecs": Section(
         "Compressors",
@@ -181,11 +228,15 @@ SECTIONS: dict[str, Section] = {
             ("device", "codec", "operation", "nbytes"), "implementation", begins("penstock"), other(begins("penstock"))
         ),
         shares=("spread",),
+        brief="Encoding and decoding 64 MB on one core, beside the same in torch, eager and compiled.",
+        columns=("codec", "operation", "seconds", "copy_seconds", "floor_seconds"),
     ),
     "planners": Section(
         "Planning",
         "How long planning takes on one core; random traces with a fixed seed.",
         Rivalry(("tensors",), "planner", begins("exact"), begins("greedy")),
+        brief="How long planning takes on one core.",
+        columns=("planner", "tensors", "seconds"),
     ),
     "overlap": Section(
         "Compression on a GPU",
@@ -196,9 +247,42 @@ SECTIONS: dict[str, Section] = {
         "too, from torch's profiler.",
         hidden=("all_seconds", "kinds", "model_seconds"),
         shares=("slowdown", "against_ddp", "hidden"),
+        brief="Training steps on one GPU; `slowdown` is against the bare model.",
+        columns=("batch", "method", "iteration_seconds", "slowdown", "against_ddp"),
     ),
-    "profile": Section("Profiling", "What the profiler's hooks cost: iterations with and without them, in turn."),
-    "links": Section("Emulated links", "What emulated links deliver, beside what was asked of them."),
+    "profile": Section(
+        "Profiling",
+        "What the profiler's hooks cost: iterations with and without them, in turn.",
+        brief="What the profiler's hooks cost: iterations with and without them, in turn.",
+        columns=("model", "batch", "iteration_seconds", "profiled_iteration_seconds", "overhead"),
+    ),
+    "links": Section(
+        "Emulated links",
+        "What emulated links deliver, beside what was asked of them.",
+        brief="What emulated links deliver, beside what was asked of them.",
+        columns=("rate", "pairs", "median_bits_per_second", "worst_deviation", "latency_seconds"),
+    ),
+    "frameworks": Section(
+        "TensorFlow and JAX",
+        "An iteration of a small network of 11.9 million parameters in each framework. `none` only computes; `own` is "
+        "the framework's own data parallelism (TensorFlow's MultiWorkerMirroredStrategy, JAX's `pmean`); `dense` and "
+        "`onebit` are ours; `bare-dense` and `bare-onebit` are the same exchange without the framework. `routes` "
+        "is how gradients travelled, `sent nbytes` what a rank put on the wire in an iteration.",
+        hidden=("samples",),
+        brief="A small network of 11.9 million parameters in each framework: computing alone (`none`), the framework's "
+        "own data parallelism (`own`), ours, and our exchange without the framework (`bare`).",
+        columns=("framework", "method", "iteration_seconds", "spread_seconds", "sent_nbytes"),
+    ),
+    "fsdp-time": Section(
+        "Sharded training",
+        "Iterations of a GPT of 32 million parameters, sharded over two ranks of each host and replicated over two "
+        "hosts, on processors. `no traffic between hosts` shards on one host only; `torch's HSDP` is torch's own; ours "
+        "is `fully_shard_with`. Milliseconds; `best` is the shortest iteration.",
+        hidden=("ms_per_iteration",),
+        brief="A GPT of 32 million parameters, sharded over two ranks of each host and replicated over two hosts, on "
+        "processors; milliseconds per iteration.",
+        columns=("method", "median_ms", "best_ms"),
+    ),
 }
 
 

@@ -62,8 +62,7 @@ def telling_table(
         chosen = ordered[:half] + ordered[max(half, len(ordered) - half) :]
         kept = [{**row, "time over the best rival's": f"{ratio:.2f}x"} for ratio, row in chosen]
         lost = sum(ratio > 1 for ratio, _ in ratios)
-        told = f"Of {len(rows)} rows those of ours that lose and win the most. "
-        told += f"A rival is faster in {lost} of {len(ratios)} comparisons."
+        told = f"Of {len(rows)} rows, ours that lose and win the most; a rival is faster in {lost} of {len(ratios)}."
     if not kept:
         kept, told = list(rows[:most_rows]), f"The first {most_rows} of {len(rows)} rows."
     return f"{told}\n\n{markdown_table(kept, None, hidden, shares)}"
@@ -118,6 +117,8 @@ def cell(name: str, value: object) -> str:
     """
     if value is None:
         return ""
+    if isinstance(value, list):
+        return _escape(", ".join(map(str, value)))
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _escape(str(value))
     for ending, form in _FORMS:

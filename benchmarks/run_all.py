@@ -24,6 +24,7 @@ RATES = "--rate 100mbit --rate 500mbit --rate 1gbit --rate 2gbit --rate none"
 SPARSE = "--patience 5 --dense-rounds 1"
 Run = tuple[str, str, str]  # a script of this folder or a verb of `penstock bench`, where its record is kept, options
 RUNS: tuple[Run, ...] = (
+    ("demo", "demo", ""),
     ("train", "train", f"--models vgg16_cifar:8 --methods {BUCKETS},{OTHERS} --rounds 5 --iterations 3"),
     ("replay", "replay", "--hosts 4 --iterations 2"),
     ("gains", "gains", ""),

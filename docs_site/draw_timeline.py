@@ -3,11 +3,10 @@
 `python docs_site/draw_timeline.py` writes docs/pictures/how-it-works.svg; a test draws it again and compares.
 """
 
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from penstock.planning.worth import ASSUMED_GPU_CURVES, described_network, described_routes, worth
+from penstock.planning.worth import described_network, described_routes, with_gpus, worth
 from penstock.timeline import COMPUTE, Timeline
 from penstock.traces import load_shipped
 
@@ -24,8 +23,8 @@ text { font: 13px system-ui, sans-serif; fill: #33414e } .quiet { fill: #6b7a88;
 
 def timelines() -> dict[str, Timeline]:
     """Return an iteration of ResNet-50 on four workers at 10 Gb/s: stock, merged best, and with four bits."""
-    network = replace(described_network(4, 10e9, 50e-6), codecs=dict(ASSUMED_GPU_CURVES))
-    found = worth(load_shipped("resnet50"), network, described_routes(), "sgd")
+    network = with_gpus(described_network(4, 10e9, 50e-6))
+    found = worth(load_shipped("resnet50"), network, described_routes(on_gpu=True), "sgd")
     plans = {"stock DDP": found.stock, "planned, dense": found.merged, "blocks(bits=4)": found.coded["blocks(bits=4)"]}
     return {name: plan.timeline for name, plan in plans.items() if plan.timeline is not None}
 

@@ -38,9 +38,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put tables of parameters in their places; let links that leave docs/ in a checkout name the file instead."""
+    """Put tables of fields in their places; let links that leave docs/ in a checkout name the file instead."""
     markdown = re.sub(r"<!-- fields (\S+) -->", lambda found: "\n".join(fields_table(found[1])), markdown)
-    markdown = re.sub(r"<!-- parameters (\S+) -->", lambda found: "\n".join(parameters_table(found[1])), markdown)
     return re.sub(r"\[([^\]]+)\]\(\.\./(?!codecs/|decisions/|pictures/)[^)]*\)", r"`\1`", markdown)
 
 
@@ -86,25 +85,6 @@ def fields_table(name: str) -> Iterator[str]:
         default = "" if written["default"] is None else f"`{written['default']}`"
         kind_of = written["type"].replace(" | ", " or ")  # a bar would end the cell
         yield _cells(f"`{one.name}`", f"`{kind_of}`", default, written["meaning"] or "")
-
-
-def parameters_table(name: str) -> Iterator[str]:
-    """Return the parameters of a class or function, with what its docstring says of each, as a table."""
-    made = _object(name)
-    signature = inspect.signature(made.__init__ if inspect.isclass(made) else made)
-    document = " ".join((inspect.getdoc(made) or "").split())
-    yield "| parameter | type | default | meaning |\n| --- | --- | --- | --- |"
-    for one in signature.parameters.values():
-        if one.name == "self":
-            continue
-        kind = "" if one.annotation is one.empty else f"`{inspect.formatannotation(one.annotation)}`"
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        default = "" if one.default is one.empty else f"`{one.default!r}`"
-        said = re.search(rf"(?:^|[ .]){one.name}: (.*?)(?= \w+: |$)", document)
-        meaning = (
-            said[1] if said else {"*": "passed on to torch's", "**": "the fields above, and torch's"}.get(star, "")
-        )
-        yield _cells(f"`{star}{one.name}`", kind.replace("penstock.", "").replace(" | ", " or "), default, meaning)
 
 
 def _object(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The shape of nanoGPT's train.py: torchrun's variables, gradient accumulation by hand, a checkpoint of rank 0."""
+"""The shape of nanoGPT's train.py: torchrun's variables, gradient accumulation by hand, a checkpoint to resume from."""
 
 import os
 import sys
@@ -9,7 +9,10 @@ from torch import nn
 from torch.distributed import destroy_process_group, init_process_group
 from penstock.torch import DistributedDataParallel as DDP
 
-WORDS, LENGTH, ACCUMULATION, STEPS = 32, 16, 2, 40
+WORDS, LENGTH, ACCUMULATION = 32, 16, 2
+out_dir = os.environ.get("OUT_DIR", "")  # the checkpoint goes here; empty: none is kept
+init_from = os.environ.get("INIT_FROM", "scratch")  # or "resume"
+max_iters = int(os.environ.get("MAX_ITERS", "40"))
 
 
 class Gpt(nn.Module):
@@ -40,13 +43,19 @@ if ddp:
     init_process_group("gloo")
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 torch.manual_seed(1337)
-model = Gpt()
+model, iter_num, checkpoint = Gpt(), 0, None
+if init_from == "resume":
+    checkpoint = torch.load(os.path.join(out_dir, "ckpt.pt"))
+    model.load_state_dict(checkpoint["model"])
+    iter_num = checkpoint["iter_num"]
 if ddp:
     model = DDP(model, codec="blocks(bits=4)")
 raw_model = model.module if ddp else model
 optimizer = torch.optim.AdamW(raw_model.parameters(), lr=1e-2)
+if checkpoint is not None:
+    optimizer.load_state_dict(checkpoint["optimizer"])
 first = last = 0.0
-for step in range(STEPS):
+for step in range(iter_num, max_iters):
     for micro_step in range(ACCUMULATION):
         if ddp:
             model.require_backward_grad_sync = micro_step == ACCUMULATION - 1
@@ -59,7 +68,9 @@ for step in range(STEPS):
     last = loss.item() * ACCUMULATION
     first = first or last
 if rank == 0:
-    checkpoint = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict()}
+    checkpoint = {"model": raw_model.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": max_iters}
+    if out_dir:
+        torch.save(checkpoint, os.path.join(out_dir, "ckpt.pt"))
     print(f"final loss {last:.6f}", file=sys.stderr)
     print(f"{len(checkpoint['model'])} tensors to save, the loss fell below a fifth: {last < first / 5}")
 if ddp:

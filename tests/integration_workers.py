@@ -1,7 +1,9 @@
 """What one rank does in tests of `penstock.integrations`: real frameworks, a small GPT, the same data for all."""
 
 import os
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +166,31 @@ def trainer_runs(rank: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def half_trainer_runs(rank: int, folder: Path) -> dict[str, Any]:
+    """Train under autocast by stock and by ours, and say what was computed in."""
+    as_launched(rank)
+    from transformers import Trainer as Stock
+    from transformers import TrainingArguments as StockArguments
+
+    from penstock.integrations.transformers import Trainer, TrainingArguments
+
+    stock = _trainer(Stock, StockArguments, folder / "stock", bf16=True)
+    ours = _trainer(Trainer, TrainingArguments, folder / "ours", bf16=True, wrapper_options=planned())
+    for each in (stock, ours):
+        each.train()
+    return {
+        "computed in": [{str(each) for each in trainer.model.computed_in} for trainer in (stock, ours)],
+        "losses": (_losses(stock), _losses(ours)),
+        "wrapped": isinstance(ours.model_wrapped, DistributedDataParallel),
+    }
+
+
 def _losses(trainer: Any) -> list[float]:
     return [each["loss"] for each in trainer.state.log_history if "loss" in each]
 
 
 def _trainer(kind: Any, arguments: Any, folder: Path, **options: Any) -> Any:
-    codec = {"codec": options.pop("codec")} if "codec" in options else {}
+    own = {name: options.pop(name) for name in ("codec", "bf16") if name in options}
     asked = arguments(
         str(folder),
         max_steps=8,
@@ -180,9 +201,32 @@ def _trainer(kind: Any, arguments: Any, folder: Path, **options: Any) -> Any:
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        **codec,
+        **own,
     )
     return kind(Gpt(), asked, train_dataset=Text(), **options)
+
+
+# nanoGPT's train.py
+
+
+def script_runs(rank: int, runs: list[tuple[str, dict[str, str], int]]) -> list[dict[str, Any]]:
+    """Run scripts one after the other, each as torchrun would start it; return what each ended with."""
+    return [_script(rank, *run) for run in runs]
+
+
+def _script(rank: int, text: str, environment: dict[str, str], port: int) -> dict[str, Any]:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    launched = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= launched | {"OUT_DIR": "", "INIT_FROM": "scratch"} | environment
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        exec(compile(text, "train.py", "exec"), names)
+    model = names["model"]
+    found: dict[str, Any] = {"loss": names["last"], "weights": weights(names["raw_model"])}
+    if isinstance(model, DistributedDataParallel):
+        found["used"] = [(each.route, each.nbytes, each.sent_nbytes) for each in model.routes_used()]
+    return found
 
 
 # Lightning

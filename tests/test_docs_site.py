@@ -1,11 +1,14 @@
 """The documentation builds as a site, without a broken link, and its generated pages hold what they should."""
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,36 @@ def test_the_python_page_has_a_row_for_every_field_with_type_and_default(site):
     assert re.search(r"codec\s+str or Codec or None\s+None\s+of every bucket", page)
 
 
+DESCRIBED = {  # what users call: where it is
+    "DistributedDataParallel": "penstock.torch.ddp",
+    "fully_shard_with": "penstock.torch.fsdp.sharding",
+    "Checkpoints": "penstock.torch.checkpoint_folder",
+    "comm_hook": "penstock.torch.hook",
+    "CompressedAdamW": "penstock.torch.optim",
+    "BulkSynchronous": "penstock.torch.overlap",
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_every_parameter_has_a_whole_description_on_the_python_page(site, name):
+    called = getattr(import_module(DESCRIBED[name]), name)
+    signature = inspect.signature(called.__init__ if inspect.isclass(called) else called)
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    wanted = {stars.get(each.kind, "") + each.name for each in signature.parameters.values()} - {"self"}
+    text = inspect.getdoc(called).split("Args:\n")[1]
+    said = dict(re.findall(r"^    (\S+): (.+(?:\n {8}.+)*)", text, flags=re.MULTILINE))
+    assert set(said) == wanted
+    page = (site / "reference" / "python" / "index.html").read_text()
+    shown = plain(page.split(f'id="{DESCRIBED[name]}.{name}"')[1].split('class="doc doc-children"')[0])
+    for one, meaning in said.items():
+        row = rf"{re.escape(one)}\s+\S.*?{re.escape(squeezed(meaning.replace('`', '')))}"
+        assert re.search(row, squeezed(shown)), f"{one}: {meaning}"
+
+
+def squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
 def test_the_moving_timeline_is_what_the_simulator_gives_today(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs_site")
     from draw_timeline import OUT, draw, timelines
@@ -92,10 +125,33 @@ def test_the_moving_timeline_is_what_the_simulator_gives_today(monkeypatch):
     assert "animateTransform" in drawn
 
 
-HOUSE_WORDS = r"\b(owe[sd]?|debts?)\b"
+# Words of our own, or of no field, that pages and docstrings said instead of plain ones.
+HOUSE_WORDS = re.compile(
+    r"\b(?:owe[sd]?|debts?|anew|way in|nobody|somebody|whoever|lies|no word|bytes weigh|dealt out|what works here|"
+    r"comes? (?:back|down|of|out|again)|as infinity, that is|of what was asked|measured by others)\b",
+    re.IGNORECASE,
+)
+PUBLIC = (  # what the Python page shows, and the verbs
+    *("torch/ddp.py", "torch/hook.py", "torch/optim.py", "torch/overlap.py", "torch/checkpoint_folder.py"),
+    *("torch/profile.py", "torch/fsdp/sharding.py", "integrations/*.py", "exchange/exchange.py", "plan.py", "trace.py"),
+    *("exchange/compression.py", "planning/planning.py", "planning/worth.py", "runtime/communicator.py", "network.py"),
+    *("codecs/registry.py", "codecs/codec.py", "program/__init__.py", "errors.py", "cli/*.py"),
+)
 
 
 def test_pages_use_plain_words():
-    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.name not in ("glossary.md", "README.md")]
+    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.name != "glossary.md")]
     pages = [page for page in pages if page.parent.name != "decisions"]
-    assert {page.name: found for page in pages if (found := re.findall(HOUSE_WORDS, page.read_text()))} == {}
+    assert {page.name: found for page in pages if (found := HOUSE_WORDS.findall(page.read_text()))} == {}
+
+
+def test_docstrings_that_users_read_use_plain_words():
+    files = [path for pattern in PUBLIC for path in (ROOT / "src" / "penstock").glob(pattern)]
+    assert len(files) > 40
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [
+        (path, each) for path in files for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, kinds)
+    ]
+    shown = [(path, each) for path, each in nodes if not getattr(each, "name", "").startswith("_")]
+    found = {(path.name, word) for path, each in shown for word in HOUSE_WORDS.findall(ast.get_docstring(each) or "")}
+    assert found == set()

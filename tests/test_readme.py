@@ -1,4 +1,4 @@
-"""The README's commands exist and, where they need neither root nor several machines, run."""
+"""Commands of the README and the site's home exist and, where they need neither root nor several machines, run."""
 
 import re
 import shlex
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from command import penstock
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"\| `((?:penstock|torchrun) [^`]+)` \|", README)
+COMMANDS = re.findall(r"\| `((?:penstock|torchrun) [^`]+)` \|", (ROOT / "docs" / "index.md").read_text())
 ELSEWHERE = (
     "--hosts",
     "FILE.cll",
@@ -24,19 +26,36 @@ ELSEWHERE = (
 )  # run by tests of their own
 
 
-def test_the_readme_shows_commands():
+def test_the_home_page_shows_commands():
     assert len(COMMANDS) >= 8
 
 
+def test_what_check_prints_is_shown_below_its_command(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (command,) = re.findall(r"^(penstock check gpt2 .*?) +#", README, flags=re.MULTILINE)
+    (printed,) = re.findall(r"^```text\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+    assert penstock(*shlex.split(command)[1:]).stdout.startswith(printed), "run `python benchmarks/page.py`"
+    assert printed.count("\n") == 12
+
+
+SECTIONS = ("Install", "One line changed", "Will it pay?", "Time to loss", "GPU ranks", "Where we lose")
+
+
+def test_the_readme_leads_from_installing_to_where_we_lose():
+    titles = re.findall(r"^## (.*)", README, flags=re.MULTILINE)
+    assert titles[: len(SECTIONS)] == list(SECTIONS)
+    assert "held_seconds" in README.split("## Will it pay?")[0]  # the pause at the start is told beside the diff
+
+
 @pytest.mark.parametrize("command", [c for c in COMMANDS if not any(word in c for word in ELSEWHERE)])
-def test_a_command_of_the_readme_runs(command, tmp_path):
+def test_a_command_of_the_home_page_runs(command, tmp_path):
     arguments = [sys.executable, "-m", *shlex.split(command)]
     result = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_verb_of_the_readme_exists(command):
+def test_every_verb_of_the_home_page_exists(command):
     words = shlex.split(command)
     verb = words[words.index("penstock") + 1]
     result = subprocess.run([sys.executable, "-m", "penstock", verb, "--help"], capture_output=True, check=False)
@@ -69,6 +88,6 @@ def test_every_link_into_the_repository_leads_to_a_file():
 
 
 def test_the_five_papers_are_named_with_what_is_wrong_in_them():
-    table = README.split("## Five papers")[1].split("## Install")[0]
+    table = README.split("## Five papers")[1]
     for name in ("MG-WFBP", "journal version", "gTop-k", "Efficient Communications", "HiPress"):
         assert name in table

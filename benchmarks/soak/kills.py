@@ -199,8 +199,9 @@ def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None
         "profile_iterations": 2,
         "measurements": False,
     }
-    engine = "mpi" if case.engine == "mpi" else None
-    model = DistributedDataParallel(module, engine=engine, **options, **ROUTES[case.route])
+    model = DistributedDataParallel(
+        module, engine="mpi" if case.engine == "mpi" else None, **options, **ROUTES[case.route]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -477,7 +478,7 @@ def last_stack(errors: Path) -> str:
     return " ".join(f"{Path(file).name}:{line}" for file, line in re.findall(r'File "(.+?)", line (\d+)', stack)[:12])
 
 
-BLAMED = re.compile(r"((?:rank \d+(?: and |, )?)+)(?: left no word| died| did not come)")
+BLAMED = re.compile(r"((?:rank \d+(?: and |, )?)+)(?: did not answer| left no word| died| did not come)")
 PEER = re.compile(r"no message exchanged with rank (\d+)")
 DIFFERENT = re.compile(r"rank (\d+) is in call")
 CANNOT_TELL = "cannot be told"

@@ -4,7 +4,8 @@ All derive from `PenstockError`, so a training script can catch one class; the c
 as one line and exits with code 2.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 SHOWN = 200  # characters of a line of source around a mistake in it
@@ -20,6 +21,11 @@ EXTRAS = {  # packages that only some parts need: the extra that installs them
     "accelerate": "accelerate",
     "transformers": "transformers",
     "lightning": "lightning",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "jax": "jax",
+    "optax": "jax",
+    "mxnet": "mxnet",
 }
 
 
@@ -42,6 +48,17 @@ def what_to_install(error: ModuleNotFoundError) -> str:
     package = (error.name or "").split(".")[0]
     extra = EXTRAS.get(package)
     return f"{package} is not installed, and this needs it: pip install 'penstock[{extra}]'" if extra else ""
+
+
+@contextmanager
+def naming_extra() -> Iterator[None]:
+    """Around imports: say of a missing package which extra installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (complaint := what_to_install(error)):
+            raise
+        raise ModuleNotFoundError(complaint, name=error.name) from None
 
 
 class PenstockError(Exception):

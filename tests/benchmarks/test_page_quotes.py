@@ -48,7 +48,7 @@ def test_a_quote_is_made_from_its_record_and_nothing_around_it_changes(tmp_path)
 
 def test_a_quote_without_its_record_stays_and_an_unknown_one_is_refused():
     assert quoted(PLACE.format("train"), {}, "page.md") == PLACE.format("train")
-    with pytest.raises(PenstockError, match=r"page.md: quote 'trian'; wanted one of gpu, time-to-loss, train, "):
+    with pytest.raises(PenstockError, match=r"page.md: quote 'trian'; wanted one of check, gpu, time-to-loss, train, "):
         quoted(PLACE.format("trian"), {}, "page.md")
     with pytest.raises(PenstockError, match=r"quote 'gains-text': nothing about 'rows' in gains.json; measure it too"):
         quoted(PLACE.format("gains-text"), {"gains.json": {}}, "page.md")

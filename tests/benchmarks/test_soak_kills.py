@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 from soak import kills
 
-SILENT = "left no word: it died, hangs, or has ended"
+SILENT = "did not answer: it died, hangs, or has ended"
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ SILENT = "left no word: it died, hangs, or has ended"
         ),
         ("no message: reset; the store in which the ranks met is gone; which was lost cannot be told", "cannot know"),
         (
-            "no message: reset; rank 1 and rank 2 left no word: which of them died cannot be told from here",
+            "no message: reset; rank 1 and rank 2 did not answer: which of them died cannot be told from here",
             "cannot know",
         ),
-        ("no message: reset; rank 0 and rank 2 left no word: which of them died cannot be told", "blamed another"),
+        ("no message: reset; rank 0 and rank 2 did not answer: which of them died cannot be told", "blamed another"),
         ("no message exchanged with the other ranks: another rank gave up because one died", "cannot know"),
         ("no message exchanged with the other ranks: reset", "silent"),
     ],

@@ -1,6 +1,7 @@
 """`make demo` in a tiny configuration: two runs, a table, a page."""
 
 import itertools
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from penstock.cli.demo import _merging, why_not_emulated
+from penstock.cli.demo import CODEC, _merging, why_not_emulated
 from penstock.cost.clusters import CLUSTERS
 from penstock.cost.ways import way_for
 from penstock.planners import PLANNERS
@@ -45,6 +46,22 @@ def test_a_machine_that_cannot_emulate_hosts_says_why(monkeypatch):
 @pytest.mark.root
 def test_emulated_hosts_are_used_where_they_work():
     assert why_not_emulated(2, "1gbit") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_on_emulated_hosts_what_is_recommended_ends_ahead_of_stock_and_no_row_loses(tmp_path):
+    command = ["demo", "--out", tmp_path, "--steps", 20, "--rate", "200mbit"]
+    result = subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, command)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    stock, ours = json.loads((tmp_path / "report.json").read_text())["methods"]
+    assert stock["name"] == "stock DDP"
+    assert ours["name"].startswith(CODEC)
+    assert ours["speedup"] > 1.3
+    assert ours["loses"] == stock["loses"] == []  # what the page shows in red
+    assert ours["ratio"] < 0.2
 
 
 def test_make_demo_is_this_demo():

@@ -60,6 +60,15 @@ CHOICES = {
     "replay trace.json --hosts 2 --codecs best": "codec 'best'; wanted one of",
     "measure --strategies best": "no all-reduce strategy called 'best'",
     "measure --codecs best": "codec 'best'; wanted one of",
+    "train --codec blcks": "terngrad(bitwidth=2) (did you mean 'blocks'?)",
+    "train --codec blocks(bit=4)": "no parameter 'bit'; wanted bits, block, stochastic (did you mean 'bits'?)",
+    "train --codec gtopk(densty=0.1)": "no parameter 'densty'; wanted density or value_bits (did you mean 'density'?)",
+    "train --planner exat": "(did you mean 'exact'?)",
+    "train --strategy rng": "(did you mean 'ring'?)",
+    "compile onebti": "(did you mean 'onebit'?)",
+    "compile onebit --backend nmba": "(did you mean 'numba'?)",
+    "compile terngrad --param bitwith=2": "(did you mean 'bitwidth'?)",
+    "reproduce hipres": "(did you mean 'hipress'?)",
     "bench collectives --links best": "links 'best'; wanted smooth or coarse",
 }
 USERS_CODE = {

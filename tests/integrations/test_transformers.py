@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from integration_workers import BLOCKS, trainer_runs
+from integration_workers import BLOCKS, half_trainer_runs, trainer_runs
 from spawn import spawn
 
 pytest.importorskip("transformers")
@@ -22,6 +22,14 @@ def test_dense_training_has_stocks_losses_and_weights(ranks):
         np.testing.assert_allclose(*found["dense"], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(*ranks[0]["losses"], rtol=1e-4)
     assert len(ranks[0]["losses"][0]) == 8
+
+
+@pytest.mark.slow
+def test_autocast_is_the_trainers_and_its_losses_are_stocks(tmp_path):
+    for found in spawn(2, half_trainer_runs, tmp_path):
+        assert found["computed in"] == [{"torch.bfloat16"}] * 2
+        assert found["wrapped"]
+        np.testing.assert_allclose(*found["losses"], rtol=1e-2)
 
 
 def test_four_bits_send_an_eighth_of_the_bytes(ranks):

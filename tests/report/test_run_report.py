@@ -147,6 +147,20 @@ def test_timelines_are_bounded_and_say_so():
     assert f"the first {MOST_SPANS} of {MOST_SPANS + 5} spans" in run["timeline_about"]
 
 
+def test_a_gpus_timeline_says_that_messages_are_drawn_when_they_were_queued():
+    compute = Span("forward", "compute", 0.0, 0.004), Span("backward", "compute", 0.004, 0.01)
+    queued = Timeline((*compute, Span("bucket 0", "network", 0.005, 0.0051)))
+    on_cpu = sample_runs()[2]
+    on_gpu = replace(on_cpu, device="NVIDIA H200", engine="nccl", measured=queued)
+    said = [_about(record) for record in (on_gpu, replace(on_gpu, measured=None), on_cpu)]
+    assert ["queued there by the host" in each for each in said] == [True, False, False]
+
+
+def _about(record):
+    (run,) = report_document([FoundRun(record.name, "run.json", record)])["runs"]
+    return run["timeline_about"]
+
+
 def test_every_tensor_stands_in_its_bucket_with_its_bytes(runs):
     exact, onebit = report_document(runs)["plans"]
     trace = sample_trace()

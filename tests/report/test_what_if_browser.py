@@ -172,3 +172,29 @@ def test_the_command_in_the_page_gives_the_table_in_the_page(page, tmp_path):
     for mine, row in zip(shown, rows, strict=True):
         assert agree(mine["iteration_seconds"], row.iteration_seconds, 0.0)
         assert mine["planner"] == row.planner
+
+
+CROSSED = """() => {
+  const curves = [...document.querySelectorAll("#whatif-chart path.curve")];
+  const labels = [...document.querySelectorAll("#whatif-chart text.measured-dot")].map(label => label.getBBox());
+  const points = curves.flatMap(curve => Array.from({length: 2000}, (_, at) =>
+    curve.getPointAtLength(at / 1999 * curve.getTotalLength())));
+  const inside = (box, p) => p.x > box.x && p.x < box.x + box.width && p.y > box.y && p.y < box.y + box.height;
+  const meet = (a, b) => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+  return {
+    labels: labels.length,
+    crossed: labels.filter(box => points.some(p => inside(box, p))).length,
+    overlapping: labels.filter((box, at) => labels.slice(at + 1).some(other => meet(box, other))).length,
+  };
+}"""
+
+
+def test_no_label_of_the_chart_crosses_a_curve_or_another_label(page):
+    dots = page.locator("#whatif-chart circle.measured-dot").count()
+    assert dots >= 2
+    for width in (1280, 700):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(200)  # it is drawn again
+        found = page.evaluate(CROSSED)
+        assert 1 <= found["labels"] <= dots
+        assert (found["crossed"], found["overlapping"]) == (0, 0)

@@ -34,7 +34,7 @@ def assert_all_others_failed_cleanly(victim: int, strategy: str, ended: dict[int
         message, threads = outcome.value
         assert message.startswith(f"{strategy}: rank {rank}, step ")
         assert "no message exchanged with " in message
-        assert message.endswith(f"; rank {victim} left no word: it died, hangs, or has ended")
+        assert message.endswith(f"; rank {victim} did not answer: it died, hangs, or has ended")
         assert "Timed out" not in message
         assert threads == []
         assert outcome.exit_code == 0
@@ -72,14 +72,14 @@ def test_a_rank_that_stays_away_from_a_later_call_is_noticed_within_the_timeout(
     results = spawn(4, survive_the_absence_of, 2, 2.0)
     for rank in (0, 1, 3):
         assert results[rank].startswith(f"ring: rank {rank}, step ")
-    assert any(said.endswith("; rank 2 left no word: it died, hangs, or has ended") for said in results)
+    assert any(said.endswith("; rank 2 did not answer: it died, hangs, or has ended") for said in results)
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_by_all_others() -> None:
     results = spawn(4, survive_the_absence_of, 1, 20.0, True)  # of which notes may take half
     for rank in (0, 2, 3):
-        assert results[rank].endswith("; rank 1 left no word: it died, hangs, or has ended")
+        assert results[rank].endswith("; rank 1 did not answer: it died, hangs, or has ended")
 
 
 @pytest.mark.parametrize("strategy", ["ring", "native"])
@@ -87,7 +87,7 @@ def test_a_rank_that_leaves_by_an_error_of_its_own_is_named_by_all_others(strate
     ended = spawn_outcomes(4, survive_the_error_of, 1, strategy, TIMEOUT_SECONDS)
     for rank in (0, 2, 3):
         silent = re.search(
-            r"; ((?:rank \d(?: and )?)+) left no word: (it|which of them) died, hangs, or", ended[rank].value
+            r"; ((?:rank \d(?: and )?)+) did not answer: (it|which of them) died, hangs, or", ended[rank].value
         )
         assert silent is not None, ended[rank].value
         # In the engine's own collective nobody knows for whom it waits: who is slow to leave word is named too.

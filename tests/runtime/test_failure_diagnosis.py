@@ -71,18 +71,18 @@ def test_who_waited_for_a_survivor_is_told_with_whom_it_began() -> None:
     notes = {0: Note(1, "ring", 1), 1: None, 2: Note(1, "ring", 1)}
     assert began_with(3, 2, notes) == [1]
     assert diagnosis(3, Note(1, "ring", 2), notes, "closed") == (
-        "closed; rank 1 left no word: it died, hangs, or has ended"
+        "closed; rank 1 did not answer: it died, hangs, or has ended"
     )
 
 
 def test_in_the_engines_own_collective_all_who_left_no_note_are_named() -> None:
     notes = {0: Note(1, "native"), 1: None, 2: None}
-    assert "rank 1 and rank 2 left no word" in diagnosis(3, Note(1, "native"), notes, "closed")
+    assert "rank 1 and rank 2 did not answer" in diagnosis(3, Note(1, "native"), notes, "closed")
 
 
 def test_a_rank_one_call_ahead_is_no_mistake_where_another_died() -> None:
     notes = {0: Note(1, "ring", 2), 2: None}
-    assert diagnosis(1, Note(2, "ring", 2), notes, "closed").startswith("closed; rank 2 left no word")
+    assert diagnosis(1, Note(2, "ring", 2), notes, "closed").startswith("closed; rank 2 did not answer")
 
 
 def test_a_different_program_under_the_same_number_is_a_mistake_whoever_is_silent() -> None:
@@ -109,7 +109,7 @@ def test_a_dead_rank_is_named_by_all_others_through_survivors_that_hang_up(monke
         communicator.all_reduce(np.ones(10))
 
     for which, error in enumerate(outcomes(5, rank, fabric)):
-        assert which == 1 or "rank 1 left no word: it died, hangs, or has ended" in str(error)
+        assert which == 1 or "rank 1 did not answer: it died, hangs, or has ended" in str(error)
 
 
 @pytest.mark.parametrize("cause", ["Timed out waiting 3000ms for recv", "wait timeout after 3000ms", "nothing for 3 s"])
@@ -118,7 +118,7 @@ def test_a_timeout_says_that_the_silent_rank_may_live(cause: str) -> None:
     assert said.startswith(
         f"{cause}; no connection was closed, so it may also live and make fewer calls (fewer batches"
     )
-    assert said.endswith("; rank 1 left no word: it died, hangs, or has ended")
+    assert said.endswith("; rank 1 did not answer: it died, hangs, or has ended")
 
 
 def test_a_closed_connection_does_not_say_so() -> None:

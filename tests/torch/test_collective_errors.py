@@ -52,7 +52,7 @@ def test_a_rank_that_nccl_loses_without_an_error_is_named(when):
 def assert_named(message):
     said = message.split("; ")[-1]  # on a very busy machine another rank's note may come too late
     assert "rank 1" in said
-    assert said.endswith("left no word: it died, hangs, or has ended")
+    assert said.endswith("did not answer: it died, hangs, or has ended")
 
 
 def test_no_rank_goes_on_making_a_group_when_another_has_given_up():

@@ -64,7 +64,7 @@ def test_ranks_of_mpi_end_where_one_is_lost_before_it_is_joined(tmp_path, point,
         assert f"step {step}: " in line
         if what == "SIGSTOP" or point == "start":
             assert cause in line
-            assert line.endswith("rank 2 left no word: it died, hangs, or has ended")
+            assert line.endswith("rank 2 did not answer: it died, hangs, or has ended")
         else:
             assert line.endswith("rank 2 died")
 

@@ -3,12 +3,21 @@
 import inspect
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 pytest.importorskip("torch", reason="the wrapper needs torch")
 
-from penstock.torch import Compression, DistributedDataParallel, Planning, comm_hook
+from torch.nn.parallel import DistributedDataParallel as StockDDP
+
+from penstock.exchange.compression import CompressionOptions
+from penstock.exchange.warmup import _NAMED
+from penstock.planners import PLANNERS
+from penstock.planning.planning import PlannerName, PlanningOptions
+from penstock.torch import BulkSynchronous, Compression, DistributedDataParallel, Planning, comm_hook
+from penstock.torch.ddp import WrapperOptions
+from penstock.torch.overlap import ALGORITHMS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 DOCUMENTED = dict(re.findall(r"^\| `(\w+)=([^`]*)` \| [^|]+ \| [^|]+ \|$", PAGE, flags=re.MULTILINE))
@@ -36,6 +45,26 @@ def test_no_option_is_in_two_groups():
     own = options_of(DistributedDataParallel.__init__).keys()
     assert not groups[0] & groups[1]
     assert own & (groups[0] | groups[1]) == {"codec"}  # the short form
+
+
+def hints(kind, but=()):
+    return {name: hint for name, hint in get_type_hints(kind).items() if name not in but}
+
+
+def test_keywords_that_type_checkers_know_are_the_fields_of_both_groups_and_torchs_arguments():
+    compression, planning = hints(Compression, ("codec",)), hints(Planning, ("strategy",))
+    assert hints(CompressionOptions) == compression
+    assert hints(PlanningOptions) == planning
+    torchs = set(inspect.signature(StockDDP.__init__).parameters) - {"self", "module"}
+    assert set(hints(WrapperOptions)) == {*compression, *planning, "strategy", *torchs}
+
+
+def test_names_that_type_checkers_know_are_those_that_exist():
+    assert set(get_args(PlannerName)) == set(PLANNERS)
+    assert set(get_args(inspect.signature(BulkSynchronous.__init__).parameters["algorithm"].annotation)) == set(
+        ALGORITHMS
+    )
+    assert set(get_args(get_args(get_type_hints(Compression)["warmup"])[0])) == set(_NAMED)
 
 
 def test_every_field_of_a_group_says_what_it_is():

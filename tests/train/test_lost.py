@@ -44,7 +44,7 @@ def test_all_others_name_the_rank_that_died(options, death):
     for rank in (0, 2):
         said = str(ended[rank].value).split("; ")[-1]  # on a very busy machine another rank's note may come too late
         assert "rank 1" in said
-        assert said.endswith("left no word: it died, hangs, or has ended")
+        assert said.endswith("did not answer: it died, hangs, or has ended")
     if death == "while a checkpoint is written":  # the first one is whole, the second is not there
         assert find_checkpoint(options["save"]).step == 2
         assert [path.name for path in complete_checkpoints(Path(options["save"]))] == ["step-00000002"]
@@ -53,7 +53,7 @@ def test_all_others_name_the_rank_that_died(options, death):
 @pytest.mark.slow
 def test_torchs_own_wrapper_loses_a_rank_in_the_same_words(options):
     ended = spawn_outcomes(3, train_jobs.survive, options | {"planner": "stock"}, 1, *STEP)
-    assert all("rank 1" in ended[rank].value and "left no word" in ended[rank].value for rank in (0, 2))
+    assert all("rank 1" in ended[rank].value and "did not answer" in ended[rank].value for rank in (0, 2))
 
 
 class Killed(BaseException):

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penstock.bench.jobs import report
 from penstock.cluster.processes import sent_nbytes
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, did_you_mean
 from penstock.planners import PLANNERS
 from penstock.runtime.transport.meeting import join_group
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
@@ -97,8 +97,8 @@ def _planned(module: nn.Module, profile_iterations: int, **options: Any) -> Trai
     return _updated_at_once(PlannedDataParallel(module, profile_iterations=profile_iterations, **options))
 
 
-def _bulk_synchronous(module: nn.Module, _: int, algorithm: str) -> Trained:
-    model = BulkSynchronous(module, make_optimizer, algorithm)
+def _bulk_synchronous(module: nn.Module, _: int, **options: Any) -> Trained:
+    model = BulkSynchronous(module, make_optimizer, **options)
     return Trained(model, model.step, model.finish)
 
 
@@ -142,7 +142,8 @@ METHODS: dict[str, Method] = {
 def find_method(name: str) -> Method:
     """Return the method called `name`."""
     if name not in METHODS:
-        raise PenstockError(f"no training method called {name!r}; wanted one of {', '.join(METHODS)}")
+        near = did_you_mean(name, METHODS)
+        raise PenstockError(f"no training method called {name!r}; wanted one of {', '.join(METHODS)}{near}")
     return METHODS[name]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption, RecordOption, parse_counts
+from penstock.cli.options import JsonOption, RecordOption, complete_planners, complete_traces, parse_counts
 
 MESSAGE_STRATEGIES = ("native", "ring")  # the engine's own all-reduce and ours
 REPETITIONS = 5  # of each single message
@@ -15,8 +15,12 @@ def bench_replay(
     rate: Annotated[
         list[str] | None, typer.Option(help="of each NIC, or loopback: no emulated hosts; repeatable; default 1gbit")
     ] = None,
-    traces: Annotated[str, typer.Option(help="what to replay")] = "resnet50,googlenet,densenet201,resnet152,lstm_ptb",
-    planners: Annotated[str, typer.Option(help="whose plans to replay")] = "wfbp,single,threshold,exact",
+    traces: Annotated[
+        str, typer.Option(help="what to replay", autocompletion=complete_traces)
+    ] = "resnet50,googlenet,densenet201,resnet152,lstm_ptb",
+    planners: Annotated[
+        str, typer.Option(help="whose plans to replay", autocompletion=complete_planners)
+    ] = "wfbp,single,threshold,exact",
     iterations: Annotated[int, typer.Option(help="of each plan, after one to warm up", min=1)] = 3,
     nbytes: Annotated[int, typer.Option(help="time an all-reduce of so many bytes too; 0: do not", min=0)] = 0,
     name: Annotated[str, typer.Option(help="what the record calls the benchmark")] = "replay",

@@ -1,30 +1,54 @@
 """`penstock check`: will it pay for this model, on this network? Five lines and a picture, within a minute."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption
+from penstock.cli.options import JsonOption, complete_tasks, completing
 
 if TYPE_CHECKING:
-    from penstock.curves import CodecCurves
+    from penstock.network import Network
     from penstock.planning.worth import Worth
     from penstock.trace import Trace
+
+DEADLINE_SECONDS = 60.0  # for all of it
+FASTEST = 1_600 * 10**9  # bits per second, of --rate
+FAST = 50 * 10**9  # bits per second: from here on networks with startups of FAST_LATENCY are usual
+LATENCY, FAST_LATENCY = "50us", "10us"
 
 
 def check(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="FILE.py:function, package.module:function, a name of ours, or a trace"),
+        typer.Argument(
+            metavar="MODEL",
+            help="FILE.py:function, package.module:function, a name of ours, or a trace",
+            autocompletion=complete_tasks,
+        ),
     ] = "gpt2",
-    workers: Annotated[int, typer.Option(help="alone: how many workers there would be", min=2)] = 8,
-    rate: Annotated[str, typer.Option(help="alone: of each network card, such as 10gbit")] = "10gbit",
-    latency: Annotated[str, typer.Option(help="alone: of one message, such as 30us")] = "50us",
-    optimizer: Annotated[str, typer.Option(help="adamw, adam, sgd or other: which codecs are safe")] = "adamw",
+    workers: Annotated[int | None, typer.Option(help="alone: how many there would be; default 8", min=2)] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="alone: of each network card, up to 1.6tbit, or none; default 10gbit")
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option(help="alone: of one message; default 50us, from 50gbit on 10us")
+    ] = None,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="adamw, adam, sgd or other; default: the task's own, for a trace adamw",
+            autocompletion=completing(lambda: ("adamw", "adam", "sgd", "other")),
+        ),
+    ] = "",
     batch: Annotated[int, typer.Option(help="samples per worker; default: the model's own", min=0)] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     input_shape: Annotated[str, typer.Option(help="of one sample, where the function returns a bare module")] = "",
-    seconds: Annotated[float, typer.Option(help="about how long to measure", min=2.0)] = 30.0,
+    seconds: Annotated[float, typer.Option(help="about how long to measure", min=2.0, max=50.0)] = 30.0,
     json: JsonOption = False,
 ) -> None:
     """Say whether penstock would pay: alone by prediction, under torchrun or mpirun from real iterations."""
@@ -32,56 +56,123 @@ def check(
     from penstock.cli.worker_processes import is_worker
     from penstock.planning.worth import check_optimizer
 
-    check_optimizer(optimizer)
+    if optimizer:
+        check_optimizer(optimizer)
     shape = tuple(parse_counts(input_shape, "--input-shape")) if input_shape else ()
-    if is_worker():
-        from penstock.bench.check_job import measured_worth
+    given = {"--workers": workers, "--rate": rate, "--latency": latency}
+    with _deadline():
+        if is_worker():
+            _check_launch(given)
+            from penstock.bench.check_job import measured_worth
 
-        found = measured_worth(model, shape, optimizer, batch, device, seconds)
-    else:
-        found = _described(model, shape, workers, rate, latency, optimizer, batch, device, seconds)
+            found = measured_worth(model, shape, optimizer, batch, device, seconds)
+            about = "" if found is None else f"measured on {found.trace.device}"
+        else:
+            network = described_by(workers or 8, rate or "10gbit", latency)  # before anything is profiled
+            trace, about, name, step_seconds = _profiled(model, shape, optimizer, batch, device, seconds / 2)
+            found = predicted(trace, network, name, step_seconds, seconds / 2)
     if found is not None:  # on the first worker
-        _print(found, json)
+        _print(found, about, json)
 
 
-def _described(
-    model: str,
-    shape: tuple[int, ...],
-    workers: int,
-    rate: str,
-    latency: str,
-    optimizer: str,
-    batch: int,
-    device: str,
-    seconds: float,
+@contextmanager
+def _deadline() -> Iterator[None]:
+    timer = Timer(DEADLINE_SECONDS, _give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up() -> None:
+    """End this process at the deadline, whatever it waits for."""
+    print(
+        f"penstock: check: no answer after {DEADLINE_SECONDS:g} s; wanted a model whose iterations take a few seconds "
+        "at most: try a smaller --batch",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(2)
+
+
+def _check_launch(described: dict[str, int | str | None]) -> None:
+    """Refuse a job of one worker, and a network that is described where it can be measured."""
+    from penstock.errors import PenstockError
+    from penstock.runtime.launch import place_of
+
+    if place_of(os.environ).world_size == 1:
+        raise PenstockError("one worker sends nothing; start two or more, or run `penstock check` alone")
+    if given := [name for name, value in described.items() if value is not None]:
+        raise PenstockError(
+            f"{given[0]}: workers that a launcher started are counted, and their network is measured; leave it out, "
+            "or run `penstock check` alone"
+        )
+
+
+def described_by(workers: int, rate: str, latency: str | None = None) -> "Network":
+    """Return the network that options describe."""
+    from penstock.cluster.topology import parse_delay, parse_rate
+    from penstock.planning.worth import described_network
+
+    bits_per_second = parse_rate(rate, FASTEST)
+    fast = bits_per_second is None or bits_per_second >= FAST
+    return described_network(workers, bits_per_second, parse_delay(latency or (FAST_LATENCY if fast else LATENCY)))
+
+
+def predicted(
+    trace: "Trace", network: "Network", optimizer: str, step_seconds: float | None = None, seconds: float = 1.0
 ) -> "Worth":
-    """Predict for workers that are not here, from a profile of this machine or a trace of another."""
+    """Predict for workers that are not here; codecs are measured for so long where the model computes on processors."""
     from dataclasses import replace
 
-    from penstock.cluster.topology import parse_delay, parse_rate
+    from penstock.exchange.compression import AUTO_CODECS
+    from penstock.planning.worth import described_routes, with_gpus, worth
+
+    if on_gpu := not _is_processor(trace.device):
+        network = with_gpus(network)
+    else:
+        from penstock.runtime.measure_codecs import measure_codecs
+
+        network = replace(network, codecs=measure_codecs(AUTO_CODECS, seconds=min(1.0, seconds / len(AUTO_CODECS))))
+    return worth(trace, network, described_routes(on_gpu), optimizer, step_seconds=step_seconds)
+
+
+def _profiled(
+    model: str, shape: tuple[int, ...], optimizer: str, batch: int, device: str, seconds: float
+) -> "tuple[Trace, str, str, float | None]":
+    """Return a trace, what it is of, the optimizer and its step's seconds.
+
+    That is a file, a profile of this machine, or where it has no GPU a shipped trace of another one.
+    """
     from penstock.errors import PenstockError
-    from penstock.planning.worth import described_network, described_routes, worth
-
-    bits_per_second = parse_rate(rate)
-    if bits_per_second is None:
-        raise PenstockError(f"--rate: found {rate!r}; wanted a number, as in 10gbit")
-    network = described_network(workers, bits_per_second, parse_delay(latency))
-    trace = _trace(model, shape, batch, device, seconds / 2)
-    curves = _curves(trace, seconds / 2)
-    return worth(trace, replace(network, codecs=curves), described_routes(), optimizer)
-
-
-def _trace(model: str, shape: tuple[int, ...], batch: int, device: str, seconds: float) -> "Trace":
-    """Return a shipped trace or a file's where there is no GPU to profile on, otherwise a profile of this machine."""
     from penstock.traces import find_trace, is_shipped
 
     if model.endswith((".json", ".csv")):
-        return find_trace(model)
-    if is_shipped(model) and device == "auto" and not batch and not _has_gpu():
-        return find_trace(model)
+        trace = find_trace(model)
+        return trace, f"trace {model} of {trace.device}", optimizer or "adamw", None
+    if is_shipped(model) and device == "auto" and not _has_gpu():
+        trace = find_trace(model)
+        if batch:
+            raise PenstockError(
+                f"--batch: the shipped trace of {model} has batch {trace.batch}, and there is no GPU here to profile "
+                "another one; leave it out, or profile on this processor with --device cpu"
+            )
+        return trace, shipped_about(trace), optimizer or "adamw", None
     from penstock.bench.check_job import profiled
 
-    return profiled(model, shape, batch, device, seconds)
+    trace, name, step_seconds = profiled(model, shape, optimizer, batch, device, seconds)
+    return trace, f"profiled here on {trace.device}", name, step_seconds
+
+
+def _with_article(device: str) -> str:
+    """Return a device's name with its article: letters that are spelt out begin with a vowel's sound.
+
+    >>> _with_article("H200")
+    'an H200'
+    """
+    return f"{'an' if device[:1] in 'AEFHILMNORSX8' else 'a'} {device}"
 
 
 def _has_gpu() -> bool:
@@ -92,48 +183,58 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _curves(trace: "Trace", seconds: float) -> "dict[str, CodecCurves]":
-    """Return what codecs cost: measured here where the model computes on this processor, assumed for GPUs."""
-    from penstock.exchange.compression import AUTO_CODECS
-    from penstock.planning.worth import ASSUMED_GPU_CURVES
-
-    if not _is_processor(trace.device):
-        return dict(ASSUMED_GPU_CURVES)
-    from penstock.runtime.measure_codecs import measure_codecs
-
-    return measure_codecs(AUTO_CODECS, seconds=min(1.0, seconds / len(AUTO_CODECS)))
-
-
 def _is_processor(device: str) -> bool:
     """Return whether a trace's device is a processor: `penstock profile` names those with their threads."""
     return "thread" in device or device.lower().startswith("cpu")
 
 
-def _print(found: "Worth", json: bool) -> None:
+def _print(found: "Worth", about: str, json: bool) -> None:
     from penstock.cli.output import print_json
 
     if json:
-        coded = {codec: plan.iteration_seconds for codec, plan in found.coded.items()}
-        print_json(
-            {
-                "model": found.trace.model,
-                "workers": found.network.workers,
-                "stock_seconds": found.stock_seconds,
-                "waiting_seconds": found.waiting_seconds,
-                "merged_seconds": found.merged.iteration_seconds,
-                "coded_seconds": coded,
-                "advised_seconds": found.advised.iteration_seconds,
-                "codec": found.codec,
-                "write": found.code,
-            }
-        )
+        print_json(_document(found))
         return
+    print("\n".join(shown(found, about)))
+    print(f"\nmodel: {found.trace.source}")
+    if found.stock_sample is None:
+        print(_assumptions(found))
+
+
+def shown(found: "Worth", about: str) -> list[str]:
+    """Return what is printed: what was asked, five lines, a picture."""
     trace, network = found.trace, found.network
-    print(f"{trace.model}, batch {trace.batch} on {trace.device}; {network.name}\n")
-    print("\n".join(found.lines()))
-    print()
-    print("\n".join(found.picture()))
-    print(f"\nmodel: {trace.source}\nnetwork: {network.source or 'measured between these workers'}")
-    if not network.all_reduce:
-        measured = "measured here" if _is_processor(trace.device) else "assumed, four passes over memory at 1 TB/s"
-        print(f"codecs: {measured}; `torchrun ... -m penstock check` measures all of it")
+    where = network.name if found.stock_sample is None else f"{network.workers} workers, network measured"
+    return [f"{trace.model}, batch {trace.batch}: {about}; {where}", "", *found.lines(), "", *found.picture()]
+
+
+def shipped_about(trace: "Trace") -> str:
+    """Return what a shipped trace is of."""
+    return f"trace of {_with_article(trace.device.removeprefix('NVIDIA '))}, not your GPU"
+
+
+def _assumptions(found: "Worth") -> str:
+    """Say what a prediction rests on."""
+    if _is_processor(found.trace.device):
+        rest = "codecs: measured here; sums at 10 GB/s"
+    else:
+        rest = "codecs and sums: assumed, two to four passes over a GPU's memory at 1 TB/s"
+    return f"network: {found.network.source}\n{rest}\n`torchrun ... -m penstock check` measures all of it"
+
+
+def _document(found: "Worth") -> dict[str, object]:
+    return {
+        "model": found.trace.model,
+        "workers": found.network.workers,
+        "optimizer": found.optimizer,
+        "measured": found.stock_sample is not None,
+        "spread": found.spread,
+        "stock_seconds": found.stock_seconds,
+        "waiting_seconds": found.waiting_seconds,
+        "merged_seconds": found.seconds_of(found.merged),
+        "coded_seconds": {codec: found.seconds_of(plan) for codec, plan in found.coded.items()},
+        "not_measured_at_least_seconds": dict(found.bounds),
+        "advised_seconds": found.advised_seconds,
+        "answer": found.verdict,
+        "codec": found.codec,
+        "write": found.code,
+    }

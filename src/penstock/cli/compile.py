@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption
-from penstock.errors import CodecError
+from penstock.cli.options import JsonOption, complete_codecs, completing
+from penstock.errors import CodecError, did_you_mean
 
 if TYPE_CHECKING:
     from penstock.compll.ir import Program
@@ -15,9 +15,14 @@ BACKENDS = ("reference", "numba", "triton")
 
 
 def compile_(
-    file: Annotated[str, typer.Argument(help="a .cll file, or the name of a shipped algorithm")],
+    file: Annotated[
+        str, typer.Argument(help="a .cll file, or the name of a shipped algorithm", autocompletion=complete_codecs)
+    ],
     backend: Annotated[
-        str, typer.Option(help="reference (shows the IR and its passes), numba or triton")
+        str,
+        typer.Option(
+            help="reference (shows the IR and its passes), numba or triton", autocompletion=completing(lambda: BACKENDS)
+        ),
     ] = "reference",
     param: Annotated[list[str], typer.Option(help="NAME=VALUE, as often as needed")] = [],  # noqa: B006 typer copies it
     out: Annotated[str, typer.Option(metavar="FILE", help="write the code here instead of printing it")] = "",
@@ -28,7 +33,8 @@ def compile_(
     from penstock.compll.frontend.source import compile_source
 
     if backend not in BACKENDS:
-        raise CodecError(f"unknown back end {backend!r}; use {', '.join(BACKENDS)}")
+        near = did_you_mean(backend, BACKENDS)
+        raise CodecError(f"unknown back end {backend!r}; use {', '.join(BACKENDS)}{near}")
     path = find_source(file)
     program = compile_source(read_source(path), path.name if path.parent == shipped() else file, parse_params(param))
     text = GENERATORS[backend](program)
@@ -58,7 +64,8 @@ def find_source(file: str) -> Path:
         return shipped() / f"{file}.cll"
     path = Path(file)
     if not path.is_file():
-        raise CodecError(f"no file {file!r}; name a .cll file or one of {', '.join(names)}")
+        near = did_you_mean(file, names)
+        raise CodecError(f"no file {file!r}; name a .cll file or one of {', '.join(names)}{near}")
     return path
 
 

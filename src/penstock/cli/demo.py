@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, new_folder
+from penstock.cli.options import JsonOption, complete_codecs, complete_tasks, new_folder
 
 if TYPE_CHECKING:
     from penstock.run_record import RunRecord
@@ -25,11 +25,18 @@ MERGING = "bert_base", "hipress-100gbps", 64
 
 def demo(
     out: Annotated[str, typer.Option(metavar="DIR", help="runs and report.html go here", callback=new_folder)] = "demo",
-    task: Annotated[str, typer.Option(help="a name, FILE.py:function or package.module:function")] = "chars_gpt",
+    task: Annotated[
+        str, typer.Option(help="a name, FILE.py:function or package.module:function", autocompletion=complete_tasks)
+    ] = "chars_gpt",
     workers: Annotated[int, typer.Option(help="local workers", min=1)] = 4,
     rate: Annotated[str, typer.Option(help="of each emulated NIC, where this machine can emulate hosts")] = "500mbit",
-    steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 80,
-    codecs: Annotated[str, typer.Option(help="compressors to try, commas between; default: what is advised here")] = "",
+    steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 64,
+    codecs: Annotated[
+        str,
+        typer.Option(
+            help="compressors to try, commas between; default: what is advised here", autocompletion=complete_codecs
+        ),
+    ] = "",
     json: JsonOption = False,
 ) -> None:
     """Train a small GPT by stock DDP and with what penstock advises, and show loss against seconds."""
@@ -94,20 +101,12 @@ def _smooth_loss(record: "RunRecord") -> list[tuple[float, float]]:
 
 def _elsewhere(records: "list[RunRecord]") -> list[str]:
     """Say what a network would change, for workers that had none: predicted from what was profiled."""
-    from dataclasses import replace as with_values
-
-    from penstock.planning.worth import described_network, described_routes, worth
+    from penstock.cli.check import described_by, predicted
 
     trace = next((record.trace for record in records if record.trace is not None), None)
     if trace is None:
         return []
-    from penstock.exchange.compression import AUTO_CODECS
-    from penstock.runtime.measure_codecs import measure_codecs
-
-    network = described_network(records[0].workers, 1e9, 50e-6)
-    found = worth(
-        trace, with_values(network, codecs=measure_codecs(AUTO_CODECS, seconds=0.4)), described_routes(), "adamw"
-    )
+    found = predicted(trace, described_by(records[0].workers, "1gbit"), "adamw", seconds=1.2)
     return ["nothing waits for a network here; at 1 Gb/s, predicted:", *(f"  {line}" for line in found.lines())]
 
 

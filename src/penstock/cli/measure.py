@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, new_file, split_list
+from penstock.cli.options import JsonOption, complete_codecs, complete_strategies, new_file, split_list
 from penstock.cli.routes import check_routes
 
 
@@ -13,8 +13,16 @@ def measure(
         str, typer.Option(metavar="FILE", help="write the penstock-network/1 file here", callback=new_file)
     ] = "",
     engine: Annotated[str, typer.Option(help="gloo or mpi; default: what started the workers")] = "",
-    strategies: Annotated[str, typer.Option(help="all-reduces whose lines to measure, such as native,ring")] = "native",
-    codecs: Annotated[str, typer.Option(help="compressors whose curves to measure, such as onebit,dgc")] = "",
+    strategies: Annotated[
+        str,
+        typer.Option(
+            help="all-reduces whose lines to measure, such as native,ring", autocompletion=complete_strategies
+        ),
+    ] = "native",
+    codecs: Annotated[
+        str,
+        typer.Option(help="compressors whose curves to measure, such as onebit,dgc", autocompletion=complete_codecs),
+    ] = "",
     seconds: Annotated[float, typer.Option(help="about how long to measure", min=0.1)] = 4.0,
     name: Annotated[str, typer.Option(help="the network's name in the file")] = "measured",
     json: JsonOption = False,

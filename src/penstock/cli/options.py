@@ -1,6 +1,7 @@
 """Options that several verbs share, and how their text becomes values."""
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,21 +24,99 @@ def new_folder(path: str) -> str:
     return path
 
 
+# What a shell completes, asked for when a key is pressed.
+
+UNTRACED = ("chars", "chars_gpt", "digits", "gpt_small", "resnet20", "vgg16_cifar")  # tasks without a shipped trace
+
+
+def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what typer asks for the names that begin like what was typed, after its last comma.
+
+    >>> completing(lambda: ["exact", "greedy"])("wfbp,ex")
+    ['wfbp,exact']
+    """
+
+    def found(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(last)]
+
+    return found
+
+
+def _traces() -> Iterable[str]:
+    from penstock.traces import shipped
+
+    return shipped()
+
+
+def _tasks() -> Iterable[str]:
+    return (*_traces(), *UNTRACED)
+
+
+def _networks() -> Iterable[str]:
+    from penstock.cost.clusters import CLUSTERS
+
+    return CLUSTERS
+
+
+def _planners() -> Iterable[str]:
+    from penstock.planners import PLANNERS
+
+    return PLANNERS
+
+
+def _strategies() -> Iterable[str]:
+    from penstock.strategies import STRATEGIES
+
+    return STRATEGIES
+
+
+def _codecs() -> Iterable[str]:
+    from penstock.exchange.compression import codec_choices
+
+    return codec_choices()
+
+
+def list_names(wanted: bool) -> None:
+    """Print every name that planning takes, a line for each kind, and end."""
+    if not wanted:
+        return
+    kinds = {"traces": _traces, "networks": _networks, "planners": _planners, "strategies": _strategies}
+    for kind, names in (kinds | {"codecs": _codecs}).items():
+        print(f"{kind}: {', '.join(names())}")
+    raise typer.Exit
+
+
+complete_traces, complete_tasks, complete_networks = completing(_traces), completing(_tasks), completing(_networks)
+complete_planners, complete_strategies = completing(_planners), completing(_strategies)
+complete_codecs = completing(_codecs)
+
 TraceArgument = Annotated[
-    str, typer.Argument(metavar="TRACE", help="a penstock-trace/1 .json, a .csv, or a shipped name")
+    str,
+    typer.Argument(
+        metavar="TRACE", help="a penstock-trace/1 .json, a .csv, or a shipped name", autocompletion=complete_traces
+    ),
 ]
 NetworkOption = Annotated[
-    str, typer.Option("--network", help="a penstock-network/1 .json or a published cluster's name")
+    str,
+    typer.Option(
+        "--network", help="a penstock-network/1 .json or a published cluster's name", autocompletion=complete_networks
+    ),
 ]
 AllReduceOption = Annotated[
     str,
     typer.Option(
         "--all-reduce",
         help="how messages travel: any strategy, or a line measured in the network file; default ring",
+        autocompletion=complete_strategies,
     ),
 ]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="gradient type, if other than the trace's: float16, bfloat16 ...")
+]
+ListOption = Annotated[
+    bool,
+    typer.Option("--list", help="print names of traces, networks, ... and exit", callback=list_names, is_eager=True),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
 RecordOption = Annotated[str, typer.Option("--out", metavar="FILE", help="keep the record here", callback=new_file)]

@@ -8,9 +8,12 @@ from penstock.cli.options import (
     AllReduceOption,
     DtypeOption,
     JsonOption,
+    ListOption,
     NetworkOption,
     PictureOption,
     TraceArgument,
+    complete_codecs,
+    complete_planners,
     parse_counts,
     split_list,
 )
@@ -26,10 +29,17 @@ if TYPE_CHECKING:
 def plan(
     trace: TraceArgument,
     network: NetworkOption,
-    planner: Annotated[str, typer.Option(help="naive, wfbp, single, threshold, greedy, exact, ...")] = "exact",
+    planner: Annotated[
+        str, typer.Option(help="naive, wfbp, single, threshold, greedy, exact, ...", autocompletion=complete_planners)
+    ] = "exact",
     workers: Annotated[int | None, typer.Option(help="world size; default: the network's", min=1)] = None,
     all_reduce: AllReduceOption = "",
-    codecs: Annotated[str, typer.Option(help="compressors to choose from, their curves in the network file")] = "",
+    codecs: Annotated[
+        str,
+        typer.Option(
+            help="compressors to choose from, their curves in the network file", autocompletion=complete_codecs
+        ),
+    ] = "",
     partitions: Annotated[str, typer.Option(help="numbers of pieces to choose from, with codecs")] = "1",
     bulk: Annotated[
         bool, typer.Option("--bulk", help="buckets in a row travel as one message where that pays")
@@ -39,6 +49,7 @@ def plan(
     out: Annotated[str, typer.Option(metavar="FILE", help="write the plan here")] = "",
     picture: PictureOption = "",
     perfetto: Annotated[str, typer.Option(metavar="FILE", help="write timelines as a Chrome trace")] = "",
+    names: ListOption = False,
     json: JsonOption = False,
 ) -> None:
     """Plan the messages of one iteration and predict its time.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, new_file
+from penstock.cli.options import JsonOption, complete_tasks, new_file
 
 if TYPE_CHECKING:
     from penstock.torch.profile import Profile
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="a name of the zoo, FILE.py:function or package.module:function")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="a name of the zoo, FILE.py:function or package.module:function",
+            autocompletion=complete_tasks,
+        ),
     ],
     out: Annotated[
         str, typer.Option(metavar="FILE", help="write the trace here (penstock-trace/1)", callback=new_file)

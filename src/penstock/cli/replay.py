@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, TraceArgument, new_file, parse_counts, split_list
+from penstock.cli.options import (
+    JsonOption,
+    TraceArgument,
+    complete_codecs,
+    complete_networks,
+    complete_planners,
+    complete_strategies,
+    new_file,
+    parse_counts,
+    split_list,
+)
 from penstock.cli.routes import check_routes
 
 if TYPE_CHECKING:
@@ -19,12 +29,25 @@ if TYPE_CHECKING:
 def replay(
     trace: TraceArgument,
     plan: Annotated[str, typer.Option(metavar="FILE", help="replay this penstock-plan/1 file")] = "",
-    planner: Annotated[str, typer.Option(help="or plan here, with these planners, for the measured network")] = "exact",
-    strategy: Annotated[str, typer.Option(help="all-reduces to choose from, when planning here")] = "native",
-    codecs: Annotated[str, typer.Option(help="compressors to choose from; joint and selective choose")] = "",
-    compressed: Annotated[str, typer.Option(help="all-reduces that carry what is compressed")] = "ring",
+    planner: Annotated[
+        str,
+        typer.Option(
+            help="or plan here, with these planners, for the measured network", autocompletion=complete_planners
+        ),
+    ] = "exact",
+    strategy: Annotated[
+        str, typer.Option(help="all-reduces to choose from, when planning here", autocompletion=complete_strategies)
+    ] = "native",
+    codecs: Annotated[
+        str, typer.Option(help="compressors to choose from; joint and selective choose", autocompletion=complete_codecs)
+    ] = "",
+    compressed: Annotated[
+        str, typer.Option(help="all-reduces that carry what is compressed", autocompletion=complete_strategies)
+    ] = "ring",
     partitions: Annotated[str, typer.Option(help="numbers of pieces to choose from, with codecs")] = "1",
-    network: Annotated[str, typer.Option(help="a network file or name; default: measured first")] = "",
+    network: Annotated[
+        str, typer.Option(help="a network file or name; default: measured first", autocompletion=complete_networks)
+    ] = "",
     iterations: Annotated[int, typer.Option(help="iterations of each plan, after one to warm up", min=1)] = 10,
     hosts: Annotated[int, typer.Option(help="start this many emulated hosts instead of joining workers", min=0)] = 0,
     rate: Annotated[str, typer.Option(help="of each emulated NIC")] = "1gbit",

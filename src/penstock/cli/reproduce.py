@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption
-from penstock.errors import PenstockError
+from penstock.cli.options import JsonOption, completing
+from penstock.errors import PenstockError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,12 @@ PAPERS = ("mg-wfbp", "gtop-k", "linear-pipeline", "hipress")
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="mg-wfbp, gtop-k, linear-pipeline, hipress or all")] = "all",
+    paper: Annotated[
+        str,
+        typer.Argument(
+            help="mg-wfbp, gtop-k, linear-pipeline, hipress or all", autocompletion=completing(lambda: (*PAPERS, "all"))
+        ),
+    ] = "all",
     trace: Annotated[str, typer.Option(metavar="FILE", help="the authors' GoogLeNet/K80 layers, for mg-wfbp")] = "",
     column: Annotated[str, typer.Option(help="which of the file's time columns to read")] = "tmpcomm",
     pictures: Annotated[str, typer.Option(metavar="FOLDER", help="redraw MG-WFBP's Fig. 1, 2, 10 and 11 there")] = "",
@@ -36,7 +41,8 @@ def reproduce(
     from penstock.cli.output import print_json
 
     if paper not in (*PAPERS, "all"):
-        raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all")
+        near = did_you_mean(paper, PAPERS)
+        raise PenstockError(f"no paper called {paper!r}; wanted one of {', '.join(PAPERS)} or all{near}")
     chosen = PAPERS if paper == "all" else (paper,)
     if trace and "mg-wfbp" not in chosen:
         raise PenstockError(f"--trace {trace} with {paper}: only mg-wfbp's claims need one; leave it out")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, did_you_mean
 
 
 def check_routes(routes: Iterable[str]) -> None:
@@ -15,7 +15,8 @@ def check_routes(routes: Iterable[str]) -> None:
         known = (*names("all_reduce"), *((*coded_only_names(), *sparse_names()) if route.codec else ()))
         name, _ = parse_strategy(route.strategy)
         if name not in known:
-            raise PlanError(f"no all-reduce strategy called {name!r}; wanted one of {', '.join(known)}")
+            near = did_you_mean(name, known)
+            raise PlanError(f"no all-reduce strategy called {name!r}; wanted one of {', '.join(known)}{near}")
         if route.codec:
             from penstock.codecs.registry import make_codec
 

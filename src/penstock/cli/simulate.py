@@ -8,9 +8,12 @@ from penstock.cli.options import (
     AllReduceOption,
     DtypeOption,
     JsonOption,
+    ListOption,
     NetworkOption,
     PictureOption,
     TraceArgument,
+    complete_codecs,
+    complete_planners,
     parse_counts,
     split_list,
 )
@@ -20,9 +23,13 @@ def simulate(
     trace: TraceArgument,
     network: NetworkOption,
     workers: Annotated[str, typer.Option(help="world sizes, such as 4,8,16")] = "4,8,16,32,64,128,256,512,1024,2048",
-    planners: Annotated[str, typer.Option(help="planners to compare")] = "wfbp,single,threshold,greedy,exact",
+    planners: Annotated[
+        str, typer.Option(help="planners to compare", autocompletion=complete_planners)
+    ] = "wfbp,single,threshold,greedy,exact",
     all_reduce: AllReduceOption = "ring",
-    codecs: Annotated[str, typer.Option(help="compressors that selective and joint choose from")] = "",
+    codecs: Annotated[
+        str, typer.Option(help="compressors that selective and joint choose from", autocompletion=complete_codecs)
+    ] = "",
     dtype: DtypeOption = "",
     jitter: Annotated[float, typer.Option(help="relative standard deviation of a worker's iteration")] = 0.0,
     straggler: Annotated[float, typer.Option(help="slow workers take this many times longer")] = 1.0,
@@ -30,6 +37,7 @@ def simulate(
     iterations: Annotated[int, typer.Option(help="iterations to average where workers vary")] = 20,
     seed: Annotated[int, typer.Option(help="of the jitter", min=0)] = 0,
     picture: PictureOption = "",
+    names: ListOption = False,
     json: JsonOption = False,
 ) -> None:
     """Simulate one iteration on every number of workers: speed-up and efficiency of each planner.

@@ -4,11 +4,23 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, new_folder
+from penstock.cli.options import (
+    JsonOption,
+    complete_codecs,
+    complete_planners,
+    complete_strategies,
+    complete_tasks,
+    new_folder,
+)
 
 
 def train(
-    task: Annotated[str, typer.Option(help="a name, FILE.py:function or package.module:function; default chars")] = "",
+    task: Annotated[
+        str,
+        typer.Option(
+            help="a name, FILE.py:function or package.module:function; default chars", autocompletion=complete_tasks
+        ),
+    ] = "",
     workers: Annotated[int | None, typer.Option(help="local workers to start; default 4", min=1)] = None,
     steps: Annotated[int | None, typer.Option(help="iterations in all; default 100", min=1)] = None,
     epochs: Annotated[float, typer.Option(help="or passes over the training data", min=0.0)] = 0.0,
@@ -16,7 +28,10 @@ def train(
         int | None, typer.Option(help="samples per worker and iteration; default the task's own", min=1)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="of weights and data; default 1", min=0)] = None,
-    codec: Annotated[str, typer.Option(help="compresses gradients: onebit, terngrad, ...; default none")] = "",
+    codec: Annotated[
+        str,
+        typer.Option(help="compresses gradients: onebit, terngrad, ...; default none", autocompletion=complete_codecs),
+    ] = "",
     density: Annotated[float, typer.Option(help="of a sparse codec: the part that is sent", min=0.0)] = 0.0,
     warmup: Annotated[str, typer.Option(help="densities before that: paper, dgc or 0.25,0.05")] = "",
     warmup_every: Annotated[int, typer.Option(help="iterations for each of them; default 1", min=0)] = 0,
@@ -27,8 +42,18 @@ def train(
     accumulate: Annotated[int | None, typer.Option(help="batches of each step; default 1", min=1)] = None,
     amp: Annotated[str, typer.Option(help="mixed precision: bf16, or fp16 with a gradient scaler")] = "",
     servers: Annotated[int, typer.Option(help="so many workers at the end only aggregate", min=0)] = 0,
-    planner: Annotated[str, typer.Option(help="exact, wfbp, ..., or stock: torch's own DDP; default exact")] = "",
-    strategy: Annotated[str, typer.Option(help="all-reduce of every bucket; default auto: the planner's choice")] = "",
+    planner: Annotated[
+        str,
+        typer.Option(
+            help="exact, wfbp, ..., or stock: torch's own DDP; default exact", autocompletion=complete_planners
+        ),
+    ] = "",
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="all-reduce of every bucket; default auto: the planner's choice", autocompletion=complete_strategies
+        ),
+    ] = "",
     network: Annotated[str, typer.Option(metavar="FILE", help="from `penstock measure`; default: measured")] = "",
     stock: Annotated[bool, typer.Option("--stock", help="the same as --planner stock")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="train with stock DDP first, and print both")] = False,

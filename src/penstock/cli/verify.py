@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption, PictureOption
+from penstock.cli.options import JsonOption, PictureOption, complete_strategies
 from penstock.errors import StrategyError
 
 if TYPE_CHECKING:
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 def verify(
     name: Annotated[
-        str, typer.Argument(help="a strategy, such as ring, or a penstock-program/1 .json; with --plan, a trace")
+        str,
+        typer.Argument(
+            help="a strategy, such as ring, or a penstock-program/1 .json; with --plan, a trace",
+            autocompletion=complete_strategies,
+        ),
     ] = "",
     workers: Annotated[int, typer.Option(help="world size", min=1)] = 4,
     operation: Annotated[

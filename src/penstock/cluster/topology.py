@@ -89,24 +89,25 @@ def slot_of(namespace: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+RATE_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 UNSHAPED = "none"
 SLOWEST, FASTEST = 10**5, 10**11  # bits per second; outside, the buckets of `building.py` make no sense
 
 
-def parse_rate(text: str) -> int | None:
-    """Return bits per second, or None for `none`, a link without a limit.
+def parse_rate(text: str, fastest: int = FASTEST) -> int | None:
+    """Return bits per second, or None for `none`, a link without a limit; `fastest` is the most that is taken.
 
     >>> parse_rate("2.5gbit")
     2500000000
     """
     if text.strip().lower() == UNSHAPED:
         return None
-    number, unit = _split(text, RATE_UNITS, f"rate {shorten(text)}: wanted a number and one of bit, kbit, mbit, gbit")
+    number, unit = _split(text, RATE_UNITS, f"rate {shorten(text)}: wanted a number and one of {', '.join(RATE_UNITS)}")
     bits_per_second = round(number * RATE_UNITS[unit])
-    if not SLOWEST <= bits_per_second <= FASTEST:
-        raise ClusterError(f"rate {shorten(text)}: wanted 100kbit to 100gbit, or none for no limit")
+    if not SLOWEST <= bits_per_second <= fastest:
+        most = f"{fastest // 10**9}gbit"
+        raise ClusterError(f"rate {shorten(text)}: wanted 100kbit to {most}, or none for no limit")
     return bits_per_second
 
 

@@ -171,6 +171,7 @@ def _compile(name: str, parameters: Mapping[str, float]) -> "Program":
         near = did_you_mean(name, codec_names())
         raise CodecError(f"codec {name!r}; wanted one of {', '.join(codec_names())}, or a path to a .cll file{near}")
     if parameters and (unknown := sorted(parameters.keys() - set(known := parameter_names(name)))):
-        raise CodecError(f"codec {name!r}: no parameter {unknown[0]!r}; wanted {', '.join(known) or 'none'}")
+        near = did_you_mean(unknown[0], known)
+        raise CodecError(f"codec {name!r}: no parameter {unknown[0]!r}; wanted {', '.join(known) or 'none'}{near}")
     with resources.as_file(resources.files("penstock.compll") / "algorithms" / f"{name}.cll") as path:
         return load_program(path, parameters)

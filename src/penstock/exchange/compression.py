@@ -11,7 +11,7 @@ strategy of ours.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from penstock.codecs.codec import Codec
 from penstock.codecs.low_rank import NAME as LOW_RANK
@@ -26,7 +26,7 @@ from penstock.codecs.registry import (
     parameter_names,
 )
 from penstock.codecs.spec import parse_spec, write_spec
-from penstock.errors import CodecError
+from penstock.errors import CodecError, did_you_mean
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
 from penstock.plan import Plan
@@ -53,7 +53,9 @@ AUTO_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
 _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
-Warmup = str | Sequence[float] | Schedule | None
+Warmup = Literal["paper", "dgc"] | Sequence[float] | Schedule | None
+ClipBy = Literal["model", "tensor"]
+Select = Literal["tensor", "bucket", "model"]
 Group = TypeVar("Group")
 
 
@@ -73,8 +75,8 @@ class Compression:
     nesterov: bool = False  # Nesterov's form of it
     momentum_masking: bool = True  # forget the velocity of what was sent
     clip: float | None = None  # what a rank adds to the average has at most norm clip / sqrt(ranks)
-    clip_by: Literal["model", "tensor"] = "model"  # the norm of all gradients together, or of each tensor
-    select: Literal["tensor", "bucket", "model"] = "tensor"  # what a sparse codec sends the largest entries of
+    clip_by: ClipBy = "model"  # the norm of all gradients together, or of each tensor
+    select: Select = "tensor"  # what a sparse codec sends the largest entries of
     candidates: Sequence[str] | None = None  # of codec="auto", the safest first; None: by the optimizer
 
     def __post_init__(self) -> None:
@@ -85,6 +87,22 @@ class Compression:
         kept = Momentum(self.momentum, self.nesterov, self.momentum_masking, self.clip, self.clip_by)
         warmup = self.warmup, self.warmup_every
         return make_scheme(self.codec, self.density, *warmup, self.dense_below, kept, self.select, self.candidates)
+
+
+class CompressionOptions(TypedDict, total=False):
+    """The fields of a `Compression` as keywords of a wrapper, for type checkers; `codec` is one of its own."""
+
+    density: float | None
+    warmup: Warmup
+    warmup_every: int
+    dense_below: int
+    momentum: float
+    nesterov: bool
+    momentum_masking: bool
+    clip: float | None
+    clip_by: ClipBy
+    select: Select
+    candidates: Sequence[str] | None
 
 
 def from_options(kind: type[Group], given: Group | None, name: str, options: dict[str, Any]) -> Group:
@@ -324,18 +342,23 @@ def is_safe_for_adam(codec: str) -> bool:
     return name == "blocks" and parameters.get("bits", 4) >= 4
 
 
+def codec_choices() -> tuple[str, ...]:
+    """Return every name that may be asked for."""
+    return tuple(dict.fromkeys((AUTO, LOW_RANK, *codec_names(), *SPARSE)))
+
+
 def check_known(codec: str) -> None:
     """Refuse an unknown codec; the error names those that there are, each with its parameters."""
     name, _ = parse_spec(codec)
-    known = (AUTO, LOW_RANK, *codec_names(), *SPARSE, *SPARSE_CODECS)
+    known = (*codec_choices(), *SPARSE_CODECS)
     if name.endswith(".cll") or is_object(codec) or name.replace("-", "_") in known:
         return
     shipped = [f"{each}({', '.join(parameter_names(each))})".removesuffix("()") for each in codec_names()]
     sparse = [f"{each}({', '.join(_SETTINGS)})" for each in SPARSE if each not in codec_names()]
     others = [*sparse, f"{LOW_RANK}(rank, rounds)", AUTO]
     raise CodecError(
-        f"codec {codec!r}; wanted one of {', '.join([*shipped, *others])}, or a path to a .cll file; "
-        "parameters are written as in terngrad(bitwidth=2)"
+        f"codec {codec!r}; wanted one of {', '.join([*shipped, *others])}, or a path to a .cll file; parameters are "
+        f"written as in terngrad(bitwidth=2){did_you_mean(name, known)}"
     )
 
 
@@ -350,7 +373,8 @@ def _settings(codec: str, density: float | None) -> dict[str, float]:
     """Return what a sparse exchange is told, in its own text or beside it."""
     _, settings = parse_spec(codec)
     if unknown := sorted(settings.keys() - set(_SETTINGS)):
-        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted {' or '.join(_SETTINGS)}")
+        near = did_you_mean(unknown[0], _SETTINGS)
+        raise CodecError(f"codec {codec!r}: no parameter {unknown[0]!r}; wanted {' or '.join(_SETTINGS)}{near}")
     if density is not None and settings.get("density", density) != density:
         raise CodecError(f"codec {codec!r} and density={density!r}; wanted one density")
     return {"density": DENSITY if density is None else density} | settings

@@ -152,7 +152,7 @@ class Exchange:
     # What is sent how
 
     def follow(self, plan: Plan, network: Network | None = None) -> None:
-        """Use the plan's routes from now on; make buckets anew.
+        """Use the plan's routes from now on; make buckets again.
 
         `network`, where it was measured, is the same on all ranks: linear pipelines take the block size best on it.
         """
@@ -167,14 +167,14 @@ class Exchange:
         self.send_others_by(nbytes.most_common(1)[0][0] if nbytes else self._otherwise)
 
     def send_others_by(self, route: Route) -> None:
-        """Send what no plan names by one route from now on; make buckets anew."""
+        """Send what no plan names by one route from now on; make buckets again."""
         self._otherwise = route
         self.version += 1
 
     def bucket(self, names: Sequence[str], sizes: Sequence[int], dtype: str = "float32") -> ResolvedBucket:
         """Return a bucket of these parameters, in this order, with so many elements each, for `start`.
 
-        Make it once and start it in every iteration; make it anew when `version` changes.
+        Make it once and start it in every iteration; make it again when `version` changes.
         """
         routes = [self._routes.get(name, self._otherwise) if self._encodes else Route(NATIVE) for name in names]
         if dtype in self._without_native:
@@ -431,7 +431,7 @@ class Exchange:
         return by_route(self.used)
 
     def state_dict(self) -> State:
-        """Return what this rank still owes, by parameter, for a checkpoint; call it between iterations."""
+        """Return what this rank has not sent yet, by parameter, for a checkpoint; call it between iterations."""
         return self.memory.state_dict(self.rank, self.world_size)
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:

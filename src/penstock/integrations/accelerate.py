@@ -12,12 +12,14 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-import torch
-from accelerate import Accelerator as HuggingFaceAccelerator
-from accelerate.utils import DistributedType, DynamoBackend, compile_regions
-from torch import nn
+from penstock.errors import PlanError, naming_extra
 
-from penstock.errors import PlanError
+with naming_extra():
+    import torch
+    from accelerate import Accelerator as HuggingFaceAccelerator
+    from accelerate.utils import DistributedType, DynamoBackend, compile_regions
+    from torch import nn
+
 from penstock.integrations.exchange_files import FOLDER, load_exchange, save_exchange, wrapper_in
 from penstock.torch.ddp import DistributedDataParallel
 
@@ -25,10 +27,14 @@ WRAPPED_BY_TORCH = (DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)  # whe
 
 
 class Accelerator(HuggingFaceAccelerator):  # type: ignore[misc]  # Accelerate has no types
-    """Accelerate's class; options of `penstock.torch.DistributedDataParallel` are taken in `wrapper_options`.
+    """Accelerate's class, which wraps models in `penstock.torch.DistributedDataParallel`.
 
-    codec is short for `wrapper_options={"codec": ...}`. Arguments of stock DDP go through Accelerate's
-    `DistributedDataParallelKwargs`, as before.
+    Args:
+        *arguments: Accelerate's own, by position.
+        codec: Short for `wrapper_options={"codec": ...}`.
+        wrapper_options: Options of our wrapper. Arguments of stock DDP go through Accelerate's
+            `DistributedDataParallelKwargs`, as before.
+        **options: Accelerate's own.
     """
 
     def __init__(
@@ -42,6 +48,10 @@ def use_penstock(accelerator: HuggingFaceAccelerator, **wrapper_options: Any) ->
     """Have an accelerator that exists wrap models in our DistributedDataParallel, and save what that keeps.
 
     For accelerators that another library makes; call it before `prepare`.
+
+    Args:
+        accelerator: The accelerator.
+        **wrapper_options: Options of `penstock.torch.DistributedDataParallel`.
     """
     prepare = accelerator.prepare_model
     accelerator.prepare_model = MethodType(partial(_prepare_model, prepare, wrapper_options), accelerator)

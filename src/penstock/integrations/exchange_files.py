@@ -15,10 +15,12 @@ from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from penstock.errors import FormatError, naming_extra
 
-from penstock.errors import FormatError
+with naming_extra():
+    import torch
+    import torch.distributed as dist
+
 from penstock.torch.ddp import DistributedDataParallel
 from penstock.torch.state_file import parse_state, write_state
 

@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch import Trainer as LightningTrainer
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from torch import nn
+from penstock.errors import PlanError, naming_extra
 
-from penstock.errors import PlanError
+with naming_extra():
+    import torch
+    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import Trainer as LightningTrainer
+    from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+    from torch import nn
+
 from penstock.integrations.exchange_files import take_over, wrapper_in
 from penstock.integrations.metrics import metrics
 from penstock.torch.ddp import DistributedDataParallel
@@ -82,7 +84,15 @@ def _beside(checkpoint: object, rank: int, world_size: int) -> str:
 
 
 class Trainer(LightningTrainer):
-    """Lightning's Trainer, with our strategy where it would take DDP; codec and wrapper_options are the wrapper's."""
+    """Lightning's Trainer, with our strategy where it would take DDP.
+
+    Args:
+        *arguments: Lightning's own, by position.
+        strategy: Lightning's; `auto` and `ddp` are replaced by `penstock`.
+        codec: Short for `wrapper_options={"codec": ...}`.
+        wrapper_options: Options of `penstock.torch.DistributedDataParallel`.
+        **options: Lightning's own.
+    """
 
     def __init__(
         self,

@@ -9,7 +9,10 @@ for step, batch in enumerate(data):
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from torch import nn
+from penstock.errors import naming_extra
+
+with naming_extra():
+    from torch import nn
 
 from penstock.integrations.exchange_files import wrapper_in
 from penstock.torch.ddp import DistributedDataParallel

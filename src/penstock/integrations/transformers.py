@@ -11,8 +11,11 @@ Trainers of other libraries: `class MyTrainer(PenstockTrainer, SFTTrainer)`.
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import Trainer as HuggingFaceTrainer
-from transformers import TrainingArguments as HuggingFaceArguments
+from penstock.errors import naming_extra
+
+with naming_extra():
+    from transformers import Trainer as HuggingFaceTrainer
+    from transformers import TrainingArguments as HuggingFaceArguments
 
 from penstock.integrations.accelerate import use_penstock
 from penstock.integrations.exchange_files import load_exchange, save_exchange, wrapper_in
@@ -34,7 +37,10 @@ class TrainingArguments(HuggingFaceArguments):
 class PenstockTrainer:
     """What a Trainer of any kind needs to train through our wrapper; put it before the Trainer's class.
 
-    wrapper_options: options of `penstock.torch.DistributedDataParallel`; a `codec` in the arguments is one of them.
+    Args:
+        *arguments: The Trainer's own, by position.
+        wrapper_options: Options of `penstock.torch.DistributedDataParallel`, beside a `codec` in the arguments.
+        **options: The Trainer's own.
     """
 
     def __init__(self, *arguments: Any, wrapper_options: dict[str, Any] | None = None, **options: Any) -> None:

@@ -9,12 +9,15 @@ parameters = pk.broadcast(parameters)                # rank 0's
 
 from typing import Any
 
-import jax
 import numpy as np
+
+from penstock.errors import PlanError, naming_extra
+
+with naming_extra():
+    import jax
 
 from penstock.adaptor import current
 from penstock.adaptor.current import init, is_initialized, local_rank, local_size, rank, size
-from penstock.errors import PlanError
 from penstock.exchange.compression import Compression
 from penstock.exchange.traffic import Traffic
 from penstock.jax.average import AverageState, GradientAverage, made, redistribute_states

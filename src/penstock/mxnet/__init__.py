@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 if "bool" not in vars(np):  # numpy 1.24 to 1.26 have no such name, which MXNet reads when it is imported
     vars(np)["bool"] = bool
 
-import mxnet as mx
-from mxnet import gluon
+from penstock.errors import MismatchError, PlanError, naming_extra
+
+with naming_extra():
+    import mxnet as mx
+    from mxnet import gluon
 
 from penstock.adaptor import current
 from penstock.adaptor.current import (
@@ -47,7 +50,6 @@ from penstock.adaptor.current import (
     take_options,
 )
 from penstock.adaptor.session import Gradient, Session
-from penstock.errors import MismatchError, PlanError
 from penstock.exchange import compression as exchange_compression
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypedDict, TypeVar
 
 from penstock.errors import PlanError, did_you_mean
 from penstock.exchange.compression import AUTO, COMPRESSED_ONLY, SPARSE_STRATEGIES
@@ -17,6 +17,7 @@ from penstock.trace import Trace, load_trace
 
 WARMUP = 1  # profiled iterations that do not count: memory and connections are new
 File = str | os.PathLike[str]
+PlannerName = Literal["naive", "wfbp", "single", "threshold", "greedy", "exact", "selective", "joint"]
 Value = TypeVar("Value", Network, Trace, Plan)
 
 
@@ -27,7 +28,7 @@ class Planning:
     Bad values raise `PlanError` when a wrapper takes it, misspelt names `TypeError`.
     """
 
-    planner: str = "exact"  # naive, wfbp, single, threshold, greedy, exact, selective or joint
+    planner: PlannerName = "exact"  # naive, wfbp, single, threshold, greedy, exact, selective or joint
     strategy: str = "auto"  # "native": the engine's own all-reduce; a strategy's name; "auto": chosen for each bucket
     network: Network | File | None = None  # value or file, of as many ranks; None: measure
     trace: Trace | File | None = None  # value or file, of this model; None: profile
@@ -57,6 +58,20 @@ class Planning:
         )
         settings.check()
         return settings
+
+
+class PlanningOptions(TypedDict, total=False):
+    """The fields of a `Planning` as keywords of a wrapper, for type checkers; each wrapper has its own `strategy`."""
+
+    planner: PlannerName
+    network: Network | File | None
+    trace: Trace | File | None
+    plan: Plan | File | None
+    measurements: File | bool | None
+    measure_seconds: float
+    profile_iterations: int
+    replan_drift: float
+    bulk: bool
 
 
 def _loaded(given: Value | File | None, load: Callable[[File], Value]) -> Value | None:

@@ -71,7 +71,7 @@ def _run(run: FoundRun) -> dict[str, Any]:
         "steps": thinned(document["steps"], every),
         "steps_every": every,
         "timeline": timeline,
-        "timeline_about": _timeline_about(document["timeline"], timeline),
+        "timeline_about": _timeline_about(document["timeline"], timeline) + _queued_about(run.record),
     }
 
 
@@ -95,6 +95,18 @@ def _timeline_about(whole: Mapping[str, Any], kept: Mapping[str, Sequence[Any]])
             cut = f" (the first {len(spans)} of {len(whole[how])} spans)" if len(spans) < len(whole[how]) else ""
             parts.append(f"{how} {1e3 * ends:.4g} ms{cut}")
     return f"One iteration: {', '.join(parts)}."
+
+
+QUEUED = (
+    " This run computed on a GPU. Computation was timed there; compressed messages were queued there by the host, and "
+    "their measured spans say when the host queued them, not when they travelled."
+)
+
+
+def _queued_about(record: RunRecord) -> str:
+    """Return what spans of a GPU's run do not say: the host does not wait for messages that are queued on a device."""
+    measured = record.measured is not None and any(span.lane != COMPUTE for span in record.measured.spans)
+    return QUEUED if measured and record.codec is not None and record.device.startswith("NVIDIA") else ""
 
 
 def _versions(runs: Sequence[FoundRun]) -> str:

@@ -23,8 +23,8 @@ from penstock.runtime.transport import DeathError, Notes, Transport
 
 LONGEST_SECONDS = 2.0  # for reading notes
 SHARE = 0.1  # of the timeout, for reading notes
-SILENT = "left no word: it died, hangs, or has ended"
-SEVERAL = "left no word: which of them died, hangs, or has ended cannot be told from here"
+SILENT = "did not answer: it died, hangs, or has ended"
+SEVERAL = "did not answer: which of them died, hangs, or has ended cannot be told from here"
 STILL_CONNECTED = (  # what a timeout says, and what it does not
     "no connection was closed, so it may also live and make fewer calls (fewer batches, or no_sync on some ranks only)"
 )

@@ -19,6 +19,11 @@ gradients are still computed. docs/frameworks.md says what is supported.
 
 from typing import Any
 
+from penstock.errors import naming_extra
+
+with naming_extra():
+    import tensorflow  # noqa: F401
+
 from penstock.adaptor.current import (
     Average,
     Compression,

@@ -6,7 +6,7 @@ Names are imported when they are first used: profiling alone needs neither numba
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import what_to_install
+from penstock.errors import naming_extra
 
 if TYPE_CHECKING:
     from penstock.exchange.compression import Compression
@@ -48,9 +48,5 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with naming_extra():
         return getattr(import_module(f"penstock.{_HOME[name]}"), name)
-    except ModuleNotFoundError as error:
-        if not (complaint := what_to_install(error)):
-            raise
-        raise ImportError(f"penstock.torch.{name}: {complaint}", name=error.name) from None

@@ -50,7 +50,7 @@ class Wrapper(Protocol):
     module: torch.nn.Module
 
     def exchange_state_dict(self) -> dict[str, Any]:
-        """Return what this rank still owes of each gradient."""
+        """Return what this rank has not sent yet of each gradient."""
 
     def load_exchange_state_dict(self, states: list[Mapping[str, Any]]) -> None:
         """Take over from the states of all ranks of an earlier run."""
@@ -64,9 +64,16 @@ class Checkpoints:
             ...
             checkpoints.save(step + 1)
 
-    Weights, buffers and what `others` holds are rank 0's; residuals are every rank's own, and are dealt out anew where
-    the number of ranks has changed, so that their sum stays. All ranks must see the folder. Files have no pickle in
-    them and are compared with their digests; the two newest checkpoints are kept.
+    Weights, buffers and what `others` holds are rank 0's; residuals are every rank's own, and are shared out again
+    where the number of ranks has changed, so that their sum stays. All ranks must see the folder. Files have no pickle
+    in them and are compared with their digests; the two newest checkpoints are kept.
+
+    Args:
+        folder: Where checkpoints are written, one folder each; it must be one that all ranks see.
+        model: The wrapped model.
+        group: The ranks of the wrapper, where they are not all; None: all ranks.
+        **others: What else belongs to a run, by name: anything with `state_dict` and `load_state_dict`, such as
+            `optimizer=optimizer`.
     """
 
     def __init__(
@@ -76,7 +83,6 @@ class Checkpoints:
         group: dist.ProcessGroup | None = None,
         **others: Stateful,
     ) -> None:
-        """`group`: the ranks of the wrapper, where they are not all; `others`: what else belongs to a run, by name."""
         self.folder, self._model, self._others, self._group = Path(folder), model, others, group
 
     def save(self, step: int) -> Path:

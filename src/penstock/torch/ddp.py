@@ -8,23 +8,23 @@ while the backward pass is profiled; then the network is measured, rank 0 plans,
 between two iterations. `wrapper_planning.py` does that; here is what a training script sees.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
 from penstock.codecs.codec import Codec
-from penstock.errors import PlanError
-from penstock.exchange.compression import AUTO, Compression, from_options
+from penstock.errors import PlanError, did_you_mean
+from penstock.exchange.compression import AUTO, Compression, CompressionOptions, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan
-from penstock.planning.planning import Decision, Planning, Settings
+from penstock.planning.planning import Decision, Planning, PlanningOptions, Settings
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
@@ -37,7 +37,32 @@ from penstock.torch.wrapper_planning import WrapperPlanning, compile_ahead
 if TYPE_CHECKING:
     from penstock.torch.servers import ParameterServers
 
-_TORCH_SIGNATURE = inspect.signature(TorchDDP.__init__)
+_TORCH_SIGNATURE = signature(TorchDDP.__init__)
+
+
+class WrapperOptions(CompressionOptions, PlanningOptions, total=False):
+    """Keywords of the wrapper, for type checkers: fields of `Compression` and `Planning`, and torch's own arguments."""
+
+    strategy: str
+    device_ids: Sequence[int | torch.device] | None
+    output_device: int | torch.device | None
+    dim: int
+    broadcast_buffers: bool | None
+    init_sync: bool
+    process_group: dist.ProcessGroup | None
+    bucket_cap_mb: float | None
+    find_unused_parameters: bool
+    check_reduction: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    delay_all_reduce_named_params: Sequence[tuple[str, torch.nn.Parameter]] | None
+    param_to_hook_all_reduce: torch.nn.Parameter | None
+    mixed_precision: Any
+    device_mesh: Any
+    skip_all_reduce_unused_params: bool
+    bucket_cap_mb_list: list[int] | None
+    batched_grad_copy: bool
+    forward_sync_buffers: bool | None
 
 
 class DistributedDataParallel(TorchDDP):
@@ -45,16 +70,24 @@ class DistributedDataParallel(TorchDDP):
 
     One has another default: `gradient_as_bucket_view=True`, since it saves a copy of all gradients and its time (not
     around another wrapper).
-    compression: a `Compression`: codec, density, warm-up, momentum, clipping; `codec="onebit"` is short for
-    `compression=Compression(codec="onebit")`. A codec compresses every bucket, with error feedback: onebit,
-    terngrad(bitwidth=2), ..., or a sparse exchange, gtopk or topk; with planner selective or joint those buckets where
-    it pays, and in how many pieces; `auto` compresses where that is predicted to pay, and `explain` says which and why.
-    planning: a `Planning`: planner, strategy, and files that replace measuring, profiling and planning.
-    The fields of both are taken as keywords too: `density=0.01`, `planner="single"`.
-    on_nonfinite: what a compressed gradient with NaN or infinity does, on all ranks: raise, or skip, for steps that a
-    gradient scaler skips; with `grad_scaler`, skip, and residuals follow its scale.
-    engine: what carries gradients: None, the process group; `mpi`, MPI beside it, where mpirun started the ranks.
-    servers: `ParameterServers`, ranks that only aggregate; the wrapper is of the others.
+
+    Args:
+        module: The model to train, whole on every rank.
+        *arguments: torch's arguments by position: `device_ids`, `output_device`, ...
+        compression: How gradients are compressed: codec, density, warm-up, momentum, clipping.
+        codec: Short for `compression=Compression(codec=...)`. A codec compresses every bucket, with error feedback:
+            `blocks(bits=4)`, `onebit`, ..., or a sparse exchange, `gtopk` or `topk`. With planner `selective` or
+            `joint` it compresses the buckets where that pays, in as many pieces as that takes. `auto` chooses the codec
+            too, and compresses only where that is predicted to pay; `explain` says which and why.
+        planning: How messages are planned: planner, strategy, and files that replace measuring, profiling and planning.
+        on_nonfinite: What a compressed gradient with NaN or infinity does, on all ranks: raise `NonFiniteError`, or
+            skip the step, as gradient scalers do.
+        grad_scaler: The scaler of the training loop: steps that it skips are skipped, and residuals follow its scale.
+        engine: What carries gradients: None is the process group; `mpi` is MPI beside it, where mpirun started the
+            ranks.
+        servers: Ranks that only aggregate; the wrapper is of the others.
+        **keywords: Fields of `Compression` and `Planning` by themselves (`density=0.01`, `planner="single"`), and
+            torch's arguments (`find_unused_parameters=True`).
     """
 
     def __init__(
@@ -64,13 +97,13 @@ class DistributedDataParallel(TorchDDP):
         compression: Compression | None = None,
         codec: str | Codec | None = None,
         planning: Planning | None = None,
-        on_nonfinite: str = "raise",
+        on_nonfinite: Literal["raise", "skip"] = "raise",
         grad_scaler: Scaler | None = None,
-        engine: str | None = None,
+        engine: Literal["mpi"] | None = None,
         servers: "ParameterServers | None" = None,
-        **options: Any,
+        **keywords: Unpack[WrapperOptions],
     ) -> None:
-        options |= {} if codec is None else {"codec": codec}
+        options: dict[str, Any] = {**keywords} | ({} if codec is None else {"codec": codec})
         asked = from_options(Compression, compression, "compression", options)
         settings = from_options(Planning, planning, "planning", options).settings(engine)
         check_engine(engine)
@@ -80,6 +113,7 @@ class DistributedDataParallel(TorchDDP):
         scheme.check_strategy(settings.strategy)
         scheme.check_planner(settings.planner)
         memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
+        _refuse_unknown(options)
         bound = _TORCH_SIGNATURE.bind(self, module, *arguments, **options)  # a TypeError is what torch's would be
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
@@ -201,8 +235,10 @@ class DistributedDataParallel(TorchDDP):
         return self.plan.timeline if self.plan else None
 
     def measured_timeline(self) -> Timeline | None:
-        """Return what the last iteration took on this rank: forward, backward, and communication, in buckets where
-        they are known; None before the first one is over."""
+        """Return what the last iteration took on this rank: forward, backward, communication; None before the first.
+
+        Communication is told by bucket where buckets are known.
+        """
         return self._planning.measured_timeline()
 
     def record_instructions(self, on: bool = True) -> None:
@@ -233,7 +269,7 @@ class DistributedDataParallel(TorchDDP):
         return self._planning.memory
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes of each parameter's gradient; call it between iterations, on every rank.
+        """Return what of each parameter's gradient this rank has not sent yet; call it between two iterations.
 
         It belongs into a checkpoint beside the model and the optimizer. Every rank has its own.
         """
@@ -291,6 +327,14 @@ def _with_servers(
         )
     options["process_group"] = servers.workers
     return replace(settings, strategy=servers.strategy)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise what torch would for a misspelt keyword, with the nearest name."""
+    for name in options:
+        if name not in _TORCH_SIGNATURE.parameters:
+            near = did_you_mean(name, [*WrapperOptions.__annotations__, *signature(DistributedDataParallel).parameters])
+            raise TypeError(f"DistributedDataParallel() got an unexpected keyword argument {name!r}{near}")
 
 
 def _group_of(options: Mapping[str, Any]) -> dist.ProcessGroup | None:

@@ -11,7 +11,7 @@ and Open MPI grants it.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ from penstock.runtime.transport.c10d import C10dTransport, group_timeout
 from penstock.runtime.transport.meeting import MARGIN_SECONDS, within
 from penstock.torch.collective_errors import GroupRanks, together
 
-MPI = "mpi"
+MPI: Final = "mpi"
 HALF = (torch.float16, torch.bfloat16)  # MPI has no sums of these
 
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from penstock.codecs.codec import Codec
 from penstock.codecs.graphs import urgent_stream
 from penstock.errors import CodecError, PlanError
-from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme, from_options
+from penstock.exchange.compression import AUTO, NATIVE, Compression, CompressionOptions, Scheme, from_options
 from penstock.exchange.exchange import Exchange, ResolvedBucket
 from penstock.exchange.parameter_state import Scaler
 from penstock.exchange.state import State
@@ -92,7 +92,7 @@ def _all_reduced(
 class NativeAverage:
     """The communication hook where torch averages buckets by itself over gloo: a rank that is gone is named.
 
-    Without a hook the error of a lost connection comes out of `backward()` as gloo has it: an address, and no rank.
+    Without a hook `backward()` raises the error of a lost connection as gloo has it: an address, and no rank.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -305,7 +305,7 @@ class BucketSender:
         return self.exchange.traffic()
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes, by parameter; call it between iterations."""
+        """Return what this rank has not sent yet, by parameter; call it between iterations."""
         return self.exchange.state_dict()
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:
@@ -325,24 +325,36 @@ def comm_hook(
     *,
     compression: Compression | None = None,
     module: torch.nn.Module | None = None,
-    on_nonfinite: str = "raise",
+    on_nonfinite: Literal["raise", "skip"] = "raise",
     grad_scaler: Scaler | None = None,
     find_unused_parameters: bool = False,
     process_group: dist.ProcessGroup | None = None,
-    engine: str | None = None,
+    engine: Literal["mpi"] | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
-    **options: Any,
+    **keywords: Unpack[CompressionOptions],
 ) -> tuple["BucketSender | LateSender", Hook]:
     """Return what torch's own wrapper takes: `ddp.register_comm_hook(*comm_hook("ring"))`.
 
     Every rank must call this at the same time, as it makes a process group; before there is a default one, everything
-    waits until the first bucket comes. `strategy` carries every bucket, and
-    `codec` compresses it, with error feedback; they, `compression`, the fields of that, and `engine` mean what they do
-    in `DistributedDataParallel`. The first of the two values has `exchange_state_dict`, `load_exchange_state_dict` and
-    `bytes_sent`; with `module` the state names parameters as it does, otherwise by the order in which torch brings
-    them. Say `find_unused_parameters` and `process_group` where the wrapper does. timeout_seconds: of one message.
+    waits until the first bucket arrives. The first of the two values has `exchange_state_dict`,
+    `load_exchange_state_dict` and `bytes_sent`.
+
+    Args:
+        strategy: The all-reduce of every bucket; `auto` is the engine's own without a codec, and the codec's first
+            strategy with one.
+        codec: What compresses every bucket, with error feedback; None: nothing does.
+        compression: The codec with its settings, as in `DistributedDataParallel`.
+        module: The module inside the wrapper. States then name parameters as it does, otherwise by the order in which
+            torch hands them over.
+        on_nonfinite: What a compressed gradient with NaN or infinity does, on all ranks: raise or skip.
+        grad_scaler: The scaler of the training loop, whose scale residuals follow.
+        find_unused_parameters: What the wrapper was given.
+        process_group: What the wrapper was given; None: all ranks.
+        engine: What carries gradients: None is the process group, `mpi` is MPI beside it.
+        timeout_seconds: How long one message may take.
+        **keywords: Fields of `Compression` by themselves, such as `density=0.01`.
     """
-    options |= {} if codec is None else {"codec": codec}
+    options: dict[str, Any] = {**keywords} | ({} if codec is None else {"codec": codec})
     scheme = from_options(Compression, compression, "compression", options).scheme()
     if options:
         raise TypeError(f"comm_hook() got an unexpected keyword argument {next(iter(options))!r}")
@@ -398,7 +410,7 @@ class LateSender:
         return self.sender.bytes_sent() if self._sender is not None else Traffic(0, 0)
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes, by parameter; call it between iterations."""
+        """Return what this rank has not sent yet, by parameter; call it between iterations."""
         return self.sender.exchange_state_dict()
 
     def load_exchange_state_dict(self, states: list[Mapping[str, object]]) -> None:

@@ -25,14 +25,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import ParamsT
+from penstock.errors import CodecError, naming_extra
+
+with naming_extra():
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+    from torch.optim.optimizer import ParamsT
 
 from penstock.codecs.registry import SPARSE_CODECS, is_low_rank, make_codec
 from penstock.codecs.spec import parse_spec
-from penstock.errors import CodecError
 from penstock.exchange.compression import AUTO, check_known
 from penstock.torch.ddp import DistributedDataParallel
 from penstock.torch.fsdp.sharding import ShardedModule
@@ -50,15 +52,25 @@ Parts = Sequence[tuple[str, torch.Tensor]]  # gradients of a bucket by name, fla
 class CompressedAdamW(torch.optim.AdamW):
     """torch's AdamW for a wrapper with a codec; without `ddp`, or where that has no codec, torch's to the bit.
 
-    ddp: the wrapper, or the module of `fully_shard_with`, whose gradients it steps with. All parameters that it
-    averages must be in this optimizer.
-    warmup_steps: steps before momentum is exchanged, 10% to 20% of all and not fewer than the learning rate rises for.
-    warmup_codec: what carries gradients until then instead of the wrapper's codec; None: nothing is compressed.
-    max_norm: once momentum is exchanged, each rank's own gradient is clipped to this norm before it goes into its
-    momentum; every tensor by itself, to its part of the norm by the second moment, so that buckets wait for no others.
+    Gradients are added up inside of `no_sync` only: after a synchronised pass `grad` holds momentum.
     `clip_grad_norm_` after the backward pass clips gradients while warming up, and momentum after that.
 
-    Gradients are added up inside of `no_sync` only: after a synchronised pass `grad` holds momentum.
+    Args:
+        params: Parameters or groups of them, as torch's AdamW takes them.
+        lr: The learning rate.
+        betas: How slowly the first and the second moment follow gradients.
+        eps: What is added to the root of the second moment.
+        weight_decay: The part of each weight that a step takes away, times the learning rate.
+        ddp: The wrapper, or the module of `fully_shard_with`, whose gradients it steps with. All parameters that it
+            averages must be in this optimizer.
+        warmup_steps: Steps before momentum is exchanged: 10% to 20% of all, and not fewer than the learning rate rises
+            for.
+        warmup_codec: What carries gradients until then instead of the wrapper's codec; None: nothing is compressed.
+        max_norm: Once momentum is exchanged, each rank's own gradient is clipped to this norm before it goes into its
+            momentum; every tensor by itself, to its part of the norm by the second moment, so that buckets wait for no
+            others.
+        **options: Other arguments of torch's AdamW; with a codec, not `amsgrad`, `maximize`, `fused`,
+            `capturable` or `differentiable`.
     """
 
     def __init__(
@@ -246,7 +258,7 @@ class Moments:
         return longer.clamp_min(1.0)
 
     def begin(self) -> None:
-        """Forget what gradients owe: from now on momentum is exchanged, in other units."""
+        """Forget the residuals of gradients: from now on momentum is exchanged, in other units."""
         self._memory.residuals.multiply(0.0)
 
     def forget(self) -> None:

@@ -24,19 +24,19 @@ host memory. Schedulers take `bsp.optimizers`, one or one for each layer, and ar
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 
 from penstock.adaptor.world import World
 from penstock.codecs.codec import Codec
-from penstock.errors import PlanError
-from penstock.exchange.compression import Compression
+from penstock.errors import PlanError, did_you_mean
+from penstock.exchange.compression import Compression, CompressionOptions
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan
-from penstock.planning.planning import Decision, Planning
+from penstock.planning.planning import Decision, Planning, PlanningOptions
 from penstock.run_record import RouteUse
 from penstock.runtime.connect import GLOO
 from penstock.runtime.launch import Place
@@ -56,20 +56,37 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 OPERATIONS = ("reduce", "broadcast", "all_reduce")
 
 
-class BulkSynchronous(torch.nn.Module):
-    """A module that is trained by one of the algorithms above; `make_optimizer` is called per layer where layered.
+class SplitOptions(CompressionOptions, PlanningOptions, total=False):
+    """Keywords of `algorithm="split"`, for type checkers: fields of `Compression` and `Planning`."""
 
-    engine: what carries messages: None, gloo; `mpi`, MPI beside the process group, where mpirun started the ranks.
-    compression, codec, planning, and the fields of a `Compression` and a `Planning` as keywords, are for `split`, and
-    mean what they do in `DistributedDataParallel`. It plans where it is given a planner, network or trace, and follows
-    a plan; it cannot plan again (`replan_drift`).
+
+class BulkSynchronous(torch.nn.Module):
+    """A module that is trained by one of the algorithms of Wang et al., or by `split`, which overlaps more.
+
+    `split` plans where it is given a planner, network or trace, and follows a plan; it cannot plan again
+    (`replan_drift`).
+
+    Args:
+        module: The model to train, whole on every rank, in host memory.
+        make_optimizer: Called with parameters, returns their optimizer: once for each layer by `layers` and `split`,
+            once in all by the others.
+        algorithm: How gradients and weights travel.
+        strategy: The collective that carries them; empty: chosen.
+        resync_every: Steps between two broadcasts of rank 0's weights, by `all_reduce`.
+        process_group: The ranks that train together; None: all ranks.
+        compression: How gradients are compressed, by `split`, as in `DistributedDataParallel`.
+        codec: Short for `compression=Compression(codec=...)`.
+        planning: How messages are planned, by `split`.
+        engine: What carries messages: None is gloo; `mpi` is MPI beside the process group, where mpirun started the
+            ranks.
+        **keywords: Fields of `Compression` and `Planning` by themselves, for `split`.
     """
 
     def __init__(
         self,
         module: torch.nn.Module,
         make_optimizer: MakeOptimizer,
-        algorithm: str = "split",
+        algorithm: Literal["reduce_broadcast", "all_reduce", "layers", "split"] = "split",
         strategy: str = "",
         resync_every: int = 5,
         process_group: dist.ProcessGroup | None = None,
@@ -77,20 +94,22 @@ class BulkSynchronous(torch.nn.Module):
         compression: Compression | None = None,
         codec: str | Codec | None = None,
         planning: Planning | None = None,
-        engine: str | None = None,
-        **options: Any,
+        engine: Literal["mpi"] | None = None,
+        **keywords: Unpack[SplitOptions],
     ) -> None:
         super().__init__()
         given = {"compression": compression, "codec": codec, "planning": planning}
-        options |= {name: value for name, value in given.items() if value is not None}
+        options: dict[str, Any] = {**keywords} | {name: value for name, value in given.items() if value is not None}
         if algorithm not in ALGORITHMS:
-            raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}")
+            near = did_you_mean(algorithm, ALGORITHMS)
+            raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}{near}")
         if options and algorithm != "split":
             raise PlanError(f"{next(iter(options))}= with algorithm {algorithm!r}; wanted 'split', or leave it out")
         known = sorted({name for operation in OPERATIONS for name in names(operation)})
         known += ALL_REDUCES if algorithm == "split" else ()  # perhaps with options behind the name
         if strategy and strategy.partition("(")[0] not in known:
-            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(dict.fromkeys(known))}")
+            near = did_you_mean(strategy, known)
+            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(dict.fromkeys(known))}{near}")
         if resync_every < 1:
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
         check_engine(engine)
@@ -180,7 +199,7 @@ class BulkSynchronous(torch.nn.Module):
         return self._session.routes_used()
 
     def exchange_state_dict(self) -> State:
-        """Return what this rank still owes of each parameter's gradient, once the last step is finished.
+        """Return what this rank has not sent yet of each parameter's gradient, once the last step is finished.
 
         It belongs into a checkpoint beside the model and the optimizers. Every rank has its own.
         """

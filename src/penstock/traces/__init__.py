@@ -23,7 +23,8 @@ def load_shipped(name: str) -> Trace:
     """Return the shipped trace called `name`; `bert-base` and `BERT-base` mean `bert_base`."""
     found = _shipped_name(name)
     if found is None:
-        raise TraceError(f"no shipped trace is called {name!r}; wanted one of {', '.join(shipped())}")
+        near = did_you_mean(name, shipped())
+        raise TraceError(f"no shipped trace is called {name!r}; wanted one of {', '.join(shipped())}{near}")
     file = files(__name__) / f"{found}.json"
     return parse_json(file.read_text(encoding="utf-8"), str(file), FORMAT, trace_from_fields)
 

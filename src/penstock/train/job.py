@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from penstock.errors import TrainError, shorten
+from penstock.errors import TrainError, did_you_mean, shorten
 from penstock.fields import Fields, write_json
 from penstock.network import Network, network_document, network_from_fields
 from penstock.plan import Plan, plan_document, plan_from_fields
@@ -17,7 +17,7 @@ from penstock.torch.saved_folder import Head, newest_whole, read_head, write_dig
 from penstock.trace import Trace, trace_document, trace_from_fields
 
 if TYPE_CHECKING:
-    from penstock.exchange.compression import Compression
+    from penstock.exchange.compression import Compression, Warmup
 
 STOCK = "stock"  # planner of torch's own DistributedDataParallel
 AUTO = "auto"
@@ -95,7 +95,7 @@ class Job:
         """What the wrapper is asked to compress by."""
         from penstock.exchange.compression import Compression  # with all codecs, which `penstock --help` does not need
 
-        warmup = self.warmup_spec, self.warmup_every or 1
+        warmup = cast("Warmup", self.warmup_spec), self.warmup_every or 1
         momentum, clip = (self.momentum, self.clip or None) if self.codec else (0.0, None)
         sent = self.codec or None, self.density or None, *warmup, self.dense_below
         return Compression(*sent, momentum=momentum, clip=clip)
@@ -166,7 +166,8 @@ class Job:
         if (
             parse_strategy(self.strategy)[0] not in known and not self.codec
         ):  # sparse codecs have strategies of their own
-            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}")
+            near = did_you_mean(self.strategy, known)
+            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}{near}")
         if self.density and not 0 < self.density <= 1:
             raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")
         if self.density and not self.codec:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,12 @@ from penstock.exchange.traffic import Traffic
 from penstock.network import Network
 from penstock.plan import Plan
 from penstock.planning.observed import measured_timeline
+from penstock.planning.planning import PlannerName, Planning
 from penstock.run_record import RouteUse
 from penstock.runtime.transport import ring_nbytes
 from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
-from penstock.torch import ParameterServers, Planning
+from penstock.torch import ParameterServers
 from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import together
 from penstock.trace import Trace
@@ -120,9 +121,13 @@ def _planned(
         module,
         compression=job.compression,
         planning=Planning(
-            job.planner, job.all_reduce, network=job.network or None, plan=plan, profile_iterations=PROFILED
+            cast(PlannerName, job.planner),
+            job.all_reduce,
+            network=job.network or None,
+            plan=plan,
+            profile_iterations=PROFILED,
         ),
-        engine=job.engine if job.engine == MPI else None,
+        engine="mpi" if job.engine == MPI else None,
         grad_scaler=scaler,
         servers=servers,
         **options,

@@ -118,7 +118,7 @@ def _broken(where: str, shown_by: str, error: Exception) -> TaskError:
 def module_task(module: nn.Module, name: str, input_shape: tuple[int, ...]) -> RandomTask:
     """Return a task that runs `module` on random tensors; its loss is the mean of its outputs."""
     if not input_shape:
-        wanted = "a penstock.zoo.Task, or for `penstock profile` --input-shape, without the batch: 3,224,224"
+        wanted = "a penstock.zoo.Task, or where a verb takes it --input-shape, without the batch: 3,224,224"
         raise TaskError(f"{name} returned a bare module; wanted {wanted}")
 
     def make_batch(batch: int, device: torch.device) -> tuple[Tensor, Tensor]:

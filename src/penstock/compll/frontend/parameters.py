@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.compll.ir import Expr, Parameter, Program
 from penstock.compll.types import SCALARS, Kind, Scalar
-from penstock.errors import CodecError
+from penstock.errors import CodecError, did_you_mean
 
 if TYPE_CHECKING:  # a program taken from the cache needs no parser
     from penstock.compll.frontend import syntax
@@ -31,7 +31,8 @@ def specialise(tree: "syntax.Tree", chosen: Mapping[str, int | float]) -> dict[s
     for name in chosen:
         if name not in parameters:
             known = ", ".join(parameters) or "none"
-            raise CodecError(f"{tree.source.path}: unknown parameter {name!r}; its parameters: {known}")
+            near = did_you_mean(name, parameters)
+            raise CodecError(f"{tree.source.path}: unknown parameter {name!r}; its parameters: {known}{near}")
     return parameters
 
 

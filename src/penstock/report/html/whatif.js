@@ -115,33 +115,68 @@ class WhatIf {
 
   chart(width) {
     const x = { domain: [1, 2048], scale: log2Scale, label: "workers" };
-    const chart = frame(width, 300, x, { domain: [0, 1], format: (v) => `${Math.round(100 * v)} %` }, "scaling efficiency against workers, predicted");
+    const chart = frame(width, CHART_HEIGHT, x, { domain: [0, 1], format: (v) => `${Math.round(100 * v)} %` }, "scaling efficiency against workers, predicted");
     const at = chart.x(this.workers.value);
     chart.plot.append(svg("line", { class: "marker", x1: at, x2: at, y1: chart.y(0), y2: chart.y(1) }));
     const counts = [...new Set([...CHART_WORKERS, this.workers.value])].sort((a, b) => a - b);
-    this.lines.forEach((line, index) => {
-      const points = counts.map((p) => [p, whatIfRow(this.model, this.network, line, p)]);
-      const path = pathThrough(points.map(([p, row]) => [p, row ? row.efficiency : null]), chart.x, chart.y);
+    const drawn = this.lines.map((line, index) => {
+      const rows = counts.map((p) => [p, whatIfRow(this.model, this.network, line, p)]);
+      const points = rows.map(([p, row]) => [p, row ? row.efficiency : null]);
+      const path = pathThrough(points, chart.x, chart.y);
       chart.plot.append(svg("path", { class: "curve predicted", d: path, stroke: colourOf(index), "stroke-dasharray": dashOf(index) }));
+      return points.filter(([, value]) => value !== null).map(([p, value]) => [chart.x(p), chart.y(value)]);
     });
-    chart.plot.append(...this.measuredDots(chart));
+    chart.plot.append(...this.measuredDots(chart, drawn, width));
     return chart.root;
   }
 
   // What the runs really reached, at their own number of workers; faint where the sliders left the measured network.
-  measuredDots(chart) {
+  measuredDots(chart, curves, width) {
     const here = this.latency.fitted && this.rate.fitted;
     const kind = here ? "measured-dot" : "measured-dot faint";
-    let lowest = -Infinity; // labels of dots that lie close together are moved apart
+    const taken = []; // boxes of labels
     return [...this.subject.measured].sort((a, b) => b.efficiency - a.efficiency).flatMap(({ name, workers, efficiency }) => {
-      const at = { x: chart.x(workers), y: chart.y(efficiency) };
-      lowest = Math.max(at.y, lowest + 13);
-      return [
-        svg("circle", { class: kind, cx: at.x, cy: at.y, r: 4.5 }),
-        svg("text", { class: kind, x: at.x + 9, y: lowest, dy: "0.32em" }, `${name}, measured: ${formatPercent(efficiency)}`),
-      ];
+      const dot = { x: chart.x(workers), y: chart.y(efficiency) };
+      const text = `${name}, measured: ${formatPercent(efficiency)}`;
+      const box = placeLabel(dot, LETTER * text.length, curves, taken, width);
+      const near = box && Math.abs(box.y + LABEL_HEIGHT / 2 - dot.y) < LABEL_HEIGHT;
+      const circle = svg("circle", { class: kind, cx: dot.x, cy: dot.y, r: 4.5 }, svg("title", {}, text));
+      if (!box) return [circle]; // the table of methods has it
+      taken.push(box);
+      const middle = box.y + LABEL_HEIGHT / 2;
+      const side = box.x > dot.x ? box.x - 3 : box.x + box.width + 3;
+      const leader = near ? [] : [svg("line", { class: "leader", x1: dot.x, y1: dot.y, x2: side, y2: middle })];
+      return [...leader, circle, svg("text", { class: kind, x: box.x, y: middle, dy: "0.32em" }, text)];
     });
   }
+}
+
+const CHART_HEIGHT = 300, LABEL_HEIGHT = 15, LETTER = 7.2; // pixels; a letter is not wider on average
+
+// The place nearest to a dot where a label of this width meets no curve, no other label and no edge; null: nowhere.
+function placeLabel(dot, wide, curves, taken, width) {
+  const rows = [];
+  for (let y = MARGIN.top; y + LABEL_HEIGHT < CHART_HEIGHT - MARGIN.bottom; y += 3) rows.push(y);
+  const columns = [dot.x + 9, dot.x - 9 - wide].filter((x) => x > MARGIN.left && x + wide < width - MARGIN.right);
+  const boxes = columns.flatMap((x) => rows.map((y) => ({ x, y, width: wide, height: LABEL_HEIGHT })));
+  const far = (box) => Math.abs(box.y + LABEL_HEIGHT / 2 - dot.y) + (box.x < dot.x ? 1 : 0);
+  const free = (box) => !taken.some((other) => meet(box, other)) && !curves.some((points) => crosses(box, points));
+  return boxes.sort((a, b) => far(a) - far(b)).find(free) || null;
+}
+
+function meet(a, b) {
+  return a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height;
+}
+
+// Whether a line through points enters a box, looked at every two pixels.
+function crosses(box, points) {
+  const inside = (x, y) => meet(box, { x: x - 2, y: y - 2, width: 4, height: 4 });
+  return points.slice(1).some(([x, y], index) => {
+    const [fromX, fromY] = points[index];
+    const steps = Math.ceil(Math.hypot(x - fromX, y - fromY) / 2) || 1;
+    return Array.from({ length: steps + 1 }, (_, at) => at / steps).some((part) =>
+      inside(fromX + part * (x - fromX), fromY + part * (y - fromY)));
+  });
 }
 
 function whatIfTable(lines, rows) {

@@ -66,8 +66,8 @@ def _silent(store: Any, rank: int, world_size: int, error: RuntimeError) -> Exce
     silent = within(3 * MARGIN_SECONDS, ask)
     text = str(error).splitlines()[0]
     if len(silent) == 1:
-        return ConnectionError(f"{text}; rank {silent[0]} left no word: it died, hangs, or has ended")
-    return ConnectionError(f"{text}; which rank is not known: all had come, and {len(silent)} left no word since")
+        return ConnectionError(f"{text}; rank {silent[0]} did not answer: it died, hangs, or has ended")
+    return ConnectionError(f"{text}; which rank is not known: all had joined, and {len(silent)} did not answer since")
 
 
 def wait_for_all(store: Any, rank: int, world_size: int, timeout: timedelta) -> None:

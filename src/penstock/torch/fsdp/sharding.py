@@ -98,7 +98,7 @@ class ShardedModule:
         return _held(self).averages.replicas
 
     def exchange_state_dict(self) -> State:
-        """Return what all replicas still owe, as DTensors, for `torch.distributed.checkpoint.save`.
+        """Return what all replicas have not sent yet, as DTensors, for `torch.distributed.checkpoint.save`.
 
         Call it between iterations, on every rank.
         """
@@ -151,13 +151,21 @@ def fully_shard_with(
 ) -> Any:
     """Shard a module over the second dimension of a mesh, and average its gradients over the first; return the module.
 
-    mesh: two named dimensions, replicas by shards, as torch's own HSDP takes it. All its ranks must call this.
-    layers: modules inside that are sharded by themselves: a class, several, or a function of name and module. Those
-    that were sharded before (by `fully_shard(layer, mesh=mesh["shard"])`) stay as they are.
-    codec, compression, planning, on_nonfinite, grad_scaler: as in `DistributedDataParallel`, fields of `Compression`
-    and `Planning` as keywords too. Without any of codec, compression and planning, every group of parameters is
-    averaged as in torch's own HSDP, to the bit, but while the backward pass goes on.
-    Other keywords are torch's, of `fully_shard`, for all modules that are sharded here.
+    Without any of codec, compression and planning, every group of parameters is averaged as in torch's own HSDP, to the
+    bit, but while the backward pass goes on.
+
+    Args:
+        module: The model to shard.
+        mesh: Two named dimensions, replicas by shards, as torch's own HSDP takes it. All its ranks must call this.
+        codec: What compresses gradients between replicas, as in `DistributedDataParallel`.
+        compression: The codec with its settings.
+        planning: How messages between replicas are planned.
+        layers: Modules inside that are sharded by themselves: a class, several, or a function of name and module. Those
+            that were sharded before (by `fully_shard(layer, mesh=mesh["shard"])`) stay as they are.
+        on_nonfinite: What a compressed gradient with NaN or infinity does, on all ranks: raise or skip.
+        grad_scaler: The scaler of the training loop, whose scale residuals follow.
+        **options: Fields of `Compression` and `Planning` by themselves, and torch's own, of `fully_shard`, for all
+            modules that are sharded here.
     """
     asks = codec is not None or compression is not None or planning is not None
     options |= {} if codec is None else {"codec": codec}
