@@ -43,6 +43,7 @@ from penstock.torch.buckets import (
     sending_order,
 )
 from penstock.torch.checkpoint import TorchMemory
+from penstock.torch.clocks import synchronise
 from penstock.torch.collective_errors import GroupRanks, raise_device_failure, together
 from penstock.torch.engines import engine_of
 from penstock.torch.profile import Profiler, gradient_sizes
@@ -438,6 +439,7 @@ class WrapperPlanning:
         """Note what the last iteration took; change plans when the next one's turn comes, and keep the fastest."""
         assert self._decision is not None
         before = race.current
+        synchronise(self._device)  # its queue may be iterations behind
         race.note(perf_counter() - self._started[-1])
         if not race.is_over:
             if race.current != before:
