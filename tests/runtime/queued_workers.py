@@ -19,6 +19,7 @@ from penstock.strategies import Options, build_compressed
 DEVICE = torch.device("cpu")
 PARTS = [0, 300, 300, 4800, 4903]
 NUMEL = PARTS[-1]
+_FACTORS = (1, 3, 1, 2, 4, 1)  # how large buckets are: what one writes must not be what another still reads
 
 
 def both_routes(rank, cases, steps=2):
@@ -41,16 +42,19 @@ def several_buckets(rank, spec, strategy, together, count=4, orders=None):
     one was through, and how many groups of messages were started. `orders`: of the buckets, in each step."""
     codec, messages = make_codec(spec, rank, defers_nonfinite_check=True), CountedMessages(dist.group.WORLD)
     form = codec.on_device(DEVICE)
-    options = Options(block_numel=NUMEL, ranks_per_node=2)
-    program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
-    ready = prepare_queued(program, rank, codec, form, batches, messages)
-    buckets, residuals = ([torch.zeros(NUMEL) for _ in range(count)] for _ in range(2))
+    sizes = [[part * factor for part in PARTS] for factor in _FACTORS[:count]]
+    ready = []
+    for parts in sizes:
+        options = Options(block_numel=parts[-1], ranks_per_node=2)
+        program, batches = build_compressed(strategy, dist.get_world_size(), parts, options)
+        ready.append(prepare_queued(program, rank, codec, form, batches, messages))
+    buckets, residuals = ([torch.zeros(parts[-1]) for parts in sizes] for _ in range(2))
     through = []
     for step, order in enumerate(orders or [range(count)] * 2):
         for number in order:
             data, residual = buckets[number], residuals[number]
-            data.copy_(gradients(rank, 10 * step + number))
-            ready.run(data, step, 60.0, residual=residual, scale=0.25)
+            data.copy_(gradients(rank, 10 * step + number, len(data)))
+            ready[number].run(data, step, 60.0, residual=residual, scale=0.25)
             messages.behind(lambda number=number: through.append(number))
             if not together:
                 messages.land()

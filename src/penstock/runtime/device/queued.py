@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +35,7 @@ import torch
 from penstock.codecs.codec import Codec
 from penstock.codecs.payload_block import Look, Piece, QueuedForm
 from penstock.errors import StrategyError
-from penstock.program import DATA, Instruction, Op, Program, Slice
+from penstock.program import Instruction, Op, Program, Slice
 from penstock.runtime.device.coded import numbered
 from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import Round, rounds, widen
@@ -86,12 +86,12 @@ class Stage:
     calls: Sequence[Any]  # of `Messages`; the last stage has none
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Room:
     """Memory for payloads that several buckets use, one after the other."""
 
     name: tuple[int, int]  # the same on all ranks: how many there are, and which of them it is
-    memory: torch.Tensor
+    memory: torch.Tensor  # as much as the largest bucket needs that came so far
 
 
 class Flight:
@@ -126,12 +126,8 @@ def prepare_queued(
         if one.op is Op.NATIVE or (one.op is Op.MERGE and one.write is not None and one.write.buffer in encoded):
             raise StrategyError(f"{program.strategy}: {one} on the device; send it over gloo or MPI")
     digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
-    layouts = [lay_out(wide.part(each), _ITEMSIZE, codec.max_nbytes, batches) for each in range(wide.world_size)]
-    ordered = steps_of_all(wide)
-    rooms = max(  # of all ranks, which must queue alike
-        rooms_needed(own, each, layout) for own, each, layout in zip(wide.ranks, ordered, layouts, strict=True)
-    )
-    return Queued(wide, rank, form, messages, layouts[rank], ordered[rank], rooms, digest)
+    layout = lay_out(wide.part(rank), _ITEMSIZE, codec.max_nbytes, batches)
+    return Queued(wide, rank, form, messages, layout, steps_of_all(wide)[rank], digest)
 
 
 def steps_of_all(program: Program) -> list[tuple[Step, ...]]:
@@ -172,33 +168,6 @@ def _together(instructions: Sequence[Instruction], indices: Sequence[int]) -> It
         yield Step(op, chosen)
 
 
-def rooms_needed(instructions: Sequence[Instruction], steps: Sequence[Step], layout: Layout) -> int:
-    """Return after how many buckets a room for payloads may be used again.
-
-    With each bucket, all that are on their way queue a stage: kernels, the oldest bucket's first, then messages as one
-    group. A byte that is first written in stage w and last used in stage u is free for the bucket that comes u - w
-    later if a kernel uses it last, which stands before that bucket's; if a message does, for the next one.
-
-    Parameter servers need one room. In a ring, finished sums are passed on from round to round and decoded at the end.
-    """
-    spans, stage = list[tuple[int, int, int, int]](), 0  # bytes, stage of a write (else -1), and 2 stage + is a message
-    for step in steps:
-        for index in step.indices:
-            for slice_, written in ((instructions[index].write, stage), (instructions[index].read, -1)):
-                if slice_ is not None and slice_.buffer != DATA:
-                    place = layout.place(slice_)
-                    spans.append((place.start, place.stop, written, 2 * stage + (step.op is Op.SEND)))
-        stage += step.op is Op.SEND
-    edges = sorted({edge for start, stop, *_ in spans for edge in (start, stop)})
-    needed = 1
-    for low, high in pairwise(edges):
-        here = [(written, moment) for start, stop, written, moment in spans if start <= low and high <= stop]
-        first = min((written for written, _ in here if written >= 0), default=0)
-        last = max((moment for _, moment in here), default=0)
-        needed = max(needed, (last + 1) // 2 - first)
-    return needed
-
-
 class Bindings:
     """Programs on the memory of buckets. Those of buckets that come no more are let go, with memory on the device.
 
@@ -206,8 +175,10 @@ class Bindings:
     holds them, their residuals and messages. A bucket that still comes does so at least once in as many runs as there
     are bindings.
 
-    Payloads lie in rooms that buckets take in turn, as many as their program needs (`rooms_needed`). What is queued for
-    a bucket in a room stands in the stream behind all that the one before it did there.
+    Payloads lie in rooms that buckets take in turn, as many as their program has rounds. With each bucket, all that are
+    on their way queue a stage, the oldest first: when a room's turn comes again, the bucket that was there has been
+    decoded. A byte of a bucket may be free before; but buckets have different sizes, and what one has sent may lie
+    where a smaller one has yet to send.
     """
 
     def __init__(self) -> None:
@@ -220,9 +191,10 @@ class Bindings:
         """Return memory for the payloads of the next bucket that is bound, one of `rooms` in turn."""
         name = rooms, self._given[rooms] % rooms
         self._given[rooms] += 1
-        if name not in self._rooms or self._rooms[name].memory.numel() < nbytes:
-            self._rooms[name] = Room(name, torch.zeros(nbytes, dtype=torch.uint8, device=device))
-        return self._rooms[name]
+        room = self._rooms.setdefault(name, Room(name, torch.zeros(0, dtype=torch.uint8, device=device)))
+        if room.memory.numel() < nbytes:  # buckets that were bound to less are bound again
+            room.memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        return room
 
     def __len__(self) -> int:
         return len(self._bound)
@@ -231,6 +203,8 @@ class Bindings:
         """Return what is bound under a key, made where there is nothing; forget what is no longer used."""
         self._runs += 1
         bound = self._bound[key][0] if key in self._bound else make()
+        if bound.is_outgrown:
+            bound = bound.anew()
         self._bound[key] = bound, self._runs
         for old in [each for each, (_, run) in self._bound.items() if self._runs - run > len(self._bound)]:
             self._bound.pop(old)[0].settle()
@@ -249,13 +223,13 @@ class Queued:
 
     def __init__(
         self, program: Program, rank: int, form: QueuedForm, messages: Messages, layout: Layout,
-        steps: Sequence[Step], rooms: int, digest: str,
+        steps: Sequence[Step], digest: str,
     ) -> None:  # fmt: skip
         assert layout.batches is not None
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
         self.part = program.part(rank)
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
-        self.rooms, self.rounds = rooms, sum(step.op is Op.SEND for step in steps)
+        self.rounds = sum(step.op is Op.SEND for step in steps)
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
 
     def run(
@@ -285,7 +259,7 @@ class Queued:
         bound.settle()
         if scale != 1.0:
             data.mul_(scale)
-        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))), self.rooms)
+        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))), self.rounds)
 
     def was_sent_nan(self, data: torch.Tensor) -> bool:
         """Say nothing: whether a sum is NaN is heard of through the codec, when the bucket comes again."""
@@ -296,7 +270,7 @@ class Queued:
             (id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()),
             self.messages.bindings,
         )
-        room = partial(bindings.room, self.rooms, self.layout.nbytes, data.device)
+        room = partial(bindings.room, max(1, self.rounds), self.layout.nbytes, data.device)
         return bindings.use(key, lambda: _Bound(self, data, residual, room()))
 
 
@@ -305,6 +279,7 @@ class _Bound:
 
     def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: Room) -> None:
         self._owner, self._bucket, self._residual, self._room = owner, bucket, residual, room
+        self._memory = room.memory
         self._instructions = owner.program.ranks[owner.rank]
         self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
         self._ordinals = numbered(owner.layout)
@@ -312,6 +287,16 @@ class _Bound:
         self._seed = [0]  # of what is encoded in this run; no work refers to `self`, which dies when it is let go
         self._sent_nbytes = 0
         self._stages = [*self._make_stages()]
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether its room has other memory by now."""
+        return self._memory is not self._room.memory
+
+    def anew(self) -> "_Bound":
+        """Return the same on the room's memory of now; one that is not used is not kept."""
+        self.settle()
+        return _Bound(self._owner, self._bucket, self._residual, self._room)
 
     def fly(self, seed: int) -> Flight:
         """Return a run of everything; `seed`: what encoders start their random numbers from."""
@@ -375,16 +360,14 @@ class _Bound:
     def _encoding(self, ones: Sequence[Instruction]) -> Work:
         pieces, places = self._pieces(ones)
         ordinals = [self._ordinals[piece] for piece in pieces]
-        encode = self._owner.form.queued_encoder(
-            self._bucket, self._residual, self._room.memory, pieces, places, ordinals
-        )
+        encode = self._owner.form.queued_encoder(self._bucket, self._residual, self._memory, pieces, places, ordinals)
         seed = self._seed
         return lambda: encode(seed[0])
 
     def _decoding(self, steps: Sequence[Step]) -> Work:
         found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
         adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
-        return self._owner.form.queued_decoder(self._bucket, self._room.memory, found[0][0], places, adds)
+        return self._owner.form.queued_decoder(self._bucket, self._memory, found[0][0], places, adds)
 
     def _pieces(self, ones: Sequence[Instruction]) -> tuple[list[Piece], list[int]]:
         """Return the pieces that instructions code, and the first byte of each payload."""
@@ -413,7 +396,7 @@ class _Bound:
     def _bytes(self, slice_: Slice | None) -> torch.Tensor:
         assert slice_ is not None
         place = self._owner.layout.place(slice_)
-        return (self._bucket.view(torch.uint8) if place.in_data else self._room.memory)[place.start : place.stop]
+        return (self._bucket.view(torch.uint8) if place.in_data else self._memory)[place.start : place.stop]
 
 
 class _Outcome:
