@@ -115,7 +115,7 @@ def _size(row: Row, name: str) -> float:
 def elastic_text(record: Record) -> str:
     """Return what became of training in each round of ranks that die and come back."""
     cells = [_round_cells(row) for row in record["rows"]]
-    columns = ("round", "ranks", "steps", "owed", "lost of an element", "loss, last by first", "until two save", "good")
+    columns = ("round", "ranks", "steps", "unsent", "lost of an element", "loss, last by first", "until two save", "good")
     return f"{markdown_rows(columns, cells)}\n\n{_origin(record)}"
 
 
@@ -123,7 +123,7 @@ def _round_cells(row: Row) -> tuple[str, ...]:
     if "ranks" not in row:
         return str(row["seed"]), *[""] * 6, "**no**"
     ranks, seconds = ", ".join(map(str, row["ranks"])), f"{row['until_fewer_save_seconds']:.0f} s"
-    numbers = f"{row['owed']:.2g}", f"{row['lost']:.1g}", f"{row['loss']:.2f}"
+    numbers = f"{row['unsent']:.2g}", f"{row['lost']:.1g}", f"{row['loss']:.2f}"
     return str(row["seed"]), ranks, str(row["last_step"]), *numbers, seconds, "yes" if row["good"] else "**no**"
 
 

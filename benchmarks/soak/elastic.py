@@ -212,7 +212,7 @@ def judge(notes: Sequence[Note], codes: Sequence[int]) -> dict[str, Any]:
         "starts": len(loads),
         "checkpoints": len(saves),
         "last_step": saves[-1]["step"],
-        "owed": mass,  # the most at any load, summed over elements and ranks
+        "unsent": mass,  # the most at any load, summed over elements and ranks
         "lost": lost,  # the most of any element at any load
         "loss": fall,  # the last checkpoint's by the first's
     }

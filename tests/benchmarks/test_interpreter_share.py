@@ -3,6 +3,7 @@ import numpy as np
 from interpreter_share import ShareJob, _job, claims, watched
 from penstock.exchange.compression import Compression
 from penstock.exchange.exchange import Exchange
+from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from runtime.threads import run_ranks
 
@@ -11,7 +12,8 @@ def test_kernels_are_told_from_the_walk_and_actions_are_counted():
     """A ring on two ranks: nine instructions for each of three buckets, and as many waits as messages."""
 
     def work(transport):
-        exchange = Exchange(Communicator(transport, timeout_seconds=60), Compression("onebit"))
+        communicator, ring = Communicator(transport, timeout_seconds=60), Route("ring", "onebit")
+        exchange = Exchange(communicator, Compression("onebit"), route=ring)
         buckets = [exchange.bucket([f"t{i}"], [1 << 18]) for i in range(3)]
         values = [np.ones(1 << 18, np.float32) for _ in buckets]
 

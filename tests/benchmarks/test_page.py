@@ -172,9 +172,10 @@ def test_records_of_training_on_cpus_stand_behind_the_others_with_what_was_asked
     save_record(make_record("train", rows), folder / "results" / "cpu" / "a.json")
     records = load_records(folder / "results")
     assert list(records)[:2] == ["train.json", "cpu/a.json"]
-    text = make_page(records, "results", {})
+    text = make_page(records, "results", {}, most_rows=0)
     assert f"- **toy, {NATIVE} over ddp, times as fast: 0.5**, wanted at least 1: missed by 50%" in text
     assert "[cpu/a.json](results/cpu/a.json)" in text
+    assert "Targets met: 0 of 1. [2 records, all rows]" in make_page(records, "results", {})
 
 
 NATIVE = "penstock-exact-native"

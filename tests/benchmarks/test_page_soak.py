@@ -49,7 +49,7 @@ def test_iterations_that_are_missing_and_quantities_that_grow_stand_out():
 
 
 def test_a_round_that_came_to_no_end_is_a_row_too():
-    good = {"seed": 1, "ranks": [3, 2, 3], "last_step": 90, "owed": 0.5, "lost": 1e-9, "loss": 0.25, "good": True}
+    good = {"seed": 1, "ranks": [3, 2, 3], "last_step": 90, "unsent": 0.5, "lost": 1e-9, "loss": 0.25, "good": True}
     rows = [good | {"until_fewer_save_seconds": 61.0}, {"seed": 2, "good": False, "said": "no checkpoint"}]
     text = page_soak.elastic_text(ORIGIN | {"rows": rows})
     assert "| 1 | 3, 2, 3 | 90 | 0.5 | 1e-09 | 0.25 | 61 s | yes |" in text

@@ -170,7 +170,8 @@ def test_the_background_process_compiles_what_it_is_told_and_says_so(compiled, m
 @pytest.mark.parametrize(
     "route", [ONEBIT, Route("gtopk", "sparse(density=0.01)"), Route("hierarchical(outer=ring)", "onebit")]
 )
-def test_a_rehearsal_calls_every_kernel_that_the_all_reduce_does(route, monkeypatch):
+def test_a_rehearsal_calls_every_kernel_that_training_does(route, monkeypatch):
+    from penstock.codecs.feedback import PutOff
     from penstock.codecs.registry import make_codec
     from penstock.compll.backends.numba.backend import NumbaKernels
     from penstock.runtime.communicator import Communicator
@@ -181,9 +182,15 @@ def test_a_rehearsal_calls_every_kernel_that_the_all_reduce_does(route, monkeypa
     monkeypatch.setattr(NumbaKernels, "kernel", lambda self, kind: called.add(kind) or kernel(self, kind))
     rehearse(route)
     rehearsed, _ = set(called), called.clear()
-    codec = make_codec(route.codec)
     if not route.strategy.startswith("hierarchical"):
-        run_ranks(4, lambda one: Communicator(one).all_reduce(np.ones(4096, np.float32), route.strategy, codec))
+
+        def train(transport):
+            communicator, codec = Communicator(transport), make_codec(route.codec)
+            residual = PutOff(np.zeros(4096, np.float32))
+            for _ in range(3):
+                communicator.all_reduce(np.ones(4096, np.float32), route.strategy, codec, residual)
+
+        run_ranks(4, train)
     assert called <= rehearsed
 
 

@@ -72,6 +72,7 @@ class PlanningOptions(TypedDict, total=False):
     profile_iterations: int
     replan_drift: float
     bulk: bool
+    race: bool
 
 
 def _loaded(given: Value | File | None, load: Callable[[File], Value]) -> Value | None:

@@ -243,11 +243,16 @@ def _in_words(has_dense: bool, sparse: Sequence[str]) -> str:
 def call_python(function: Any, given: Sequence[Any], dtypes: Sequence[Any], stateful: bool = True) -> list[Any]:
     """Return what a function of arrays makes of tensors, in a graph or not; AutoGraph leaves the function as it is."""
     if tf.executing_eagerly():
-        results = function(*(np.asarray(each) for each in map(tf.convert_to_tensor, given)))
+        results = function(*map(_array, map(tf.convert_to_tensor, given)))
         results = results if isinstance(results, list | tuple) else [results]
         return [tf.convert_to_tensor(each, dtype) for each, dtype in zip(results, dtypes, strict=True)]
     found = tf.numpy_function(plain(function), list(given), list(dtypes), stateful=stateful)
     return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _array(tensor: Any) -> Array:
+    """Return a tensor's memory; a bfloat16 without dimensions is no array to numpy."""
+    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
 
 
 def _names(variables: Sequence[Any]) -> list[str]:

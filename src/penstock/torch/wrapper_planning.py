@@ -440,7 +440,8 @@ class WrapperPlanning:
         assert self._decision is not None
         before = race.current
         synchronise(self._device)  # its queue may be iterations behind
-        race.note(perf_counter() - self._started[-1])
+        if self._started:  # not after a pass inside of `no_sync`
+            race.note(perf_counter() - self._started[-1])
         if not race.is_over:
             if race.current != before:
                 self._adopt(replace(self._decision, plan=race.current))
