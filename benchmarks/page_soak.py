@@ -115,7 +115,7 @@ def _size(row: Row, name: str) -> float:
 def elastic_text(record: Record) -> str:
     """Return what became of training in each round of ranks that die and come back."""
     cells = [_round_cells(row) for row in record["rows"]]
-    columns = ("round", "ranks", "steps", "unsent", "lost of an element", "loss, last by first", "until two save", "good")
+    columns = ("round", "ranks", "steps", "unsent", "lost of any", "loss, last by first", "until two save", "good")
     return f"{markdown_rows(columns, cells)}\n\n{_origin(record)}"
 
 

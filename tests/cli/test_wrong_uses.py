@@ -61,7 +61,7 @@ CHOICES = {
     "measure --strategies best": "no all-reduce strategy called 'best'",
     "measure --codecs best": "codec 'best'; wanted one of",
     "train --codec blcks": "terngrad(bitwidth=2) (did you mean 'blocks'?)",
-    "train --codec blocks(bit=4)": "no parameter 'bit'; wanted bits, block, feedback, stochastic (did you mean 'bits'?)",
+    "train --codec blocks(bit=4)": "wanted bits, block, feedback, stochastic (did you mean 'bits'?)",
     "train --codec gtopk(densty=0.1)": "no parameter 'densty'; wanted density or value_bits (did you mean 'density'?)",
     "train --planner exat": "(did you mean 'exact'?)",
     "train --strategy rng": "(did you mean 'ring'?)",

@@ -65,7 +65,7 @@ def test_a_bare_module_is_trained_on_random_tensors_of_the_shape_given():
         ("resnet51", (), "no task called 'resnet51'; wanted one of chars, chars_gpt, digits, bert_base, "),
         ("resnet20", (3, 32, 32), "an input shape was given for resnet20, which is a Task and makes its own batches"),
         ("users_models:task", (3,), "an input shape was given for users_models:task, which is a Task and makes its"),
-        ("users_models:Pair", (), "users_models:Pair returned a bare module; wanted a penstock.zoo.Task, or where a verb"),
+        ("users_models:Pair", (), "users_models:Pair returned a bare module; wanted a penstock.zoo.Task, or where"),
         ("users_models:number", (), "users_models:number returned int without name, metric_name, batch, samples, mod"),
         ("users_models:text", (), f"users_models:text: users_models has no function 'text'; wanted {FUNCTION}"),
         ("users_models:", (), f"users_models:: users_models has no function ''; wanted {FUNCTION}"),
