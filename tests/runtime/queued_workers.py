@@ -19,7 +19,7 @@ from penstock.strategies import Options, build_compressed
 DEVICE = torch.device("cpu")
 PARTS = [0, 300, 300, 4800, 4903]
 NUMEL = PARTS[-1]
-_FACTORS = (1, 3, 1, 2, 4, 1)  # how large buckets are: what one writes must not be what another still reads
+_FACTORS = (1, 3, 1, 2, 4, 1)  # fourths that buckets have: what one writes must not be what another still reads
 
 
 def both_routes(rank, cases, steps=2):
@@ -42,7 +42,7 @@ def several_buckets(rank, spec, strategy, together, count=4, orders=None):
     one was through, and how many groups of messages were started. `orders`: of the buckets, in each step."""
     codec, messages = make_codec(spec, rank, defers_nonfinite_check=True), CountedMessages(dist.group.WORLD)
     form = codec.on_device(DEVICE)
-    sizes = [[part * factor for part in PARTS] for factor in _FACTORS[:count]]
+    sizes = [[part * factor // 4 for part in PARTS] for factor in _FACTORS[:count]]
     ready = []
     for parts in sizes:
         options = Options(block_numel=parts[-1], ranks_per_node=2)

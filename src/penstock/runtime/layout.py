@@ -87,6 +87,13 @@ class Layout:
             total += nbytes
         return total
 
+    def buffers(self) -> dict[str, tuple[int, int]]:
+        """Return the first byte of each buffer that has any, and the one behind its last."""
+        starts = self.plain | {name: min(edges.values()) for name, edges in self.encoded.items() if edges}
+        ordered = sorted(starts, key=lambda name: starts[name])
+        stops = [*(starts[name] for name in ordered[1:]), self.nbytes]
+        return {name: (starts[name], stop) for name, stop in zip(ordered, stops, strict=False)}
+
     def reserve(self, nbytes: int) -> int:
         """Return the first byte of a new aligned place for `nbytes`."""
         start = self.nbytes

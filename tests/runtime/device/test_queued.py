@@ -117,22 +117,34 @@ def test_buckets_that_come_in_another_order_do_not_write_over_one_another():
         assert together[1] == alone[1] == [*orders[0], *orders[1]]
 
 
-def test_buckets_share_as_many_rooms_as_a_program_has_rounds_each_as_large_as_the_largest():
-    """And those that came before a larger one are bound again, so that no smaller memory is left."""
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "rooms"),
+    [("parameter_server", 4, 1), ("all_gather", 4, 1), ("ring", 2, 1), ("ring", 3, 2), ("ring", 4, 3)],
+)
+def test_payloads_of_a_bucket_are_written_over_once_nothing_of_it_is_left_to_send_or_decode(
+    strategy, world_size, rooms
+):
+    """By hand, on p ranks: a ring's sum is finished for round p and, with the others, decoded after round 2 p - 2."""
+    program, batches = build_compressed(strategy, world_size, [0, 1000], Options(block_numel=1000))
+    codec = make_codec("onebit", defers_nonfinite_check=True)
+    ready = prepare_queued(program, 0, codec, codec.on_device(DEVICE), batches, GroupedMessages(None))
+    assert ready.rooms == rooms
+
+
+def test_buckets_share_a_room_as_large_as_the_largest_needs():
+    """Those that came before a larger one are bound again, so that no smaller memory is left."""
     codec, kept = make_codec("onebit", defers_nonfinite_check=True), []
     messages = GroupedMessages(SimpleNamespace(send=None, recv=None))  # nothing is started
     form = codec.on_device(DEVICE)
-    for numel in (1000, 2000, 9000, 3000, 4000):
+    for numel in (1000, 2000, 9000, 3000):
         program, batches = build_compressed("parameter_server", 4, [0, numel], Options(block_numel=numel))
         ready = prepare_queued(program, 0, codec, form, batches, messages)
         kept.append((ready, torch.zeros(numel)))
     for _ in range(2):
         bound = [ready._bind(data, None) for ready, data in kept]
-    rooms = {each._room for each in bound}
-    assert [each._room.name for each in bound] == [(2, 0), (2, 1), (2, 0), (2, 1), (2, 0)]
-    assert {each._memory.data_ptr() for each in bound} == {room.memory.data_ptr() for room in rooms}
-    largest = max(ready.layout.nbytes for ready, _ in kept)
-    assert [len(bound[number]._memory) for number in (0, 1)] == [largest, kept[3][0].layout.nbytes]
+    assert [each._room.name for each in bound] == [(1, 0)] * 4
+    assert {each._memory.data_ptr() for each in bound} == {bound[0]._room.memory.data_ptr()}
+    assert len(bound[0]._memory) == max(ready.layout.nbytes for ready, _ in kept)
 
 
 @pytest.mark.slow

@@ -24,10 +24,10 @@ are under way. On GPT-2 over 10 Gb/s, that was a third of what communication cos
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, Protocol
 
 import torch
@@ -35,7 +35,7 @@ import torch
 from penstock.codecs.codec import Codec
 from penstock.codecs.payload_block import Look, Piece, QueuedForm
 from penstock.errors import StrategyError
-from penstock.program import Instruction, Op, Program, Slice
+from penstock.program import DATA, Instruction, Op, Program, Slice
 from penstock.runtime.device.coded import numbered
 from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import Round, rounds, widen
@@ -88,10 +88,21 @@ class Stage:
 
 @dataclass(slots=True, eq=False)
 class Room:
-    """Memory for payloads that several buckets use, one after the other."""
+    """Memory for payloads that several buckets use, one after the other: a region for each buffer of a program."""
 
     name: tuple[int, int]  # the same on all ranks: how many there are, and which of them it is
-    memory: torch.Tensor  # as much as the largest bucket needs that came so far
+    memory: torch.Tensor
+    regions: dict[tuple[str, str], tuple[int, int]]  # strategy, buffer -> first byte, and the most that came so far
+
+    def grow(self, needed: Mapping[tuple[str, str], int]) -> None:
+        """Have regions of at least so many bytes."""
+        if all(nbytes <= self.regions.get(region, (0, -1))[1] for region, nbytes in needed.items()):
+            return
+        sizes = {region: nbytes for region, (_, nbytes) in self.regions.items()}
+        sizes |= {region: max(nbytes, sizes.get(region, 0)) for region, nbytes in needed.items()}
+        starts = accumulate(sizes.values(), initial=0)
+        self.regions = {region: (start, sizes[region]) for region, start in zip(sizes, starts, strict=False)}
+        self.memory = torch.zeros(sum(sizes.values()), dtype=torch.uint8, device=self.memory.device)
 
 
 class Flight:
@@ -127,7 +138,9 @@ def prepare_queued(
             raise StrategyError(f"{program.strategy}: {one} on the device; send it over gloo or MPI")
     digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
     layout = lay_out(wide.part(rank), _ITEMSIZE, codec.max_nbytes, batches)
-    return Queued(wide, rank, form, messages, layout, steps_of_all(wide)[rank], digest)
+    ordered = steps_of_all(wide)
+    rooms = max(map(rooms_needed, wide.ranks, ordered))  # of all ranks, which must queue alike
+    return Queued(wide, rank, form, messages, layout, ordered[rank], rooms, digest)
 
 
 def steps_of_all(program: Program) -> list[tuple[Step, ...]]:
@@ -168,6 +181,27 @@ def _together(instructions: Sequence[Instruction], indices: Sequence[int]) -> It
         yield Step(op, chosen)
 
 
+def rooms_needed(instructions: Sequence[Instruction], steps: Sequence[Step]) -> int:
+    """Return after how many buckets a room for payloads may be used again.
+
+    With each bucket, all that are on their way queue a stage: kernels, the oldest bucket's first, then messages as one
+    group. A buffer that is first written in stage w and last used in stage u is free for the bucket that comes u - w
+    later if a kernel uses it last, which stands before that bucket's; if a message does, for the next one. Buckets
+    have different sizes: what is free of a buffer before the rest of it may be where another bucket has something else.
+
+    Parameter servers need one room. In a ring, finished sums are passed on from round to round and decoded at the end.
+    """
+    used, stage = dict[str, tuple[int, int]](), 0  # buffer -> stage of its first write, and 2 stage + is a message
+    for step in steps:
+        for index in step.indices:
+            for slice_ in (instructions[index].write, instructions[index].read):
+                if slice_ is not None and slice_.buffer != DATA:
+                    first, _ = used.get(slice_.buffer, (stage, 0))
+                    used[slice_.buffer] = first, 2 * stage + (step.op is Op.SEND)
+        stage += step.op is Op.SEND
+    return max((max(1, (last + 1) // 2 - first) for first, last in used.values()), default=1)
+
+
 class Bindings:
     """Programs on the memory of buckets. Those of buckets that come no more are let go, with memory on the device.
 
@@ -175,10 +209,8 @@ class Bindings:
     holds them, their residuals and messages. A bucket that still comes does so at least once in as many runs as there
     are bindings.
 
-    Payloads lie in rooms that buckets take in turn, as many as their program has rounds. With each bucket, all that are
-    on their way queue a stage, the oldest first: when a room's turn comes again, the bucket that was there has been
-    decoded. A byte of a bucket may be free before; but buckets have different sizes, and what one has sent may lie
-    where a smaller one has yet to send.
+    Payloads lie in rooms that buckets take in turn, as many as their program needs (`rooms_needed`). What is queued for
+    a bucket in a room stands in the stream behind all that the one before it did there.
     """
 
     def __init__(self) -> None:
@@ -187,13 +219,15 @@ class Bindings:
         self._rooms: dict[tuple[int, int], Room] = {}  # by how many there are, and whose turn it is
         self._given: Counter[int] = Counter()
 
-    def room(self, rooms: int, nbytes: int, device: torch.device) -> Room:
-        """Return memory for the payloads of the next bucket that is bound, one of `rooms` in turn."""
+    def room(self, rooms: int, needed: Mapping[tuple[str, str], int], device: torch.device) -> Room:
+        """Return memory for the payloads of the next bucket that is bound, one of `rooms` in turn.
+
+        Buckets that were bound to less than the room has then are bound again when they come.
+        """
         name = rooms, self._given[rooms] % rooms
         self._given[rooms] += 1
-        room = self._rooms.setdefault(name, Room(name, torch.zeros(0, dtype=torch.uint8, device=device)))
-        if room.memory.numel() < nbytes:  # buckets that were bound to less are bound again
-            room.memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        room = self._rooms.setdefault(name, Room(name, torch.zeros(0, dtype=torch.uint8, device=device), {}))
+        room.grow(needed)
         return room
 
     def __len__(self) -> int:
@@ -223,13 +257,14 @@ class Queued:
 
     def __init__(
         self, program: Program, rank: int, form: QueuedForm, messages: Messages, layout: Layout,
-        steps: Sequence[Step], digest: str,
+        steps: Sequence[Step], rooms: int, digest: str,
     ) -> None:  # fmt: skip
         assert layout.batches is not None
         self.program, self.rank, self.form, self.messages, self.layout = program, rank, form, messages, layout
         self.part = program.part(rank)
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
-        self.rounds = sum(step.op is Op.SEND for step in steps)
+        self.rooms, self.rounds = rooms, sum(step.op is Op.SEND for step in steps)
+        self.regions = {(program.strategy, name): bounds for name, bounds in layout.buffers().items()}
         self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
 
     def run(
@@ -259,7 +294,7 @@ class Queued:
         bound.settle()
         if scale != 1.0:
             data.mul_(scale)
-        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))), self.rounds)
+        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))), self.rooms)
 
     def was_sent_nan(self, data: torch.Tensor) -> bool:
         """Say nothing: whether a sum is NaN is heard of through the codec, when the bucket comes again."""
@@ -270,7 +305,8 @@ class Queued:
             (id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()),
             self.messages.bindings,
         )
-        room = partial(bindings.room, max(1, self.rounds), self.layout.nbytes, data.device)
+        needed = {region: stop - start for region, (start, stop) in self.regions.items()}
+        room = partial(bindings.room, self.rooms, needed, data.device)
         return bindings.use(key, lambda: _Bound(self, data, residual, room()))
 
 
@@ -280,6 +316,7 @@ class _Bound:
     def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: Room) -> None:
         self._owner, self._bucket, self._residual, self._room = owner, bucket, residual, room
         self._memory = room.memory
+        self._moved = {region[1]: room.regions[region][0] - start for region, (start, _) in owner.regions.items()}
         self._instructions = owner.program.ranks[owner.rank]
         self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
         self._ordinals = numbered(owner.layout)
@@ -382,7 +419,7 @@ class _Bound:
         return pieces, places
 
     def _places(self, slice_: Slice, pieces: Sequence[Piece]) -> Iterator[int]:
-        start = self._owner.layout.place(slice_).start
+        start = self._owner.layout.place(slice_).start + self._moved[slice_.buffer]
         for piece in pieces:
             yield start
             start += -(-self._owner.layout.payload_nbytes(piece) // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
@@ -396,7 +433,10 @@ class _Bound:
     def _bytes(self, slice_: Slice | None) -> torch.Tensor:
         assert slice_ is not None
         place = self._owner.layout.place(slice_)
-        return (self._bucket.view(torch.uint8) if place.in_data else self._memory)[place.start : place.stop]
+        if place.in_data:
+            return self._bucket.view(torch.uint8)[place.start : place.stop]
+        moved = self._moved[slice_.buffer]
+        return self._memory[place.start + moved : place.stop + moved]
 
 
 class _Outcome:
