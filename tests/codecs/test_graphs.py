@@ -1,6 +1,7 @@
 """Work that is queued again and again: done as it is on the host, captured and replayed on a GPU."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,3 +69,45 @@ def test_old_graphs_are_not_deleted_while_a_new_one_is_captured() -> None:
             assert counting.totals() == {14.0}
     finally:
         gc.set_threshold(*threshold)
+
+
+class Pools:
+    """torch's graphs, of which the last of a pool takes the pool with it."""
+
+    def __init__(self):
+        self.graphs, self.used, self.replayed = {}, set(), 0
+
+    def make(self):
+        pools, pool = self, []
+
+        class Graph:
+            def capture_begin(self, pool_handle=None, **options):
+                pool.append(options["pool"])
+                assert pools.graphs.get(pool[0]) or pool[0] not in pools.used, "a pool that was given up"
+                pools.used.add(pool[0])
+
+            def capture_end(self):
+                pools.graphs[pool[0]] = pools.graphs.get(pool[0], 0) + 1
+
+            def replay(self):
+                pools.replayed += 1
+
+            def __del__(self):
+                pools.graphs[pool[0]] -= 1
+
+        return Graph()
+
+
+def test_the_pool_outlives_graphs_of_buckets_that_come_no_more(monkeypatch):
+    pools, done = Pools(), []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", pools.make)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    replays = Replays(SimpleNamespace(type="cuda", index=0))
+    for number in range(3):  # plans, whose buckets are let go
+        replay = replays.make(lambda number=number: done.append(number))
+        for _ in range(3):
+            replay()
+        del replay
+    assert done == [0, 0, 1, 1, 2, 2]  # as it is, and as it is captured
+    assert pools.replayed == 6

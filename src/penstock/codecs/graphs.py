@@ -30,6 +30,7 @@ class Replays:
         if device.type == "cuda" and self.index is None:
             self.index = torch.cuda.current_device()
         self.pool: Any = None
+        self.newest: torch.cuda.CUDAGraph | None = None  # torch gives the pool up with the last graph that is in it
         self._lanes: list[torch.cuda.Stream] = []
 
     def make(self, work: Work) -> Work:
@@ -95,6 +96,7 @@ class _Replay:
                 self._work()
             finally:
                 graph.capture_end()
+        owner.newest = graph
         return graph
 
 
