@@ -191,6 +191,7 @@ def coordinator_table(record: Record) -> str:
 GPU_METHODS = {  # of benchmarks/gpu_ranks.py, in the order of the table
     "none": "no communication at all",
     "stock": "stock DDP",
+    "fp16 hook": "stock DDP, torch's fp16 hook",
     "powersgd 4": "stock DDP, PowerSGD hook of rank 4",
     "dense plan": "penstock, dense plan",
     "blocks(bits=4)": 'penstock, `codec="blocks(bits=4)"`',

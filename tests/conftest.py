@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,10 @@ if not Path("/dev/nvidia0").exists():  # Triton decides when it is first importe
 
 if find_spec("triton"):  # before TensorFlow, which TensorBoard brings in where it is installed: Triton after it aborts
     import triton  # noqa: F401
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and so would every program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Measurements are kept in the platform's cache folder: the user's own is neither read nor written here. Processes of
 # a fork server have the environment that it was started with, so one folder is for all tests of a session. Compiled
