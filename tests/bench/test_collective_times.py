@@ -38,6 +38,7 @@ def bench(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.slow
 def test_a_run_on_loopback_prints_every_case_and_keeps_the_record(tmp_path):
     pytest.importorskip("torch")
     quick = ("--rounds", "1", "--no-measure", "--patience", "0")

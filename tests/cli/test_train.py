@@ -153,6 +153,7 @@ def test_a_failing_worker_is_named_in_one_line():
     assert only_line(result).startswith("penstock: rank 1 failed: ValueError: this batch is bad (train_tasks.py:")
 
 
+@pytest.mark.slow
 def test_over_mpi_a_job_ends_with_the_bits_that_gloo_gives(tmp_path):
     pytest.importorskip("mpi4py")
     network = tmp_path / "network.json"

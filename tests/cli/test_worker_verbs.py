@@ -47,6 +47,7 @@ def test_measure_under_torchrun_writes_a_network(tmp_path):
     assert load_network(tmp_path / "n.json").all_reduce["native"].b_seconds_per_byte > 0
 
 
+@pytest.mark.slow
 def test_replay_under_torchrun_prints_rows_and_writes_both_timelines(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(TRACE))
     arguments = ("--planner", "wfbp,exact", "--network", "gtop-k-1gbe", "--strategy", "ring", "--iterations", 2)

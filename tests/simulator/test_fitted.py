@@ -73,7 +73,7 @@ def test_what_was_fitted_once_is_kept_for_the_network_and_the_world_size():
     assert fitted._numbers.cache_info().misses == 1
 
 
-@pytest.mark.parametrize("workers", [2, 7, 2048])
+@pytest.mark.parametrize("workers", [2, 7, pytest.param(2048, marks=pytest.mark.slow)])
 def test_every_strategy_and_every_codec_is_planned_at_any_world_size(workers):
     dense = [name for name in names("all_reduce") if name != "native"]
     routes = [*dense, *(f"{name}+onebit" for name in coded_names())]

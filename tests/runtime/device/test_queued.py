@@ -109,9 +109,9 @@ def test_the_second_round_of_a_bucket_goes_with_the_first_of_the_next():
 
 def test_buckets_that_come_in_another_order_do_not_write_over_one_another():
     """Buckets take the rooms of a ring in turn; then two of one room come one after the other."""
-    orders = [range(6), (3, 0, 4, 1, 5, 2)]
+    orders = [range(4), (2, 0, 3, 1)]
     for alone, together in zip(
-        *(spawn(3, several_buckets, "onebit", "ring", together, 6, orders) for together in (False, True)), strict=True
+        *(spawn(3, several_buckets, "onebit", "ring", together, 4, orders) for together in (False, True)), strict=True
     ):
         assert together[0] == alone[0]
         assert together[1] == alone[1] == [*orders[0], *orders[1]]
