@@ -223,14 +223,23 @@ def _ms_beside_stock(found: Mapping[tuple[str, str, str], float], model: str, ra
         return "-"
     stock = found.get((model, rate, "stock"))
     if method in ("none", "stock", "none, AdamW", "stock, AdamW") or stock is None or "AdamW" in method:
-        return f"{mine:.3g}"
+        return _ms(mine)
     ratio = stock / mine
-    return f"{mine:.3g} ({ratio:.2f}x)" if ratio > 1.01 else f"**{mine:.3g} ({ratio:.2f}x)**"
+    return f"{_ms(mine)} ({ratio:.2f}x)" if ratio > 1.01 else f"**{_ms(mine)} ({ratio:.2f}x)**"
+
+
+def _ms(value: float) -> str:
+    """Return milliseconds with three digits, or whole ones."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+TEXT_MODELS = {"cpu": "a GPT of 3.3M parameters", "gpt": "a GPT of 10.8M parameters"}  # of time_to_loss.py
 
 
 def time_to_loss(records: Sequence[Record]) -> str:
     """Return the picture, and when each method of each record reached what stock DDP ended with, within 1%."""
-    tables = "\n\n".join(_time_to_loss_table(record) for record in records)
+    gpus_first = sorted(records, key=lambda record: record["task"] == "cpu")
+    tables = "\n\n".join(map(_time_to_loss_table, gpus_first))
     return f"![Held-out loss against seconds of training]({TIME_TO_LOSS_PICTURE})\n\n{tables}"
 
 
@@ -247,7 +256,8 @@ def _time_to_loss_table(record: Record) -> str:
     ]
     table = markdown_rows(("method", "to stock's final loss, within 1%", "times as fast", "final loss"), cells)
     rate, machine = record["rate"].replace("gbit", " Gb/s"), record["machine"]
-    return f"{record['steps']} steps of `{record['task']}` on {record['hosts']} hosts at {rate} ({machine}):\n\n{table}"
+    model = TEXT_MODELS.get(record["task"], record["task"])
+    return f"{record['steps']} steps of {model} on {record['hosts']} hosts at {rate} ({machine}):\n\n{table}"
 
 
 def check_output() -> str:
