@@ -209,4 +209,6 @@ def test_the_loss_is_that_of_mirrored_strategy():
 @pytest.mark.parametrize("check", [*CHECKS, "fits", "training"])
 def test_it_does_so_on_three_ranks_and_over_mpi(check, world_size, engine):
     results = of(check, world_size, engine)
+    if check == "training":  # of three ranks some send more than others
+        results = [{codec: (run["weights"], run["loss"]) for codec, run in each.items()} for each in results]
     assert all(each == results[0] for each in results)
