@@ -20,6 +20,7 @@ def test_every_line_of_the_quickstart_is_a_command_that_is_tested():
     assert all(line.startswith("penstock ") for line in COMMANDS)
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_from_top_to_bottom(tmp_path):
     pytest.importorskip("sklearn", reason="the digits come with the extra `digits`")
     for line in COMMANDS:

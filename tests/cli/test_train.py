@@ -231,6 +231,7 @@ def begin(tmp_path, *options):
     return process
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_says_so_once_and_exits_with_130(tmp_path):
     process = begin(tmp_path, "--save", tmp_path)
     process.send_signal(signal.SIGINT)
@@ -267,6 +268,7 @@ def test_options_that_would_change_the_bits_are_refused_on_resume(finished):
     assert make_job({"resume": folder, "task": TINY, "steps": 4}).seed == 1
 
 
+@pytest.mark.slow
 def test_torchruns_workers_join():
     arguments = ["--standalone", "--nproc-per-node", "2", "-m", "penstock", "train", "--task", TINY]
     result = subprocess.run(

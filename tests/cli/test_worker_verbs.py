@@ -38,6 +38,7 @@ def test_an_unknown_engine_is_refused():
     assert "--engine: found 'smoke'; wanted one of gloo, mpi" in result.stderr
 
 
+@pytest.mark.slow
 def test_measure_under_torchrun_writes_a_network(tmp_path):
     result = torchrun("measure", "--seconds", 1, "--out", tmp_path / "n.json", "--json")
     assert result.returncode == 0, result.stderr

@@ -42,6 +42,7 @@ def test_a_silent_failure_is_said_to_be_one():
     assert smoking.complaint(Collected(), 0) == "it said nothing"
 
 
+@pytest.mark.slow
 def test_the_verb_prints_every_finding_as_json():
     command = [sys.executable, "-m", "penstock", "doctor", "--no-smoke-test", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

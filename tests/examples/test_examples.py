@@ -24,7 +24,8 @@ NEEDS = {  # of the extra `examples`, or of a framework's
 
 
 SLOW = pytest.mark.slow
-LONG = {*NEEDS, "train_elastic", "train_fsdp"}  # the latter two: tests/torch/test_elastic.py and test_fsdp.py
+# Tests of their own have most of them: tests/torch/test_elastic.py and test_fsdp.py, tests/test_migrating.py.
+LONG = {*NEEDS, "train_elastic", "train_fsdp", "with_nanogpt", "train_ddp_before", "collectives"}
 SCRIPTS = [
     pytest.param(path, id=path.name, marks=[SLOW] if path.stem in LONG else [])
     for path in sorted(EXAMPLES.glob("*.py"))

@@ -39,6 +39,7 @@ def run(world_size, function, *arguments):
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=1, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(graphs, min_size=2, max_size=2))
 def test_random_modules_train_as_with_torch_by_every_planner_and_algorithm(drawn):

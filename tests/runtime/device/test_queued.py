@@ -107,6 +107,7 @@ def test_the_second_round_of_a_bucket_goes_with_the_first_of_the_next():
         assert together[3] == alone[3]
 
 
+@pytest.mark.slow
 def test_buckets_that_come_in_another_order_do_not_write_over_one_another():
     """Buckets take the rooms of a ring in turn; then two of one room come one after the other."""
     orders = [range(4), (2, 0, 3, 1)]
