@@ -301,13 +301,14 @@ class Queued:
         return False
 
     def _bind(self, data: torch.Tensor, residual: torch.Tensor | None) -> "_Bound":
-        key, bindings = (
-            (id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()),
-            self.messages.bindings,
-        )
-        needed = {region: stop - start for region, (start, stop) in self.regions.items()}
-        room = partial(bindings.room, self.rooms, needed, data.device)
-        return bindings.use(key, lambda: _Bound(self, data, residual, room()))
+        bindings = self.messages.bindings
+        key = id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()
+
+        def make() -> _Bound:
+            needed = {region: stop - start for region, (start, stop) in self.regions.items()}
+            return _Bound(self, data, residual, bindings.room(self.rooms, needed, data.device))
+
+        return bindings.use(key, make)
 
 
 class _Bound:
@@ -331,7 +332,7 @@ class _Bound:
         return self._memory is not self._room.memory
 
     def anew(self) -> "_Bound":
-        """Return the same on the room's memory of now; one that is not used is not kept."""
+        """Return the same on the memory that its room has now."""
         self.settle()
         return _Bound(self._owner, self._bucket, self._residual, self._room)
 
