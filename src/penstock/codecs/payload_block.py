@@ -65,9 +65,6 @@ class DeviceForm(Protocol):
     def decoder(self, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> Task:
         """Return what decodes a block, or adds what it holds; `arrived`: by a message, into `host`."""
 
-    def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> Task:
-        """Return what replaces each piece by what is decoded of it, where there is no other rank to send it to."""
-
 
 class MergingForm(DeviceForm, Protocol):
     """The form of a codec whose blocks can be added without decoding them."""

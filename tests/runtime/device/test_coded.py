@@ -132,27 +132,3 @@ def test_a_gradient_that_is_not_finite_becomes_nan_on_every_rank_for_its_tensor(
         assert np.isfinite(result[:700]).all()
         assert np.isfinite(result[2900:]).all()
     assert set(noted) == set(range(world_size))
-
-
-def test_a_codec_that_defers_its_check_is_told_when_the_bucket_comes_again():
-    noted = []
-    run_ranks(1, lambda transport: hear_later(transport, noted))
-    assert noted == [2]
-
-
-def hear_later(transport, noted):
-    """Note in which call the host hears of what is not finite in the first."""
-    codec, values, call = (
-        make_codec("onebit", on_nonfinite="note", defers_nonfinite_check=True),
-        torch.ones(PARTS[-1], device=DEVICE),
-        1,
-    )
-    program, batches = build_compressed("ring", 1, PARTS, OPTIONS)
-    form = make_codec("onebit").on_device(DEVICE, lambda: noted.append(call))
-    ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
-    values[5] = float("nan")
-    ready.run(values, 1, 20.0)
-    assert values[:700].isnan().all()
-    values.fill_(1.0)
-    for call in (2, 3):  # `note` reads it
-        ready.run(values, call, 20.0)

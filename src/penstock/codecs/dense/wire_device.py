@@ -9,7 +9,6 @@ it later.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 
 import torch
 
@@ -17,7 +16,6 @@ from penstock.codecs.dense.device_codec import DeviceCodec
 from penstock.codecs.graphs import Replays, Work
 from penstock.codecs.header import FLAGS_OFFSET, NOT_FINITE
 from penstock.codecs.payload_block import Block, Note, Piece, pinned
-from penstock.compll.backends.triton.fill_nan import NanFill
 from penstock.compll.backends.triton.many import Batch, ManyKernels, qualifies
 
 PAYLOAD_ALIGNMENT = 16  # bytes
@@ -51,10 +49,6 @@ class WireForm:
     def decoder(self, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> "_Decoder":
         """Return what decodes a block, or adds what it holds."""
         return _Decoder(self, block, bucket, adds, arrived)
-
-    def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
-        """Return what encodes and decodes a bucket that no other rank has a part in."""
-        return _Alone(self, bucket, residual, pieces)
 
     # Without the host
 
@@ -284,43 +278,3 @@ class _Decoder:
 
     def finish(self) -> None:
         """Nothing."""
-
-
-class _Alone:
-    def __init__(
-        self, form: WireForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
-    ) -> None:
-        self._form, self._bucket = form, bucket
-        self._report = Report(len(pieces), bucket.device)
-        self._nan_fill = NanFill(pieces, self._report.all_flags)
-        payloads = _payloads(pieces, form.codec.codec.max_nbytes, bucket.device)
-        encodes = form.encodes(bucket, residual, payloads, self._report)
-        decodes = form.decodes(payloads, bucket, adds=False)
-        self._jobs = [partial(_one_after_the_other, *both) for both in zip(encodes, decodes, strict=True)]
-        self.start = form.replayed(self._queue)
-
-    def _queue(self) -> None:
-        """Queue everything; only flags come down."""
-        self._report.clear()
-        self._form.replays.side_by_side(self._jobs)
-        self._nan_fill.fill(self._bucket)
-        self._report.fetch(self._form.codec.kernels.status)
-
-    def finish(self) -> None:
-        """Tell of gradients that are not finite."""
-        self._form.look(self._report)
-
-
-def _one_after_the_other(first: Work, second: Work) -> None:
-    first()
-    second()
-
-
-def _payloads(pieces: Sequence[Piece], max_nbytes: Callable[[int], int], device: torch.device) -> Payloads:
-    """Return memory for payloads, each at a place as codecs want it."""
-    sizes = [max_nbytes(stop - start) for start, stop in pieces]
-    padded = [-(-nbytes // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT for nbytes in sizes]
-    places = list(accumulate(padded, initial=0))
-    memory = torch.zeros(places.pop(), dtype=torch.uint8, device=device)
-    ends = (place + nbytes for place, nbytes in zip(places, sizes, strict=True))
-    return Payloads(memory, tuple(pieces), tuple(places), tuple(ends))

@@ -225,10 +225,9 @@ class SparseCodec(HeaderCodec):
             return self._forms[device]
         from penstock.codecs.graphs import Replays
         from penstock.codecs.sparse.sparse_form import SparseForm
-        from penstock.compll.backends.triton.fill_nan import NanFill
         from penstock.compll.backends.triton.select_kernels import Selector
 
-        form = SparseForm(self, device, Selector(device), note or self.note_nonfinite, Replays(device), NanFill)
+        form = SparseForm(self, device, Selector(device), note or self.note_nonfinite, Replays(device))
         return form if note is not None else self._forms.setdefault(device, form)
 
     # Inside

@@ -30,7 +30,6 @@ class SparseForm:
     select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
     note: Note
     replays: Replays
-    nan_fill: Any  # (pieces, flags) -> a `NanFill`
 
     @property
     def queues(self) -> bool:
@@ -48,10 +47,6 @@ class SparseForm:
     def decoder(self, block: Block, bucket: torch.Tensor, adds: bool, arrived: bool) -> "_Decoder":
         """Return what puts the entries of a block in place, or adds them there."""
         return _Decoder(self, block, bucket, adds)
-
-    def alone(self, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]) -> "_Alone":
-        """Return what leaves the largest entries of a bucket of the only rank."""
-        return _Alone(self, bucket, residual, pieces)
 
     def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> "_Merger":
         """Return what adds a block to another, on the host."""
@@ -224,31 +219,3 @@ class _Merger:
 
     def finish(self) -> None:
         """Nothing."""
-
-
-class _Alone:
-    def __init__(
-        self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, pieces: Sequence[Piece]
-    ) -> None:
-        self._form, self._bucket = form, bucket
-        self._selection = _Selection(form, bucket, residual, pieces)
-        self._edges = torch.tensor(self._selection.ends, dtype=torch.int64).to(bucket.device)
-        self._flags = torch.zeros(len(pieces), dtype=torch.int32, device=bucket.device)
-        self._flags_here = pinned(len(pieces), torch.int32, bucket.device)
-        self._nan_fill = form.nan_fill(pieces, self._flags)
-        self.start = form.replays.make(self._queue)
-
-    def _queue(self) -> None:
-        """Queue everything; only flags come down."""
-        sent = self._selection.queue()
-        for start, stop in self._selection.runs:
-            self._bucket[start:stop] = 0.0
-        self._bucket.index_copy_(0, self._selection.pairs.indices, sent)
-        self._nan_fill.look(sent, self._edges)
-        self._nan_fill.fill(self._bucket)
-        self._flags_here.copy_(self._flags, non_blocking=True)
-
-    def finish(self) -> None:
-        """Tell of gradients that are not finite."""
-        if self._flags_here.any():
-            self._form.note()

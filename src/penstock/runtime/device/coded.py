@@ -51,10 +51,10 @@ def prepare_coded(
     base = prepare(program, transport, "float32", codec, window, mirror, batches, digest)
     if any(instruction.op is Op.NATIVE for instruction in base.part.instructions):
         raise StrategyError(f"{program.strategy}: the engine's own collective in a compressed program")
-    digest = f"{base.digest} on a device"  # sizes of messages may differ from those of ranks on the host
+    # Payloads that vary in size are sent at their largest from here; ranks on the host send what they need.
+    digest = f"{base.digest} on a device" if codec.capabilities.variable_size else base.digest
     prepared = (base.part, transport, "float32", base.numel, base.actions, mirror, digest, base.binder)
-    kind = Alone if transport.world_size == 1 else Coded
-    return kind(*prepared, form=form, mirror=mirror)
+    return Coded(*prepared, form=form, mirror=mirror)
 
 
 @dataclass(slots=True)
@@ -119,60 +119,6 @@ class Coded(Prepared):
             residual = view_at(kept.address, kept.nbytes, mirror.device).view(torch.float32) if kept else None
             self._binding = _Builder(self, bucket, residual).build(addresses)
         return self._binding
-
-
-@dataclass(slots=True)
-class _Whole(Binding):
-    """A bucket that one task sees to."""
-
-    task: Task = field(kw_only=True)
-    mark: Mark = field(kw_only=True)
-    is_open: bool = False  # the host has not looked yet at what the device found
-
-    def settle(self) -> None:
-        """Wait for the device, and tell what it found."""
-        if self.is_open:
-            self.is_open = False
-            self.mark.wait()
-            self.task.finish()
-
-
-@dataclass(slots=True)
-class Alone(Coded):
-    """The only rank there is: every strategy encodes and decodes, so that one task does it all, and nothing comes down.
-
-    The host need not wait at all. It does, to know whether values were finite, unless the codec is content to hear of
-    that the next time the bucket comes: a host that waits cannot prepare the next step meanwhile.
-    """
-
-    def _bind(self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float) -> Binding:
-        assert deferred is None, "residuals on a device are tensors"
-        self._scale(target, scale)
-        addresses = (target.address, 0, kept.address if kept else 0)
-        if isinstance(self._binding, _Whole):
-            self._binding.settle()  # also before its memory is let go
-        if self._binding is None or self._binding.addresses != addresses:
-            self._binding = self._whole(addresses, target, kept)
-        return self._binding
-
-    def _whole(self, addresses: tuple[int, ...], target: Flat, kept: Flat | None) -> _Whole:
-        bucket, residual = self._values(target), None if kept is None else self._values(kept)
-        batches = self.binder.layout.batches
-        assert batches is not None
-        task = self.form.alone(bucket, residual, sorted(piece for batch in batches.pieces for piece in batch))
-        return _Whole(addresses, [], [], [], [], task=task, mark=Mark(self.mirror.device))
-
-    def _values(self, flat: Flat) -> torch.Tensor:
-        return view_at(flat.address, flat.nbytes, self.mirror.device).view(torch.float32)
-
-    def _perform(self, binding: Binding, tag: int, timeout_seconds: float, actions: Iterable[Action]) -> None:
-        assert isinstance(binding, _Whole)
-        self.form.begin(self._piece_count)
-        binding.task.start()
-        binding.mark.set()
-        binding.is_open = True
-        if not self.binder.can.defers_nonfinite_check:
-            binding.settle()
 
 
 class _Builder:

@@ -1,4 +1,4 @@
-"""Kernels for many small tensors at once, against numpy: selections, and NaN where something was not finite."""
+"""Selections from many small tensors at once, against numpy."""
 
 import os
 
@@ -10,7 +10,6 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 pytest.importorskip("triton", reason="install penstock[gpu] to test kernels")
 
-from penstock.compll.backends.triton.fill_nan import NanFill  # noqa: E402
 from penstock.compll.backends.triton.select_kernels import SMALL_COUNT, SMALL_NUMEL, Selector  # noqa: E402
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -34,15 +33,3 @@ def test_small_vectors_are_selected_from_all_at_once() -> None:
     assert out.tolist() == np.concatenate(wanted).tolist()
     assert all(selector.is_small(numel, k) for _, numel, k in vectors)
     assert not selector.is_small(SMALL_NUMEL.value + 1, 1)
-
-
-@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
-def test_pieces_with_a_value_that_is_not_finite_become_nan_and_others_stay(wrong: float) -> None:
-    pieces, flags = [(0, 3), (5, 3000), (3000, 3001)], torch.zeros(3, dtype=torch.int32, device=DEVICE)
-    chosen = torch.tensor([1.0, 2.0, wrong, 4.0], device=DEVICE)
-    bucket = torch.ones(3001, device=DEVICE)
-    nan_fill = NanFill(pieces, flags)
-    nan_fill.look(chosen, torch.tensor([0, 1, 3, 4], device=DEVICE))
-    nan_fill.fill(bucket)
-    assert flags.tolist() == [0, 1, 0]
-    assert torch.equal(bucket.isnan().cpu(), torch.arange(3001).ge(5) & torch.arange(3001).lt(3000))
