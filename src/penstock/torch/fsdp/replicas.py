@@ -167,6 +167,8 @@ class ReplicaAverage:
 
     def _hook(self, group: ShardGroup, output: torch.Tensor) -> None:
         """Take a group's gradients, which are summed inside the host; replicas average them from now on."""
+        if output.is_cuda:  # torch summed them on another stream, and would use their memory there again too soon
+            output.record_stream(torch.cuda.current_stream(output.device))
         if not self._is_running:
             self._begin()
         self.on_ready(group)
