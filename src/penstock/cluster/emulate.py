@@ -27,7 +27,7 @@ from penstock.cluster.building import (
     smooth_bucket,
     this_kernel,
 )
-from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, start_service
+from penstock.cluster.gpus import GPUS, SHARED, SharedGpu, restart_service, start_service
 from penstock.cluster.processes import Forward, Outcome, Sink, default_sink, run_workers, signals_unwind, signals_wait
 from penstock.cluster.slots import Slot, claim, clean_dead_runs, kill_inside, processes_inside, remove_run
 from penstock.cluster.topology import Layout, parse_rate, parse_rates, plan_layout
@@ -82,8 +82,12 @@ class EmulatedCluster:
         to = sink or default_sink(len(self.layout.hosts) * per_host)
         if engine == "gloo":
             workers = plan_workers(self.layout, self.hosts_file, command, per_host, environment, self.gpu)
-            return run_workers(workers, to, grace_seconds, timeout_seconds, forward=forward)
-        return self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds, forward)
+            outcome = run_workers(workers, to, grace_seconds, timeout_seconds, forward=forward)
+        else:
+            outcome = self._run_mpi(command, per_host, environment, to, grace_seconds, timeout_seconds, forward)
+        if outcome.exit_code != 0 and self.gpu is not None and self.gpu.files is not None:
+            restart_service(self.files, self.layout.switch)
+        return outcome
 
     def set_link(self, host: int, is_up: bool) -> None:
         """Pull a host's cable out of the switch, or put it back, while programs run."""

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 
 from penstock.cluster.processes import prepare_child
 from penstock.cluster.topology import namespace_path
@@ -78,6 +79,14 @@ def start_service(files: Path, namespace: str, which: Callable[[str], str | None
         said.seek(0)
         lines = said.read().strip().splitlines()
     return _without(f"`{CONTROL} -d` says: {lines[-1] if lines else f'exit code {done.returncode}'}")
+
+
+def restart_service(files: Path, namespace: str) -> None:
+    """Start the service anew after a rank was killed: it takes no clients for a while then, or none any more."""
+    stop_service(files)
+    until = monotonic() + STOP_SECONDS
+    while start_service(files, namespace).files is None and monotonic() < until:
+        sleep(0.2)  # the old one is still about to end
 
 
 def _without(reason: str) -> SharedGpu:
