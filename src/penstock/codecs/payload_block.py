@@ -82,6 +82,9 @@ class QueuedForm(Protocol):
     def begin(self, count: int) -> int:
         """Begin with a bucket of `count` pieces; return what its encoders start their random numbers from."""
 
+    def compile(self) -> None:
+        """Compile the kernels of all that was made to be queued, before the first of it is."""
+
     def queued_encoder(
         self,
         bucket: torch.Tensor,

@@ -88,6 +88,11 @@ class WireForm:
         """Return what finds out, behind everything else, whether a piece became NaN."""
         return _Look(self, bucket, pieces)
 
+    def compile(self) -> None:
+        """Compile the kernels of all that was made to be queued, before the first of it is."""
+        assert self.many is not None
+        self.many.compile()
+
     def _batch(
         self,
         pieces: Sequence[Piece],

@@ -325,6 +325,7 @@ class _Bound:
         self._seed = [0]  # of what is encoded in this run; no work refers to `self`, which dies when it is let go
         self._sent_nbytes = 0
         self._stages = [*self._make_stages()]
+        owner.form.compile()
 
     @property
     def is_outgrown(self) -> bool:

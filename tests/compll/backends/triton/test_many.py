@@ -104,3 +104,22 @@ def test_a_piece_that_is_not_finite_decodes_to_nan_and_leaves_the_others_alone()
     case.encode(0, values(4), None)  # the flag is down again
     case.many.decoder(case.batches[0], case.payloads, out, False).start()
     assert all(out[start:stop].isfinite().all() for start, stop in PIECES)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
+def test_kernels_are_compiled_before_the_first_launch_and_the_launch_compiles_none(monkeypatch):
+    import triton
+
+    case, compiled = Case("blocks(bits=4)"), []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **made: compiled.append(made["repr"]))
+    launches = [
+        case.many.encoder(case.batches[0], values(1), values(2), case.payloads),
+        case.many.marker(case.batches[0], case.payloads),
+        case.many.decoder(case.batches[0], case.payloads, values(3), adds=False),
+    ]
+    case.many.compile()
+    assert len(compiled) == len(set(compiled)) == 3
+    for each in launches:
+        each.start()
+    assert len(compiled) == 3

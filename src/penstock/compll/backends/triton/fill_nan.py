@@ -27,7 +27,7 @@ def mark(table_ptr, places_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.
         tl.store(flags_ptr + piece, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def look_at_firsts(values_ptr, firsts_ptr, count, status_ptr, found_ptr, BLOCK: tl.constexpr):
     """Say whether the first value of some piece is NaN, as all of it then are; and what decoding has reported."""
     seen = tl.zeros([BLOCK], tl.int32)

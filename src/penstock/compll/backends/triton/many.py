@@ -15,9 +15,11 @@ with payloads of one size, those with values by block included where a tile hold
 
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from triton import AsyncCompileMode
 
 from penstock.compll.backends.triton.fill_nan import look_at_firsts, mark
 from penstock.compll.backends.triton.kernel_text import argument_kind, wrapped
@@ -31,6 +33,7 @@ CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 256))  # elements
 PROGRAMS = 256  # the most
 OPEN_NUMEL, MOST_OPEN = 1 << 13, 2048  # elements of a program that leaves no sums; the most such programs of a piece
 _LOOKS = 1024  # pieces at a time
+_COMPILERS = 8  # kernels that are compiled side by side
 _PLACES = {
     "payload_ptr": "payload_ptr + place",
     "last_ptr": "last_ptr + place",
@@ -190,6 +193,7 @@ class ManyKernels:
         """`arguments` are the codec's parameters, `status` is where a damaged payload is reported."""
         self.kernels, self._status = kernels, status
         self._functions = load_source(f"{kernels.program.name}_many", many_source(kernels))
+        self._new: list[_Bound] = []  # launches whose kernels may not be compiled yet
         self._parameters = {f"float_{name}": float(value) for name, value in arguments.items()}
         self._parameters |= {f"int_{name}": int(value) for name, value in arguments.items()}
 
@@ -212,21 +216,33 @@ class ManyKernels:
                 given |= {"gradient_ptr": residual, "FEEDBACK": False}  # it holds the sum of both from now on
         if residual is not None and not self.kernels.settles:
             found += self._decodes(batch, payloads, residual, True, -1.0, 0)
-        return Launches(found)
+        return self._launches(found)
 
     def marker(self, batch: Batch, payloads: torch.Tensor) -> "Launches":
         """Return what makes payloads of values that are not finite say so."""
         arguments = [batch.table, batch.places, payloads, batch.skipped, batch.flags]
-        return Launches([_Bound(mark, batch.count, arguments, [COLUMNS, batch.width], 1)])
+        return self._launches([_Bound(mark, batch.count, arguments, [COLUMNS, batch.width], 1)])
 
     def decoder(self, batch: Batch, payloads: torch.Tensor, bucket: torch.Tensor, adds: bool) -> "Launches":
         """Return what decodes all pieces, or adds them, one source after the other; NaN for what was not finite."""
-        return Launches(self._decodes(batch, payloads, bucket, adds, 1.0, batch.width))
+        return self._launches(self._decodes(batch, payloads, bucket, adds, 1.0, batch.width))
 
     def looker(self, bucket: torch.Tensor, firsts: torch.Tensor, found: torch.Tensor) -> "Launches":
         """Return what says, in two int32, whether a piece is NaN (`firsts`: where each begins) and what was damaged."""
         arguments = [bucket, firsts, firsts.numel(), self._status, found]
-        return Launches([_Bound(look_at_firsts, 1, arguments, [_LOOKS], 4)])
+        return self._launches([_Bound(look_at_firsts, 1, arguments, [_LOOKS], 4)])
+
+    def compile(self) -> None:
+        """Compile the kernels of all launches made so far, side by side: one after the other takes seconds."""
+        new, self._new = [each for each in self._new if each.device.type == "cuda"], []
+        if new:
+            with ThreadPoolExecutor(_COMPILERS) as pool, AsyncCompileMode(pool):
+                for each in new:
+                    each.compile()
+
+    def _launches(self, bound: list["_Bound"]) -> "Launches":
+        self._new += bound
+        return Launches(bound)
 
     def _decodes(
         self, batch: Batch, payloads: torch.Tensor, out: torch.Tensor, adds: bool, factor: float, header: int
@@ -274,19 +290,23 @@ class _Bound:
         seed_at: int | None = None,
     ) -> None:  # fmt: skip
         self._kernel, self._programs, self._arguments, self._constants = kernel, programs, arguments, constants
-        self._warps, self._seed_at = warps, seed_at
-        self._device: torch.device = arguments[0].device
+        self._seed_at = seed_at
+        self._options = {"num_warps": warps, "enable_fp_fusion": False}
+        self.device: torch.device = arguments[0].device
         self._compiled: Any = None
+
+    def compile(self) -> None:
+        """Have the kernel compiled, or begin with that where Triton compiles side by side."""
+        self._kernel.warmup(*self._arguments, *self._constants, grid=(self._programs,), **self._options)
 
     def start(self, seed: int) -> None:
         if self._seed_at is not None:
             self._arguments[self._seed_at] = seed
         if self._compiled is not None:
-            stream = torch._C._cuda_getCurrentRawStream(self._device.index)  # as Triton asks; a stream object is slow
+            stream = torch._C._cuda_getCurrentRawStream(self.device.index)  # as Triton asks; a stream object is slow
             self._compiled(*self._arguments, *self._constants, stream=stream)
-        elif self._device.type != "cuda":
+        elif self.device.type != "cuda":
             self._kernel[(self._programs,)](*self._arguments, *self._constants)
         else:
-            options = {"num_warps": self._warps, "enable_fp_fusion": False}
-            made = self._kernel[(self._programs,)](*self._arguments, *self._constants, **options)
+            made = self._kernel[(self._programs,)](*self._arguments, *self._constants, **self._options)
             self._compiled = made[(self._programs, 1, 1)]
