@@ -47,9 +47,9 @@ MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to 
 AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
 # What codec="auto" considers, the safest first. The coarsest of them ended within 1% of dense in all recorded runs of
 # 600 steps and more, with AdamW and with SGD (docs/choosing-a-codec.md). Not here: terngrad and onebit, which with SGD
-# ended far behind on some tasks; lowrank, more than 1% behind with AdamW at the bytes of blocks; codecs with a threshold
-# that must be tuned (tbq, adacomp, graddrop); those that send few entries, so that training needs a warm-up and many
-# steps (dgc, topk, gtopk).
+# ended far behind on some tasks; lowrank, with AdamW more than 1% behind at the bytes of blocks; codecs with a
+# threshold that must be tuned (tbq, adacomp, graddrop); those that send few entries, so that training needs a warm-up
+# and many steps (dgc, topk, gtopk).
 AUTO_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
 _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
 _SHOWN_BLOCK = 128  # the most values that shared a step of `blocks` in recorded runs; 0 is one step for a whole tensor
