@@ -22,7 +22,7 @@ from penstock.compll.backends.reference import ReferenceKernels  # noqa: E402
 from penstock.compll.backends.triton.backend import TritonKernels  # noqa: E402
 from penstock.compll.cache import load_program  # noqa: E402
 from penstock.compll.frontend.source import compile_source  # noqa: E402
-from penstock.errors import CodecError  # noqa: E402
+from penstock.errors import CodecError, NonFiniteError  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALGORITHMS = Path(penstock.compll.__file__).parent / "algorithms"
@@ -240,6 +240,40 @@ def test_any_finite_floats_are_encoded_alike(values):
     decoded = numba.decode(payload, values.size, given)
     assert np.isfinite(decoded).all()
     assert np.array_equal(decoded, reference.decode(payload, values.size, given))
+
+
+def test_the_largest_floats_and_what_is_owed_of_them_are_encoded_alike_and_stay_finite():
+    """Gradients and residuals of opposite signs, so that their sums are finite and the difference again is not."""
+    made = program("blocks")
+    greatest, many = np.finfo(np.float32).max, 640
+    owed = np.random.default_rng(0).choice(np.float32([greatest, -greatest, 3e38, 0, -0.0, 1e-45, -1e-45]), many)
+    values = -owed * np.random.default_rng(1).choice(np.float32([0, 1e-7, 0.3, 1]), many)
+    owed[:64], values[:64] = -1e-45, -0.0  # a quarter of this is -0
+    with np.errstate(over="ignore"):
+        assert not np.isfinite((values + owed) - values).all()
+        reference, numba, triton = ReferenceKernels(made), NumbaKernels(made), TritonKernels(made, DEVICE)
+        given, wanted, mine = defaults(made), owed.copy(), owed.copy()
+        payload = reference.encode(values, given, residual=wanted)
+        assert np.isfinite(wanted).all()
+        assert np.isfinite(reference.decode(payload, many, given)).all()
+        assert np.array_equal(numba.encode(values, given, residual=mine), payload)
+        assert mine.tobytes() == wanted.tobytes()
+        theirs = torch.from_numpy(owed.copy()).to(DEVICE)
+        found = triton.encode(torch.from_numpy(values).to(DEVICE), given, residual=theirs)
+    assert np.array_equal(found.cpu().numpy(), payload)
+    assert np.array_equal(theirs.cpu().numpy(), wanted)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_refused_wherever_it_lies(bad):
+    made = program("blocks")
+    kernels, given = NumbaKernels(made), defaults(made)
+    for place in (0, 63, 64, 1023, 1024, 2047, 2048, 2499):
+        values, owed = gradient(2500), np.zeros(2500, np.float32)
+        values[place] = bad
+        for residual in (None, owed):
+            with pytest.raises(NonFiniteError):
+                kernels.encode(values, given, residual=residual)
 
 
 # The language

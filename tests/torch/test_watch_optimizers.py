@@ -70,9 +70,10 @@ def test_what_is_safe_does_not_warn(codec, make):
 
 
 def test_what_is_shown_safe_for_adam():
-    safe = ("bf16", "fp16", "fp8", "blocks", "blocks(bits=8)", "blocks(bits=4)", "mine.cll")
+    safe = ("bf16", "fp16", "fp8", "blocks", "blocks(bits=8)", "blocks(bits=4,block=128)", "mine.cll")
     assert all(map(is_safe_for_adam, safe))
     unsafe = ("onebit", "onebit(block=256)", "terngrad(bitwidth=2)", "blocks(bits=2)", "sparse(density=0.01)", "dgc")
+    unsafe += ("blocks(block=0)", "blocks(block=256)", "blocks(stochastic=1)", "lowrank(rank=4)")
     assert not any(map(is_safe_for_adam, unsafe))
 
 

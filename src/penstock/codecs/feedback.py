@@ -7,7 +7,8 @@ A `Residual` puts the subtraction off: it keeps v = gradient + residual, and the
 not sent is v - decode(payload), and the next encode takes it off while it loads v anyway: three streams over memory
 (read the gradient, read v, write v) where subtracting at once takes five. `values()` is the residual itself, whenever
 it is needed: a checkpoint, another set of buckets, a test. The arithmetic is the same to the bit. (On the CPU only
-codecs whose decode is element-wise put it off; for the others subtracting costs next to nothing.)
+codecs put it off whose decode is element-wise and whose feedback takes several passes; for others subtracting at once
+costs next to nothing.)
 """
 
 from bisect import bisect, bisect_left

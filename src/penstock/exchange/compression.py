@@ -46,11 +46,13 @@ NCCL = "nccl"  # the engine that queues them
 MIXING_PLANNERS = ("joint", "selective")  # choose for each gradient whether to compress it, and in how many pieces
 AUTO_PLANNERS = ("exact", *MIXING_PLANNERS)  # that go with codec="auto"; exact, the default, means joint there
 # What codec="auto" considers, the safest first. The coarsest of them ended within 1% of dense in all recorded runs of
-# 600 steps and more, with AdamW and with SGD; after 500 it was 1.1% behind (docs/choosing-a-codec.md). Not here:
-# terngrad and onebit, which with SGD ended far behind on some tasks; codecs with a threshold that must be tuned (tbq,
-# adacomp, graddrop); those that send few entries, so that training needs a warm-up and many steps (dgc, topk, gtopk).
+# 600 steps and more, with AdamW and with SGD (docs/choosing-a-codec.md). Not here: terngrad and onebit, which with SGD
+# ended far behind on some tasks; lowrank, with AdamW more than 1% behind at the bytes of blocks; codecs with a
+# threshold that must be tuned (tbq, adacomp, graddrop); those that send few entries, so that training needs a warm-up
+# and many steps (dgc, topk, gtopk).
 AUTO_CODECS = ("bf16", "blocks(bits=8)", "blocks(bits=4)")
 _SAFE_FOR_ADAM = ("fp16", "bf16", "fp8")  # at whatever setting
+_SHOWN_BLOCK = 128  # the most values that shared a step of `blocks` in recorded runs; 0 is one step for a whole tensor
 GRANULARITIES = ("tensor", "bucket", "model")  # what entries are the largest of
 DENSITY = 0.001
 Warmup = Literal["paper", "dgc"] | Sequence[float] | Schedule | None
@@ -339,7 +341,8 @@ def is_safe_for_adam(codec: str) -> bool:
     name, parameters = parse_spec(codec)
     if name.endswith(".cll") or is_object(codec) or name in _SAFE_FOR_ADAM:
         return True
-    return name == "blocks" and parameters.get("bits", 4) >= 4
+    shown = 0 < parameters.get("block", _SHOWN_BLOCK) <= _SHOWN_BLOCK and not parameters.get("stochastic", 0)
+    return name == "blocks" and parameters.get("bits", 4) >= 4 and shown
 
 
 def codec_choices() -> tuple[str, ...]:

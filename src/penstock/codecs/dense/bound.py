@@ -25,15 +25,24 @@ KEPT = 64  # headers, of so many sizes of a payload
 
 
 def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound | None:
-    """Return an encode whose feedback is put off, where payloads have one size."""
+    """Return an encode that scales and keeps what it does not send, where payloads have one size."""
     if not isinstance(residual, Residual) or not _has_one_size(codec, values) or codec.on_nonfinite == "skip":
         return None
     room(out, codec.max_nbytes(values.size))
     usual = HeaderCodec.bind_encode(codec, values, residual, out)
-    kernel = codec.kernels.bound("encode_later", codec.arguments)
+    kernel = codec.kernels.bound("encode_later" if codec.kernels.defers else "encode_feedback", codec.arguments)
     head, body = out[: codec.header_nbytes], out[codec.header_nbytes : codec.max_nbytes(values.size)]
     header, seed = np.frombuffer(_header(codec, values.size, body.size), np.uint8), np.uint32(codec.seed)
     factor, memory, nbytes = np.float32(residual.factor), residual.memory, body.size
+
+    def encode_at_once() -> Any:
+        if residual.pending is not None:
+            return usual()
+        call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
+        if kernel(values, factor, memory, body, call, seed) != nbytes:
+            return usual()  # which finds what is not finite, in either, and says so
+        head[:] = header
+        return None
 
     def encode() -> Any:
         last = residual.pending
@@ -47,7 +56,7 @@ def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound |
         head[:] = header
         return None
 
-    return encode
+    return encode if codec.kernels.defers else encode_at_once
 
 
 def decode(codec: "DenseCodec", usual: Bound, payload: Any, out: Any, adds: bool, factor: float) -> Bound | None:
@@ -70,7 +79,7 @@ def encode_into(codec: "DenseCodec", values: Any, residual: Any) -> EncodeInto |
     if not _is_plain(values) or not (residual is None or _is_plain(residual)) or codec.on_nonfinite == "skip":
         return None
     kernels, start, stop = codec.kernels, codec.header_nbytes, codec.max_nbytes(values.size)
-    operands = (values,) if residual is None else (values, residual)
+    operands = (values,) if residual is None else (values, np.float32(1), residual)
     encode = kernels.bound("encode" if residual is None else "encode_feedback", codec.arguments)
     owes = residual is not None and kernels.subtracts
     subtract = kernels.bound("decode_add", codec.arguments) if owes else None

@@ -103,10 +103,11 @@ class DenseCodec(HeaderCodec):
     @cached_property
     def capabilities(self) -> Capabilities:  # type: ignore[override]
         """Deferred feedback saves time on the CPU where the payload, which is kept, is small beside the gradient."""
-        defers = self.kernels.defers and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO
+        variable_size = any(item.counts for item in self.program.layout.fields)
+        is_elementwise = self.kernels.defers or not (self.kernels.subtracts or variable_size)
         return Capabilities(
-            deferred_feedback=defers,
-            variable_size=any(item.counts for item in self.program.layout.fields),
+            deferred_feedback=is_elementwise and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO,
+            variable_size=variable_size,
             half_precision=True,
             scaled_add=True,
             device_form=self.on_nonfinite != "skip" and find_spec("triton") is not None,
@@ -280,11 +281,11 @@ class DenseCodec(HeaderCodec):
         return self.on(tensor.device)
 
     def _encode(self, values: Floats, seed: int, residual: Any, kept: Floats | None, body: Bytes) -> Any:
-        """Return the body on the CPU; a `Residual` has it taken off by the next call, where the codec can."""
-        if not isinstance(residual, Residual) or not self.kernels.defers:
-            if isinstance(residual, Residual):
-                residual.values()
+        """Return the body on the CPU; a `Residual` has it taken off by the next call, where that saves a pass."""
+        if not isinstance(residual, Residual):
             return self.kernels.encode(values, self.arguments, seed, kept, body)
+        if not self.kernels.defers:
+            return self.kernels.encode(values, self.arguments, seed, residual.values(), body, residual.factor)
         assert kept is not None
         last = as_array(residual.pending) if residual.waits_for(self) else None
         residual.pending = None  # where this raises, the residual is of no use any more

@@ -25,7 +25,18 @@ class Kernels(Protocol):
 
 
 class CpuKernels(Kernels, Protocol):
-    """Kernels of the CPU: they can also defer feedback, and be called with their parameters bound."""
+    """Kernels of the CPU: with feedback they also scale the gradient, and may defer; parameters can be bound."""
+
+    def encode(
+        self,
+        gradient: Any,
+        arguments: Arguments,
+        seed: int = 0,
+        residual: Any = None,
+        out: Any = None,
+        factor: float = 1.0,
+    ) -> Any:
+        """Return the payload as `Kernels` do; with a residual, of `factor` times the gradient."""
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
         """Return a kernel (`encode_later`, `decode`, ...) with parameters bound; it returns below 0 for an error."""
@@ -36,7 +47,7 @@ class CpuKernels(Kernels, Protocol):
 
     @property
     def defers(self) -> bool:
-        """Whether there is an `encode_later`."""
+        """Whether to defer feedback, by `encode_later`: where subtracting at once takes several passes."""
 
     def encode_later(
         self, gradient: Any, arguments: Arguments, seed: int, residual: Any, last: Any, out: Any, factor: float = 1.0

@@ -93,9 +93,11 @@ def schedule_encode(
         return replace(_tiled(levels.encode(program, fields, TOTAL)), subtracts=True)
     levels.add_all([*made, *decoded])
     schedule = levels.encode(program, fields, TOTAL, kept=decoded[-1].name)
+    schedule = schedule if schedule.passes() < 2 else _tiled(schedule)
     if schedule.passes() < 2:
         return schedule
     # Several passes: the first leaves the total in place of the residual, so that later ones read one vector, not two.
+    # (Within a stretch both are in the cache, and adding them again takes less than storing their sum.)
     levels = Levels(keep_first=True)
     levels.add_all([*made, *decoded])
     return _tiled(levels.encode(program, fields, TOTAL, kept=decoded[-1].name))
@@ -362,12 +364,17 @@ def element(name: str) -> Expr:
 
 
 def rename(expr: Expr, names: Mapping[str, str], memo: dict[int, Expr]) -> Expr:
-    """Return an expression that reads other vectors; shared parts stay shared. Sizes are left alone."""
+    """Return an expression that reads other vectors; shared parts stay shared. Sizes are left alone.
+
+    The gradient less itself, what is owed where nothing is, becomes 0: a gradient that is not finite is refused.
+    """
     if id(expr) not in memo:
         args = tuple(rename(argument, names, memo) for argument in expr.args)
         value = names.get(expr.value, expr.value) if expr.op in ("element", "at", "name") else expr.value
         same = value == expr.value and all(a is b for a, b in zip(args, expr.args, strict=True))
-        memo[id(expr)] = expr if same else replace(expr, args=args, value=value)
+        made = expr if same else replace(expr, args=args, value=value)
+        nothing = made.op == "sub" and all(each.op == "element" and each.value == GRADIENT for each in args)
+        memo[id(expr)] = Expr("const", FLOAT, value=0.0) if nothing else made
     return memo[id(expr)]
 
 

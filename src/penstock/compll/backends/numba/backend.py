@@ -54,8 +54,9 @@ class NumbaKernels:
         seed: int = 0,
         residual: Floats | None = None,
         out: Bytes | None = None,
+        factor: float = 1.0,
     ) -> Bytes:
-        """Return the payload; see `Kernels`."""
+        """Return the payload; see `Kernels`. With a residual, of `factor` times the gradient."""
         if out is None:
             out = np.empty(max_nbytes(self.program, gradient.size, arguments), np.uint8)
         low, high = split(seed)
@@ -63,7 +64,7 @@ class NumbaKernels:
         if residual is None:
             nbytes = self.kernel("encode")(gradient, out, low, high, *own)
         else:
-            nbytes = self.kernel("encode_feedback")(gradient, residual, out, low, high, *own)
+            nbytes = self.kernel("encode_feedback")(gradient, np.float32(factor), residual, out, low, high, *own)
         if nbytes < 0:
             raise NonFiniteError("the gradient holds values that are not finite")
         if residual is not None and self.subtracts:
@@ -117,11 +118,12 @@ class NumbaKernels:
 
     @property
     def defers(self) -> bool:
-        """Whether feedback can be deferred: there is an `encode_later`."""
+        """Whether to defer feedback, by `encode_later`: where subtracting at once takes several passes."""
         if self._defers is None:
-            from penstock.compll.lower.fuse import last_decode
+            from penstock.compll.lower.fuse import last_decode, schedule_encode
 
-            self._defers = last_decode(self.program) is not None
+            at_once = schedule_encode(self.program, feedback=True)
+            self._defers = last_decode(self.program) is not None and at_once.passes() > 1
         return self._defers
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
@@ -331,7 +333,7 @@ def support_files() -> list[Path]:
 
 ARGUMENTS = {
     "encode": ["gradient", "out", "seed_low", "seed_high"],
-    "encode_feedback": ["gradient", "residual", "out", "seed_low", "seed_high"],
+    "encode_feedback": ["gradient", "factor", "residual", "out", "seed_low", "seed_high"],
     "encode_later": ["gradient", "factor", "residual", "last", "out", "seed_low", "seed_high"],
     "decode": ["payload", "out"],
     "decode_add": ["payload", "out", "factor"],

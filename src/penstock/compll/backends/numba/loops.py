@@ -324,12 +324,15 @@ class PassWriter:
                     self.kernel.line(f"{name}_b = {block_start(output)}")
                     body.lines += step_lines(output, f"{name}_b", bare(body.value(output.expr)))
                     after += join_lines(output, name)
-        if self.places.checked():
+        if self.places.checked() and not self.places.block:
             self.kernel.line("worst_b = int32(0)")
             after.append("worst = worst_b if worst_b > worst else worst")
         for name in self.places.checked():
             body.lines.append(f"magnitude = int32(float_bits({body.vector(name)}) & MAGNITUDE)")
-            body.lines.append("worst_b = magnitude if magnitude > worst_b else worst_b")
+            if self.places.block:  # of many short loops; a greatest value takes each a dozen instructions at its end
+                body.lines.append("bad |= magnitude >= INFINITY_BITS")
+            else:
+                body.lines.append("worst_b = magnitude if magnitude > worst_b else worst_b")
         if body.lines:
             self._loop(body.lines, before, joins)
         for text in after:
@@ -342,6 +345,9 @@ class PassWriter:
             for name in self.places.blockwise()
         ]
         after: list[str] = []
+        if self.places.checked():
+            before.append("bad = False")
+            after.append("worst = INFINITY_BITS if bad else worst")
         for output in self.step.outputs:
             if isinstance(output, GroupReduce) and output.group == self.places.block:
                 name = self.names.of(output.name)

@@ -35,6 +35,7 @@ OWN = frozenset(
             "right",
             "magnitude",
             "lane",
+            "bad",
         ),
     }
 )

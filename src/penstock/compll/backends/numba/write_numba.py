@@ -99,7 +99,8 @@ def _kernel(
     program: Program, kind: str, schedule: Schedule, reserved: frozenset[str], operators: Mapping[str, Operator]
 ) -> str:
     names = Names(reserved, {GRADIENT: GRADIENT, RESIDUAL: RESIDUAL, TOTAL: RESIDUAL})  # where the total is kept
-    writer = KernelWriter(program, schedule, names, operators, kind == "decode_add", kind == "encode_later")
+    scales = kind in ("encode_feedback", "encode_later")
+    writer = KernelWriter(program, schedule, names, operators, kind == "decode_add", scales)
     own = [writer.names.of(parameter.name) for parameter in program.arguments]
     arguments = ", ".join([*ARGUMENTS[kind], *own])
     if kind.startswith("encode"):
