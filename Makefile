@@ -7,10 +7,18 @@ READY := .venv/.ready
 
 setup: $(READY)
 
-# pip compiles every file of torch, for half a minute: where Python may not write bytecode, each process of a test would.
+# Bytecode is written when a module is first imported, whatever the environment says: most of what pip would compile is
+# never imported, and without bytecode every process of a test would compile torch anew.
+export PYTHONDONTWRITEBYTECODE :=
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+EXTRAS := torch,mpi,plot,frameworks,digits,tensorboard,examples,docs,dev
+
+# Two processes at a time fetch and unpack what constraints.txt pins, every other line each; pip then resolves the whole,
+# and adds what they could not install.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,plot,frameworks,digits,tensorboard,examples,docs,dev]'
+	for half in 0 1; do awk "NR % 2 == $$half" constraints.txt > .venv/half$$half.txt; $(PIP) --no-deps --requirement .venv/half$$half.txt & done; wait
+	$(PIP) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(READY)
 
 # Where nothing is set up yet, only what the demo needs.
@@ -18,7 +26,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),.venv/.demo)
 
 .venv/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,plot]'
+	$(PIP) --constraint constraints.txt --editable '.[torch,plot]'
 	touch .venv/.demo
 
 demo: $(DEMO)
