@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all test-mxnet check types arrows site bench bench-all soak docs clean
+.PHONY: setup demo test test-all test-mxnet check lint types arrows site bench bench-all soak docs clean
 
 setup: $(READY)
 
@@ -32,25 +32,29 @@ DEMO := $(if $(wildcard $(READY)),$(READY),.venv/.demo)
 demo: $(DEMO)
 	$(BIN)/penstock demo --out demo
 
-check: $(READY)
-	$(MAKE) --no-print-directory --jobs 2 types arrows site
+check:
+	$(MAKE) --no-print-directory --jobs 2 lint types arrows site
+
+lint types arrows site: $(READY)
 
 types:
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
-arrows:
+lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+arrows:
 	$(BIN)/python -m pytest tests/test_imports.py
 
 # Files in the order of their folders: short ones come last, and codecs are compiled before others train with them.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-# What `check` has tested is left out.
-test: check
-	$(BIN)/python -m pytest $(WORKERS) --durations 20 --ignore tests/test_imports.py
+# What else `check` does is among the tests.
+test: lint types
+	$(BIN)/python -m pytest $(WORKERS) --durations 20
 
-test-all: check
+test-all: lint types
 	$(BIN)/python -m pytest $(WORKERS) -m 'not gpu' --hypothesis-profile=search
 
 # MXNet's last release wants a numpy below 2: an environment of its own.
@@ -74,8 +78,7 @@ bench-all: $(READY)
 soak: $(READY)
 	$(BIN)/python benchmarks/soak/run.py
 
-docs: $(READY)
-	$(MAKE) --no-print-directory site
+docs: site
 
 # Strict: a broken link, or a page that the navigation leaves out, fails.
 site:
