@@ -3,14 +3,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test test-all test-mxnet check types arrows site bench bench-all soak docs clean
+.PHONY: setup demo test test-all test-mxnet check lint types arrows site suite bench bench-all soak docs clean
 
 setup: $(READY)
 
-# pip compiles every file of torch, for half a minute: where Python may not write bytecode, each process of a test would.
+# Bytecode is written when a module is first imported, whatever the environment says: most of what pip would compile is
+# never imported, and without bytecode every process of a test would compile torch anew.
+export PYTHONDONTWRITEBYTECODE :=
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+EXTRAS := torch,mpi,plot,frameworks,digits,tensorboard,examples,docs,dev
+
+# Two processes at a time fetch and unpack what constraints.txt pins, every other line each; pip then resolves the whole,
+# and adds what they could not install.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,mpi,plot,frameworks,digits,tensorboard,examples,docs,dev]'
+	for half in 0 1; do awk "NR % 2 == $$half" constraints.txt > .venv/half$$half.txt; $(PIP) --no-deps --requirement .venv/half$$half.txt & done; wait
+	$(PIP) --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(READY)
 
 # Where nothing is set up yet, only what the demo needs.
@@ -18,31 +26,38 @@ DEMO := $(if $(wildcard $(READY)),$(READY),.venv/.demo)
 
 .venv/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,plot]'
+	$(PIP) --constraint constraints.txt --editable '.[torch,plot]'
 	touch .venv/.demo
 
 demo: $(DEMO)
 	$(BIN)/penstock demo --out demo
 
-check: $(READY)
-	$(MAKE) --no-print-directory --jobs 2 types arrows site
+check:
+	$(MAKE) --no-print-directory --jobs 2 lint types arrows site
+
+lint types arrows site suite: $(READY)
 
 types:
 	$(BIN)/mypy
 
-arrows:
+lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+arrows:
 	$(BIN)/python -m pytest tests/test_imports.py
 
 # Files in the order of their folders: short ones come last, and codecs are compiled before others train with them.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
-# What `check` has tested is left out.
-test: check
-	$(BIN)/python -m pytest $(WORKERS) --durations 20 --ignore tests/test_imports.py
+# Types are checked where tests leave a core idle; what else `check` does is among the tests.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types suite
 
-test-all: check
+suite:
+	$(BIN)/python -m pytest $(WORKERS) --durations 20
+
+test-all: lint types
 	$(BIN)/python -m pytest $(WORKERS) -m 'not gpu' --hypothesis-profile=search
 
 # MXNet's last release wants a numpy below 2: an environment of its own.
@@ -66,8 +81,7 @@ bench-all: $(READY)
 soak: $(READY)
 	$(BIN)/python benchmarks/soak/run.py
 
-docs: $(READY)
-	$(MAKE) --no-print-directory site
+docs: site
 
 # Strict: a broken link, or a page that the navigation leaves out, fails.
 site:

@@ -13,8 +13,13 @@ from hypothesis import HealthCheck, settings
 if not Path("/dev/nvidia0").exists():  # Triton decides when it is first imported, which torch may do in any test
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Threads of OpenMP spin while they wait: torch's of one worker of pytest would take the core of the other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if find_spec("triton"):  # before TensorFlow, which TensorBoard brings in where it is installed: Triton after it aborts
-    import triton  # noqa: F401
+    from triton_interpreter import hasten
+
+    hasten()  # imports Triton
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and so would every program that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

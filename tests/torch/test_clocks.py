@@ -82,6 +82,7 @@ def test_a_processor_is_timed_by_the_host(monkeypatch):
     assert clock.seconds(start, start + 2.5) == 2.5
 
 
-def test_a_processor_is_named_with_its_threads():
-    name = device_name(torch.device("cpu"))
-    assert name.endswith(f", {torch.get_num_threads()} threads" if torch.get_num_threads() > 1 else ", 1 thread")
+@pytest.mark.parametrize(("threads", "wanted"), [(1, ", 1 thread"), (8, ", 8 threads")])
+def test_a_processor_is_named_with_its_threads(monkeypatch, threads, wanted):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert device_name(torch.device("cpu")).endswith(wanted)
