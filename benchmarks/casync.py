@@ -1,16 +1,18 @@
 """What each idea of HiPress adds, replayed on emulated hosts: its Fig. 11 as our own table; and `joint` beside others.
 
-Communication and compression are real, computation is waiting as long as the trace says. A rank measures the network
-with all routes that are used, then replays the configurations. Plans by `joint` are chosen as in training: up to three
-that are predicted to take about the same are raced first, and the fastest is replayed.
+Communication and compression are real, computation is waiting as long as the trace says. Ranks measure the network
+with all routes that are used, then replay the configurations in turn, and measure again between turns: simulations are
+of the machine as it was meanwhile. Configurations with the same plan are replayed once and have the same row. Plans by
+`joint` are chosen as in training: up to three that are predicted to take about the same are raced first, and the
+fastest is replayed.
 
 Each row says what bounds it from below: what the encoded bytes take on the wire (`wire_floor_seconds`), and what the
 ranks' processes took of the cores that they share (`core_floor_seconds`), each after the first gradients were ready.
-The record keeps the network as it was measured, so that a simulation can be done again.
+The record keeps the networks as they were measured, so that a simulation can be done again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Annotated, Any
@@ -40,7 +42,7 @@ from penstock.traces import find_trace
 from study import RANK, Claim, claim_documents, print_claims, start
 
 WAIT_SECONDS = 120.0
-_SECONDS_PER_ROUTE = 3.0  # of measuring; more hosts on the same cores take longer
+DENSE = 3  # iterations of what is not compressed, at most
 WORKER = (__file__, RANK)
 _TIMEOUT_SECONDS = 900.0
 WITHIN = 0.05  # of what was replayed: how far a simulation may be off
@@ -56,6 +58,7 @@ class CasyncJob:
     codecs: tuple[str, ...]  # the first one in the steps
     iterations: int  # of each configuration, after one to warm up
     study: str = "steps"  # or "joint": beside the hand-made configurations whose names are in `only`
+    seconds_per_route: float = 3.0  # of measuring; more hosts on the same cores take longer
     only: int = 4  # how many of the best-predicted hand-made configurations are replayed too
 
     def configurations(self, hosts: int) -> list[Configuration]:
@@ -69,12 +72,7 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     """Yield a row for every replayed configuration; every rank must call this with the same job."""
     hosts, trace = transport.world_size, find_trace(job.trace)
     found = job.configurations(hosts)
-    routes = list(dict.fromkeys(route for each in found for route in each.routes))
-    codecs = list(dict.fromkeys(codec for route in routes if (codec := parse_route(route).codec)))
-    seconds = _SECONDS_PER_ROUTE * len(routes) * max(1.0, hosts / 4)
-    network = measure_network(
-        transport, seconds=seconds, strategies=routes, codecs=codecs, whole_nbytes=sum(trace.nbytes)
-    ).network
+    network = _measured(transport, job, trace, list(dict.fromkeys(route for each in found for route in each.routes)))
     communicator = Communicator(transport, timeout_seconds=WAIT_SECONDS)
     *hand, chosen = found
     plans = {each.name: _in_lanes(each, each.plan(trace, network), trace, network)[0] for each in hand}
@@ -85,14 +83,40 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     rivals = _in_lanes(chosen, robust, trace, network)
     plans[chosen.name] = fastest_plan(trace, rivals, communicator)
     lanes = {each.name: each.lanes for each in found}
-    rows, _ = replay_plans(trace, plans, network, communicator, job.iterations, lambda: done(job.trace), lanes)
-    yield {"network": network_document(network), "trace": job.trace}
-    for name, row in zip(plans, rows, strict=True):
+    networks = [network]
+
+    def measure_again() -> Network:
+        """Measure the codecs, and the compressed routes that are replayed."""
+        used = dict.fromkeys(str(bucket.route) for plan in plans.values() for bucket in plan.buckets if bucket.codec)
+        now = _measured(transport, job, trace, list(used))
+        networks.append(replace(network, all_reduce={**network.all_reduce, **now.all_reduce}, codecs=now.codecs))
+        return networks[-1]
+
+    alike = {name: (plan.merged.hash, lanes[name]) for name, plan in plans.items()}  # what does the same is run once
+    only = {key: name for name, key in reversed(alike.items())}
+    dense = [name for name in only.values() if not any(bucket.codec for bucket in plans[name].buckets)]
+    packed = [name for name in only.values() if name not in dense]
+    rows = {}  # dense ones take long, and differ little from one iteration to the next
+    for some, count, again in ((dense, min(DENSE, job.iterations), None), (packed, job.iterations, measure_again)):
+        wanted = {name: plans[name] for name in some}
+        timed, _ = replay_plans(trace, wanted, network, communicator, count, lambda: done(job.trace), lanes, again)
+        rows |= dict(zip(some, timed, strict=True))
+    yield {"networks": [network_document(each) for each in networks], "trace": job.trace}
+    for name, plan in plans.items():
+        row = rows[only[alike[name]]]
         document = row.document()
         document.pop("planner")
-        yield {"what": job.trace, "how": name, **_told(plans[name], trace, network), **document} | _floors(
-            plans[name], trace, network, row.core_seconds
+        yield {"what": job.trace, "how": name, **_told(plan, trace, network), **document} | _floors(
+            plan, trace, network, row.core_seconds
         )
+
+
+def _measured(transport: Transport, job: CasyncJob, trace: Trace, routes: Sequence[str]) -> Network:
+    """Return the network with the lines of these routes, and their codecs' curves."""
+    codecs = list(dict.fromkeys(codec for route in routes if (codec := parse_route(route).codec)))
+    seconds = job.seconds_per_route * len(routes) * max(1.0, transport.world_size / 4)
+    whole = sum(trace.nbytes)
+    return measure_network(transport, seconds=seconds, strategies=routes, codecs=codecs, whole_nbytes=whole).network
 
 
 def _told(plan: Plan, trace: Trace, network: Network) -> dict[str, Any]:
@@ -143,7 +167,7 @@ def casync_rows(place: Place, job: CasyncJob, done: Done, networks: list[dict[st
     """
     before = first = None
     for row in run_job(place, WORKER, asdict(job), partial(_tell, done, place), _TIMEOUT_SECONDS):
-        if "network" in row:
+        if "networks" in row:
             networks.append({"hosts": place.hosts, "rate": place.rate, **row})
             continue
         seconds = row["measured_seconds"]
@@ -166,11 +190,12 @@ def casync(
     codecs: Annotated[str, typer.Option(help="compressors; the first one in the steps of Fig. 11")] = CODECS,
     study: Annotated[str, typer.Option(help="steps (Fig. 11), or joint: beside the best hand-made ones")] = "steps",
     iterations: Annotated[int, typer.Option(help="of each configuration, after one to warm up", min=1)] = 5,
+    seconds: Annotated[float, typer.Option(help="to measure each route in, each of four times")] = 3.0,
     out: RecordOption = "",
     json: JsonOption = False,
 ) -> None:
     """Replay stock, + codec, + pipelining, + bulk, + selective on emulated hosts. Needs root."""
-    jobs = [_job(each, split_list(codecs), iterations, study) for each in traces.split(",")]
+    jobs = [_job(each, split_list(codecs), iterations, study, seconds) for each in traces.split(",")]
     places = [Place(count, rate) for count in parse_counts(hosts, "--hosts")]
     total = len(places) * len(jobs) * 5 * (iterations + 1)
     with progress("casync", total) as done:
@@ -204,13 +229,13 @@ def claims(rows: Sequence[Mapping[str, Any]], study: str) -> list[Claim]:
     return [*found, Claim(f"settings with codecs simulated within {WITHIN:.0%} of replayed", close, len(packed))]
 
 
-def _job(text: str, codecs: list[str], iterations: int, study: str) -> CasyncJob:
+def _job(text: str, codecs: list[str], iterations: int, study: str, seconds: float) -> CasyncJob:
     if study not in ("steps", "joint"):
         raise PenstockError(f"--study: found {study!r}; wanted steps or joint")
     trace, _, strategy = text.partition(":")
     find_trace(trace)
     check_routes(f"{strategy or 'ring'}+{codec}" for codec in codecs)
-    return CasyncJob(trace, strategy or "ring", tuple(codecs), iterations, study)
+    return CasyncJob(trace, strategy or "ring", tuple(codecs), iterations, study, seconds)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -61,14 +61,15 @@ def test_every_step_is_replayed_for_real(tmp_path, monkeypatch):
     save_trace(Trace("toy", "none", 1, "float32", 0.01, tuple(Tensor(f"t{i}", 5000, 0.002) for i in range(6))), path)
     job, finished = CasyncJob(path, "ring", ("onebit",), 1), []
     network, *rows = run_ranks(2, lambda transport: list(measure_job(transport, job, finished.append)))[0]
-    assert network["network"]["workers"] == 2
+    assert [each["workers"] for each in network["networks"]] == [2, 2]
     assert [row["how"] for row in rows] == ["stock", "+ codec", "+ pipelining", "+ bulk", "+ selective"]
     assert [row["compressed_share"] for row in rows[:4]] == [0, 1, 1, 1]
     assert all(row["measured_seconds"] >= 0.022 for row in rows)
     assert all(row["core_floor_seconds"] >= 0.012 + row["core_seconds"] for row in rows)
     assert rows[0]["wire_floor_seconds"] == pytest.approx(0.012 + 120_000 * 1e-9)  # 2 (p - 1) / p of all bytes
     assert rows[1]["wire_floor_seconds"] == pytest.approx(0.012 + 120_000 * 1e-9 / 32)
-    assert len(finished) == 2 * 5 * 2
+    assert len(finished) % (2 * 2) == 0
+    assert 4 * 2 * 2 <= len(finished) <= 5 * 2 * 2  # configurations with the same plan are replayed once
 
 
 def test_beside_joint_only_the_best_hand_made_ones_are_replayed(tmp_path, monkeypatch):
@@ -82,11 +83,11 @@ def test_beside_joint_only_the_best_hand_made_ones_are_replayed(tmp_path, monkey
 
 
 def test_rows_say_what_each_step_gains(monkeypatch):
-    found = [{"network": {}}, row("stock", 8.0), row("+ codec", 4.0, 0.04), row("+ bulk", 5.0, -0.1)]
+    found = [{"networks": []}, row("stock", 8.0), row("+ codec", 4.0, 0.04), row("+ bulk", 5.0, -0.1)]
     monkeypatch.setattr(casync, "run_job", lambda *_: found)
     networks = []
     rows = list(casync_rows(Place(4, "1gbit"), CasyncJob("vgg16", "ring", ("onebit",), 1), print, networks))
-    assert networks == [{"hosts": 4, "rate": "1gbit", "network": {}}]
+    assert networks == [{"hosts": 4, "rate": "1gbit", "networks": []}]
     assert [row["times_as_fast"] for row in rows] == [1, 2, 1.6]
     assert [row["times_as_fast_as_before"] for row in rows] == [1, 2, 0.8]
     found = claims(rows, "steps")

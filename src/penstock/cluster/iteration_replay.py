@@ -8,7 +8,7 @@ network and compares each with its simulation.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -36,6 +36,7 @@ from penstock.trace import Trace
 # 2 bytes are 2 bytes
 _DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": np.float16}
 _NOISE = 1 << 20  # elements; gradients repeat after so many
+_MEASUREMENTS = 3  # of the network, while plans are replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +200,16 @@ def replay_plans(
     iterations: int,
     done: Callable[[], None] = lambda: None,
     lanes: Mapping[str, int] | None = None,  # of each plan, where it is to have fewer than all
+    measure_again: Callable[[], Network] | None = None,
 ) -> tuple[list[ReplayRow], dict[str, tuple[Timeline, Timeline]]]:
     """Replay every plan `iterations` times, in turn; return rows, and each plan's (simulated, measured) timelines.
 
     Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted; nor
     is a second one of those that compress, as the memory they share had its final size only after the first of all.
     The measured timeline is that of one more iteration: noting each instruction takes time.
+
+    A machine that others share is not as fast in one minute as in the next. With `measure_again` the network is
+    measured three times, between iterations and after them, and a plan is simulated on each: the median counts.
     """
     gradients, wanted = Gradients(trace), lanes or {}
     replays = {
@@ -213,6 +218,7 @@ def replay_plans(
     runs: dict[str, list[Replayed]] = {name: [] for name in plans}
     slowest: dict[str, list[float]] = {name: [] for name in plans}
     cores: dict[str, list[float]] = {name: [] for name in plans}
+    networks, between = list[Network](), -(-iterations // _MEASUREMENTS)
     start_together = partial(largest, communicator.transport, 0.0, communicator.timeout_seconds)
     try:
         _warm_up(list(replays.values()), start_together, done)
@@ -225,11 +231,15 @@ def replay_plans(
                 seconds = found.iteration_seconds
                 slowest[name].append(largest(communicator.transport, seconds, communicator.timeout_seconds))
                 done()
+            if measure_again is not None and ((turn + 1) % between == 0 or turn + 1 == iterations):
+                networks.append(measure_again())
         recorded = {name: each.run(start_together, record=True).timeline for name, each in replays.items()}
     finally:
         for replay in replays.values():
             replay.close()
-    simulated = {name: _simulate(trace, plan, network, wanted.get(name, LANES)) for name, plan in plans.items()}
+    simulated = {
+        name: _simulate(trace, plan, networks or [network], wanted.get(name, LANES)) for name, plan in plans.items()
+    }
     timed = {name: timed_lanes(plan, trace, network, wanted.get(name, LANES)) for name, plan in plans.items()}
     rows = [
         replace(
@@ -257,8 +267,11 @@ def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], s
     return ReplayRow(plan.planner, len(plan.messages), median(slowest), spread, simulated.iteration_seconds, lateness)
 
 
-def _simulate(trace: Trace, plan: Plan, network: Network, lanes: int) -> Timeline:
-    ways = [
-        way_for(network, route, None, fitted_cost) for route in dict.fromkeys(bucket.route for bucket in plan.buckets)
-    ]
-    return simulate_plan(plan, trace, ways, network, lanes)
+def _simulate(trace: Trace, plan: Plan, networks: Sequence[Network], lanes: int) -> Timeline:
+    """Return the timeline that a plan has on these networks, that of the median length."""
+    routes = dict.fromkeys(bucket.route for bucket in plan.buckets)
+    found = (
+        simulate_plan(plan, trace, [way_for(each, route, None, fitted_cost) for route in routes], each, lanes)
+        for each in networks
+    )
+    return sorted(found, key=lambda timeline: timeline.iteration_seconds)[len(networks) // 2]

@@ -12,9 +12,10 @@ measured time is the latency of messages, during which nothing is held.
     latency   of 6 messages in a row  2.2 ms that they can
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 
 from penstock.cost.ways import Way
@@ -94,32 +95,56 @@ def _instructions(program: Program) -> float:
     return max(1, sum(one.op is not Op.SEND for rank in program.ranks for one in rank)) / program.world_size
 
 
-def _paced(program: Program, network: Network, clock: Clock, wanted: float) -> Clock:
-    """Return the clock with which a program by itself takes so long."""
+def _messages(program: Program) -> float:
+    """Return how many messages a rank receives, on average."""
+    return max(1, sum(one.op is Op.RECV for rank in program.ranks for one in rank)) / program.world_size
 
-    def alone(latency: float) -> float:
-        overhead = None if clock.overhead is None else replace(clock.overhead, latency_seconds=latency)
+
+def _paced(program: Program, network: Network, clock: Clock, wanted: float) -> Clock:
+    """Return the clock with which a program by itself takes so long.
+
+    What is missing is latency. Where it takes longer, some of what was measured of the cores is taken while bytes
+    travel, by the engine's thread, and not for computations, which messages wait for.
+    """
+
+    def alone(overhead: Overhead | None) -> float:
         return program_seconds(program, network, clock.itemsize, clock.codec, overhead)
 
-    latency, taken = 0.0, alone(0.0)
-    if clock.overhead is not None and taken < wanted:
-        latency, taken = _solved(alone, taken, wanted)
-        clock = replace(clock, overhead=replace(clock.overhead, latency_seconds=latency))
-    return replace(clock, pace=wanted / taken if taken else 1.0)
+    taken, known = alone(clock.overhead), clock.overhead
+    if known is None:
+        return replace(clock, pace=wanted / taken if taken else 1.0)
+    if taken < wanted:
+        change, guess, most = partial(_late, known), wanted - taken, math.inf
+    else:
+        spent = known.factor * _computed(network, program, clock) / _messages(program)
+        change, guess, most = partial(_moving, known, spent), 1 - wanted / taken, 1.0
+    found, taken = _solved(lambda x: alone(change(x)), taken, wanted, guess, most)
+    return replace(clock, pace=wanted / taken if taken else 1.0, overhead=change(found))
 
 
-def _solved(alone: Callable[[float], float], without: float, wanted: float) -> tuple[float, float]:
-    """Return the latency with which a program takes about `wanted`, and what it takes then; by secants.
+def _late(overhead: Overhead, latency_seconds: float) -> Overhead:
+    return replace(overhead, latency_seconds=latency_seconds)
 
-    What a program takes is a convex function of the latency and, where that is long, a line.
+
+def _moving(overhead: Overhead, computed_seconds: float, share: float) -> Overhead:
+    """Return an overhead with a share of computations done while bytes travel; they take so long for each message."""
+    return replace(overhead, factor=(1 - share) * overhead.factor, moving_seconds=share * computed_seconds)
+
+
+def _solved(
+    alone: Callable[[float], float], without: float, wanted: float, guess: float, most: float = math.inf
+) -> tuple[float, float]:
+    """Return the argument, of 0 to `most`, with which a program takes about `wanted`, and what it takes then.
+
+    By secants: what a program takes is a convex function of the latency and, where that is long, a line.
     """
-    before, at = (0.0, without), wanted - without  # as if a program had one message
+    before, at = (0.0, without), guess
     for _ in range(_SECANTS):
         taken = alone(at)
         if abs(taken - wanted) <= _CLOSE * wanted or at == before[0] or taken == before[1]:
             break
         slope = (taken - before[1]) / (at - before[0])
-        before, at = (at, taken), max(0.0, at + (wanted - taken) / slope)
+        before, at = (at, taken), min(most, max(0.0, at + (wanted - taken) / slope))
     else:
         taken = alone(at)
     return at, taken

@@ -38,7 +38,7 @@ from penstock.simulator.iteration import (
     stretched,
     way_of,
 )
-from penstock.simulator.program import Key, Translation, pools
+from penstock.simulator.program import ENGINE, Key, Translation, pools
 from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
 from penstock.trace import Trace
 
@@ -87,7 +87,8 @@ def simulate_composition(
             for rank in ranks:
                 ends[rank].append(len(tasks))
             tasks.append(Task(clocks[number].pace * task.seconds, uses, tuple(sorted(waits)), task.pool))
-            labels.append(_label(program, names[number], keys) if task.seconds and task.uses else None)
+            drawn = task.seconds and task.uses and task.uses[0][0] != ENGINE  # type: ignore[index]  # named so
+            labels.append(_label(program, names[number], keys) if drawn else None)
         finished.append(list(range(len(tasks), len(tasks) + program.world_size)))
         for rank, last in enumerate(ends):
             tasks.append(Task(0.0, (), (*gates[rank], *last)))

@@ -17,6 +17,7 @@ from penstock.program import Instruction, Op, Program, Slice
 from penstock.simulator.engine import Task, run_tasks
 from penstock.timeline import Span, Timeline
 
+ENGINE = "engine"  # of a rank: the thread of the transport, which moves bytes while others compute
 CodecSeconds = Callable[[Op, float], float]  # (ENCODE, DECODE, or MERGE of two encoded blocks; dense bytes) -> seconds
 
 
@@ -35,6 +36,7 @@ class Overhead:
     core_seconds: float  # of a core: each message, at its receiver, and each computation
     latency_seconds: float  # of each message, during which nothing is held: another one may be under way
     factor: float = 1.0  # of computations, beside what the codec's curves say
+    moving_seconds: float = 0.0  # of a core at a message's receiver while it is on the wire: the engine's thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Translation:
 
     def _count(self, head: Key) -> int:
         """Return how many tasks an instruction becomes."""
-        return 3 if self.overhead is not None and self._at(*head).op is Op.SEND else 1
+        return 4 if self.overhead is not None and self._at(*head).op is Op.SEND else 1
 
     def _group(self) -> dict[Key, Key]:
         """Map each instruction to the head of its group: a recv to its send, all natives to rank 0's."""
@@ -174,17 +176,20 @@ class Translation:
     ) -> Iterator[Task]:
         """Yield the tasks of one instruction, the first of which is number `place`."""
         waits = {last_of[owner[rank, earlier]] for rank, index in keys for earlier in self._at(rank, index).after}
-        sent = [last_of[before] + 1 - self._count(before) for key in keys if (before := self.previous.get(key))]
-        waits |= set(sent)  # on the wire: its latency holds nothing up
+        later = 0 if self.overhead is None else 2  # tasks after the one on the wire: its latency holds nothing up
+        waits |= {last_of[before] - later for key in keys if (before := self.previous.get(key))}
         after, (rank, index) = tuple(sorted(waits)), keys[0]
         one, on = self._at(rank, index), machine(self.network, rank)
         if any(self._at(*key).op is Op.SEND for key in keys):
             source, target = next(((r, self._at(r, i).peer) for r, i in keys if self._at(r, i).op is Op.SEND))
             assert target is not None
+            there = machine(self.network, target)
+            if self.overhead is not None:
+                yield Task(self.overhead.moving_seconds, ((ENGINE, target),), after, there)
             yield Task(self._message_seconds(keys), (("out", source), ("in", target)), after)
             if self.overhead is not None:
-                yield Task(self.overhead.latency_seconds, (), (place,))
-                yield Task(self.overhead.core_seconds, (), (place + 1,), machine(self.network, target))
+                yield Task(self.overhead.latency_seconds, (), (place, place + 1))
+                yield Task(self.overhead.core_seconds, (), (place + 2,), there)
         elif one.op is Op.NATIVE:
             yield Task(self._native(one), tuple(("cpu", r) for r, _ in keys), after)
         else:
