@@ -345,7 +345,9 @@ def claim(text_: str, value: float, wanted: float, at_most: bool = False) -> dic
 def write(job: Job, rows: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]], **more: Any) -> None:
     """Write a record, with the command that started the ranks."""
     named = asdict(replace(job, out=Path(job.out).name, data=Path(job.data).name))  # without folders of this machine
-    record = make_record(f"fsdp-{job.task}", rows, claims=list(claims), job=named, **more)
+    record = make_record(
+        "fsdp-across" if job.across else f"fsdp-{job.task}", rows, claims=list(claims), job=named, **more
+    )
     record |= {"command": job.command, "commit": job.commit}
     if job.device == "cuda":
         record["machine"]["gpus"] = f"1 x {torch.cuda.get_device_name(0)}, shared by all ranks"
