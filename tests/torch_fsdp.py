@@ -174,6 +174,11 @@ CODED: dict[str, Case] = {  # with a codec; clipped in any case
     "weights kept after forward": Case(EVEN, torch=KEEP),
     "activation checkpointing": Case(Sizes(recomputes=True)),
     "all of it": Case(Sizes(recomputes=True), torch=BF16 | KEEP, accumulate=2),
+    "cut by columns": Case(EVEN, torch=COLUMNS),
+    "CPU offload": Case(EVEN, torch={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    "a frozen layer": Case(freezes=True),
+    "a layer that is called twice": Case(Sizes(calls=2)),
+    "layers without gradients": Case(Sizes(skips=True)),
 }
 
 
@@ -293,8 +298,8 @@ def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str,
     mesh, options = mesh_of(shape), quick(workers=shape[0], strategy="ring")
     found = {}
     for name, case in cases.items():
-        one = native(made(case.sizes), mesh, **case.torch)
-        other = ours(made(case.sizes), mesh, codec=codec, **options, **case.torch)
+        one = native(made(case.sizes, case.freezes), mesh, **case.torch)
+        other = ours(made(case.sizes, case.freezes), mesh, codec=codec, **options, **case.torch)
         found[name] = _kept(rank, case, one, other, compiles)
     return found
 
@@ -302,7 +307,7 @@ def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str,
 def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
     wanted, applied = (_gradients(rank, case, each, compiles) for each in (one, other))
     residuals = other.exchange_state_dict()["residual"]
-    owed = [residuals[name].full_tensor().double().sum(0).numpy() for name, _ in other.named_parameters()]
+    owed = [residuals[name].full_tensor().double().sum(0).numpy() for name, _ in _trained(other)]
     off = max(float(np.abs(w - a - r).max()) for w, a, r in zip(wanted, applied, owed, strict=True))
     norm_off = 0.0
     optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
@@ -320,7 +325,7 @@ def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
 def _gradients(rank: int, case: Case, model: Any, compiles: bool) -> list[Any]:
     """Return the sum of all gradients of six iterations, whole; weights stay as they are."""
     called = torch.compile(model, backend="aot_eager") if compiles else model
-    total: list[Any] = [0.0] * len(list(model.parameters()))
+    total: list[Any] = [0.0] * len(_trained(model))
     for step in range(6):
         total = [sum(each) for each in zip(total, _accumulated(rank, case, called, step), strict=True)]
         model.zero_grad(set_to_none=case.to_none)
@@ -337,7 +342,16 @@ def _accumulated(rank: int, case: Case, model: Any, step: int) -> list[Any]:
 
 
 def _whole_gradients(model: Any) -> list[Any]:
-    return [each.grad.full_tensor().double().numpy() for each in model.parameters()]
+    return [
+        np.zeros(each.shape) if each.grad is None else each.grad.full_tensor().double().numpy()
+        for _, each in _trained(model)
+    ]
+
+
+def _trained(model: Any) -> list[tuple[str, Any]]:
+    """Return the parameters that are trained, with their names; without those that torch.compile adds to them."""
+    named = getattr(model, "_orig_mod", model).named_parameters()
+    return [(name, each) for name, each in named if each.requires_grad]
 
 
 def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[list[float], list[Any], str]:
