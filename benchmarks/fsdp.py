@@ -47,10 +47,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from penstock.bench.record import make_record, save_record
 from penstock.cluster import emulated_cluster
 from penstock.cluster.processes import RankZero
-from penstock.codecs.registry import make_codec
 from penstock.plan import save_plan
 from penstock.torch import fully_shard_with
-from penstock.torch.fsdp.groups import _exchange
+from penstock.torch.fsdp.groups import send_shards_by
 from penstock.zoo.language_models import GPT, GptBlock
 
 HOSTS, PER_HOST = 2, 2
@@ -144,61 +143,13 @@ def sharded(job: Job, method: str, mesh: DeviceMesh, plan: Path | None = None, s
         where = mesh if method == NATIVE else mesh["replicate"] if job.across else mesh["shard"]
         for block in (*model.transformer.h, model):
             fully_shard(block, mesh=where, **options)
-            if (codec := method.removeprefix(SHARDS).strip(", ").removesuffix(" messages")) and job.across:
-                block.set_custom_all_gather(CodedGather(codec))
-                block.set_custom_reduce_scatter(CodedScatter(codec))
+        if codec := method.removeprefix(SHARDS).strip(", ").removesuffix(" messages") if job.across else "":
+            send_shards_by(model, codec)
         return model
     asked: dict[str, Any] = {} if method == DENSE else {"codec": method.removeprefix("ours, "), "measurements": False}
     if asked:
         asked |= {"measure_seconds": job.measure_seconds, "plan": plan if plan is not None and plan.exists() else None}
     return fully_shard_with(model, mesh, layers=GptBlock, **asked, **options)
-
-
-class CodedGather:
-    """An all-gather of weights in fewer bits, in host memory; all ranks compute with the same rounded weights."""
-
-    def __init__(self, codec: str) -> None:
-        self._codec = make_codec(codec)
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for what is encoded or decoded."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> None:
-        """Write every rank's shard, as the codec has it, to `output_tensor`."""
-        payloads = self.payloads(group.size(), input_tensor.numel())
-        own = payloads[group.rank()]
-        self._codec.encode(input_tensor.numpy(), None, own.numpy())
-        _exchange(group, [own] * group.size(), list(payloads))
-        for payload, shard in zip(payloads, output_tensor.view(group.size(), -1), strict=True):
-            self._codec.decode(payload.numpy(), shard.numpy())
-
-    def payloads(self, ranks: int, numel: int) -> torch.Tensor:
-        """Return room for a payload of each rank."""
-        return torch.empty(ranks, self._codec.max_nbytes(numel), dtype=torch.uint8)
-
-
-class CodedScatter(CodedGather):
-    """A reduce-scatter of gradients in fewer bits; what a rank adds for itself is not rounded."""
-
-    def __call__(  # type: ignore[override]  # a reduce-scatter has an operation
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> None:
-        """Write the average of all ranks' parts for this rank to `output_tensor`."""
-        assert op == dist.ReduceOp.AVG
-        ranks, rank, parts = group.size(), group.rank(), input_tensor.view(group.size(), -1)
-        sent, received = (self.payloads(ranks, output_tensor.numel()) for _ in range(2))
-        for each in range(ranks):
-            if each != rank:
-                self._codec.encode(parts[each].numpy(), None, sent[each].numpy())
-        _exchange(group, list(sent), list(received))
-        output_tensor.copy_(parts[rank])
-        for each in range(ranks):
-            if each != rank:
-                self._codec.decode_add(received[each].numpy(), output_tensor.numpy())
-        output_tensor /= ranks
 
 
 def texts(job: Job) -> tuple[torch.Tensor, torch.Tensor]:

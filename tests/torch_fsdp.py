@@ -12,19 +12,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import PenstockError
 from penstock.network import LinearCost, Network
-from penstock.plan import Plan
+from penstock.plan import Plan, save_plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import fully_shard_with
-from penstock.torch.fsdp.groups import Direct, HostGather, HostScatter
+from penstock.torch.fsdp.groups import CodedGather, CodedScatter, Direct, HostGather, HostScatter
 from penstock.torch.fsdp.sharding import _held
 from penstock.torch.optim import CompressedAdamW
 
@@ -222,9 +223,15 @@ def same(first: list[Any], second: list[Any]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def train(model: Any, rank: int, case: Case, device: str = "cpu") -> list[float]:
-    """Train by AdamW; return the loss of each step."""
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+def adamw(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+
+
+def train(
+    model: Any, rank: int, case: Case, device: str = "cpu", by: torch.optim.Optimizer | None = None
+) -> list[float]:
+    """Train by AdamW, or by an optimizer that has stepped before; return the loss of each step."""
+    optimizer = by or adamw(model)
     if case.in_backward:
         step_in_backward(model)
     losses = []
@@ -364,31 +371,68 @@ def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[l
 # State: saved on one mesh, loaded on another.
 
 
-def save_state(rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train, save with torch.distributed.checkpoint; return what all replicas owe together, by element."""
-    model = ours(made(), mesh_of(shape), **options)
-    train(model, rank, Case(steps=8))
-    state = {"model": model.state_dict(), "exchange": model.exchange_state_dict()}
-    dcp.save(state, checkpoint_id=folder)
-    return owed_by(state["exchange"])
+Optimizer = Callable[[Any], torch.optim.Optimizer]  # of a model
 
 
-def load_state(rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Load on this mesh; return what all replicas owe together, and that training goes on."""
+def compressed_adamw(model: Any, warmup_steps: int) -> torch.optim.Optimizer:
+    return CompressedAdamW(model.parameters(), lr=0.01, ddp=model, warmup_steps=warmup_steps)
+
+
+def save_state(
+    rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any], make: Optimizer = adamw
+) -> dict[Any, Any]:
+    """Train, save with torch.distributed.checkpoint, train on; return all state when it was saved, and weights then."""
     model = ours(made(), mesh_of(shape), **options)
-    state = {"model": model.state_dict(), "exchange": model.exchange_state_to_load(folder)}
+    optimizer = make(model)
+    train(model, rank, Case(steps=8), by=optimizer)
+    dcp.save(saved(model, optimizer, model.exchange_state_dict()), checkpoint_id=folder)
+    if rank == 0:
+        save_plan(model.plan, f"{folder}.plan")
+    found = whole_state(model, optimizer)
+    train(model, rank, Case(steps=4), by=optimizer)
+    return found | later_state(model, optimizer)
+
+
+def load_state(
+    rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any], make: Optimizer = adamw
+) -> dict[Any, Any]:
+    """Load on this mesh, train on; return all state when it was loaded, and weights in the end."""
+    model = ours(made(), mesh_of(shape), **options)
+    optimizer = make(model)
+    state = saved(model, optimizer, model.exchange_state_to_load(folder))
     dcp.load(state, checkpoint_id=folder)
-    model.load_state_dict(state["model"])
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     model.load_exchange_state_dict(state["exchange"])
-    found = owed_by(model.exchange_state_dict())
-    train(model, rank, Case(steps=4))
+    found = whole_state(model, optimizer)
+    train(model, rank, Case(steps=4), by=optimizer)
+    return found | later_state(model, optimizer)
+
+
+def saved(model: Any, optimizer: torch.optim.Optimizer, exchange: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds."""
+    weights_, moments = get_state_dict(model, optimizer)
+    return {"model": weights_, "optimizer": moments, "exchange": exchange}
+
+
+def whole_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return weights, moments and what all replicas owe, whole, by kind and parameter."""
+    exchange = model.exchange_state_dict()
+    found: dict[Any, Any] = {("iterations",): exchange["iterations"]}
+    for name, parameter in model.named_parameters():
+        kinds = {"weight": parameter} | optimizer.state[parameter]
+        kinds |= {kind: exchange[kind][name] for kind in ("residual", "velocity") if kind in exchange}
+        found |= {(kind, name): np.array(_whole(value)) for kind, value in kinds.items()}
     return found
 
 
-def owed_by(state: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = [kind for kind in ("residual", "velocity") if kind in state]
-    found = {(kind, name): each.full_tensor().numpy().copy() for kind in kinds for name, each in state[kind].items()}
-    return found | {"iterations": state["iterations"]}
+def later_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return weights and second moments at the end."""
+    squares = [_whole(optimizer.state[each]["exp_avg_sq"]).numpy().copy() for each in model.parameters()]
+    return {("later", "weights"): weights(model), ("later", "squares"): squares}
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor().detach().cpu() if isinstance(value, DTensor) else value
 
 
 # What goes wrong.
@@ -458,6 +502,11 @@ WRONG: dict[str, Callable[[int, DeviceMesh], Any]] = {
         made(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "gpu") if rank == 3 else NAMES)
     ),
     "layers": lambda rank, mesh: fully_shard_with(made(), mesh, layers=3),  # type: ignore[arg-type]
+    "a sparse shard codec": lambda rank, mesh: fully_shard_with(made(), mesh, shard_codec="topk"),
+    "a shard codec in bf16": lambda rank, mesh: fully_shard_with(made(), mesh, shard_codec="blocks(bits=8)", **BF16),
+    "other shard codecs": lambda rank, mesh: fully_shard_with(
+        made(), mesh, shard_codec=f"blocks(bits={4 if rank == 3 else 8})"
+    ),
     "nan": _nan,
     "foreign state": _foreign_state,
 }
@@ -537,6 +586,39 @@ def exchanged_in_host(rank: int) -> dict[str, bool]:
             near = torch.allclose(output.double(), exact, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
             found[f"summed {dtype} {op}"] = near and (ranks > 2 or torch.equal(output, theirs))
     return found
+
+
+def sent_in_fewer_bits(rank: int) -> dict[str, Any]:
+    """Return how far gathers and sums by `blocks(bits=8)` are off, what was gathered, and where NaN arrives."""
+    group, numel = dist.group.WORLD, 4096
+    assert group is not None
+    ranks = group.size()
+    given = torch.randn(ranks * numel, generator=torch.Generator().manual_seed(rank))
+    everything = [torch.empty_like(given) for _ in range(ranks)]
+    dist.all_gather(everything, given)
+    gathered, summed, spoilt = torch.empty(ranks * numel), torch.empty(numel), torch.empty(numel)
+    gather, scatter = CodedGather("blocks(bits=8)"), CodedScatter("blocks(bits=8)")
+    gather(gathered, given[:numel], group)
+    scatter(summed, given, group, dist.ReduceOp.AVG)
+    whole, average = torch.cat([each[:numel] for each in everything]), torch.stack(everything).mean(0)[rank * numel :]
+    if rank == 1:
+        given[5] = torch.nan  # of rank 0's part
+    scatter(spoilt, given, group, dist.ReduceOp.AVG)
+    return {
+        "gathered off": float((gathered - whole).abs().max() / whole.abs().max()),
+        "summed off": float((summed - average[:numel]).abs().max() / average.abs().max()),
+        "gathered": gathered.numpy().tobytes(),
+        "share of bytes": gather._payloads(1, numel).nbytes / (4 * numel),
+        "nan arrives": bool(spoilt.isnan().any()),
+    }
+
+
+def trained_in_fewer_bits(rank: int) -> tuple[list[float], list[float]]:
+    """Return losses of training with shards on two hosts, by torch's own and with a codec."""
+    mesh, case = mesh_of((1, 2)), Case(EVEN, steps=20)
+    models = [native(made(EVEN), mesh), ours(made(EVEN), mesh, shard_codec="blocks(bits=8)")]
+    one, other = (train(each, rank, case) for each in models)
+    return one, other
 
 
 # Optimizers and torch.compile.
