@@ -263,11 +263,12 @@ def step_in_backward(model: nn.Module) -> None:
 
 def compared(rank: int, mesh: DeviceMesh, case: Case) -> str:
     """Train by torch's own and by ours; say what differs."""
+    device = mesh.device_type
     models = [
-        native(made(case.sizes, case.freezes), mesh, **case.torch),
-        ours(made(case.sizes, case.freezes), mesh, **case.torch, **case.ours),
+        native(made(case.sizes, case.freezes).to(device), mesh, **case.torch),
+        ours(made(case.sizes, case.freezes).to(device), mesh, **case.torch, **case.ours),
     ]
-    losses = [train(each, rank, case) for each in models]
+    losses = [train(each, rank, case, device) for each in models]
     if not same(*map(weights, models)):
         return f"weights differ after losses {losses}"
     if case.ours and not case.in_backward and models[1].plan is None:
@@ -275,9 +276,9 @@ def compared(rank: int, mesh: DeviceMesh, case: Case) -> str:
     return "" if losses[0] == losses[1] else f"losses {losses}"
 
 
-def every_case(rank: int, shape: tuple[int, int], cases: Mapping[str, Case]) -> dict[str, str]:
+def every_case(rank: int, shape: tuple[int, int], cases: Mapping[str, Case], device: str = "cpu") -> dict[str, str]:
     """Return what differs in each case."""
-    mesh, found = mesh_of(shape), {}
+    mesh, found = mesh_of(shape, device), {}
     for name, case in cases.items():
         try:
             found[name] = compared(rank, mesh, case)
@@ -300,13 +301,20 @@ class Kept:
     weights: list[Any]  # after steps with clipped gradients
 
 
-def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str, Case], compiles: bool = False) -> Any:
+def conserved(
+    rank: int,
+    shape: tuple[int, int],
+    codec: str,
+    cases: Mapping[str, Case],
+    compiles: bool = False,
+    device: str = "cpu",
+) -> dict[str, Kept]:
     """Return what became of the gradients in each case, beside torch's own."""
-    mesh, options = mesh_of(shape), quick(workers=shape[0], strategy="ring")
+    mesh, options = mesh_of(shape, device), quick(workers=shape[0], strategy="ring")
     found = {}
     for name, case in cases.items():
-        one = native(made(case.sizes, case.freezes), mesh, **case.torch)
-        other = ours(made(case.sizes, case.freezes), mesh, codec=codec, **options, **case.torch)
+        one = native(made(case.sizes, case.freezes).to(device), mesh, **case.torch)
+        other = ours(made(case.sizes, case.freezes).to(device), mesh, codec=codec, **options, **case.torch)
         found[name] = _kept(rank, case, one, other, compiles)
     return found
 
@@ -314,7 +322,7 @@ def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str,
 def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
     wanted, applied = (_gradients(rank, case, each, compiles) for each in (one, other))
     residuals = other.exchange_state_dict()["residual"]
-    owed = [residuals[name].full_tensor().double().sum(0).numpy() for name, _ in _trained(other)]
+    owed = [residuals[name].full_tensor().double().sum(0).cpu().numpy() for name, _ in _trained(other)]
     off = max(float(np.abs(w - a - r).max()) for w, a, r in zip(wanted, applied, owed, strict=True))
     norm_off = 0.0
     optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
@@ -344,13 +352,14 @@ def _accumulated(rank: int, case: Case, model: Any, step: int) -> list[Any]:
     for part in range(case.accumulate):
         if case.by:
             getattr(model, case.by)(part == case.accumulate - 1)
-        loss_of(model, rank, step * case.accumulate + part).backward()  # type: ignore[no-untyped-call]
+        device = next(iter(model.parameters())).device_mesh.device_type
+        loss_of(model, rank, step * case.accumulate + part, device).backward()  # type: ignore[no-untyped-call]
     return _whole_gradients(model)
 
 
 def _whole_gradients(model: Any) -> list[Any]:
     return [
-        np.zeros(each.shape) if each.grad is None else each.grad.full_tensor().double().numpy()
+        np.zeros(each.shape) if each.grad is None else each.grad.full_tensor().double().cpu().numpy()
         for _, each in _trained(model)
     ]
 
@@ -624,11 +633,13 @@ def trained_in_fewer_bits(rank: int) -> tuple[list[float], list[float]]:
 # Optimizers and torch.compile.
 
 
-def by_momentum(rank: int, shape: tuple[int, int]) -> tuple[list[float], list[float], list[Any], int]:
+def by_momentum(
+    rank: int, shape: tuple[int, int], device: str = "cpu"
+) -> tuple[list[float], list[float], list[Any], int]:
     """Train by AdamW and by CompressedAdamW; return both's losses, weights, and how many second moments are frozen."""
-    mesh, found = mesh_of(shape), []
-    one = native(made(EVEN), mesh)
-    other = ours(made(EVEN), mesh, codec="onebit(block=16)", **quick(workers=shape[0], strategy="ring"))
+    mesh, found = mesh_of(shape, device), []
+    one = native(made(EVEN).to(device), mesh)
+    other = ours(made(EVEN).to(device), mesh, codec="onebit(block=16)", **quick(workers=shape[0], strategy="ring"))
     options = {"lr": 0.01, "betas": (0.9, 0.95)}
     optimizers = [
         torch.optim.AdamW(one.parameters(), **options),  # type: ignore[arg-type]
@@ -638,7 +649,7 @@ def by_momentum(rank: int, shape: tuple[int, int]) -> tuple[list[float], list[fl
         losses = []
         for step in range(60):
             optimizer.zero_grad()
-            loss = loss_of(model, rank, step % 5)
+            loss = loss_of(model, rank, step % 5, device)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
