@@ -2,17 +2,19 @@ r"""Sharded training between slow hosts: torch's own HSDP beside ours, and besid
 
     python benchmarks/fsdp.py time OUT.json --rate 1gbit --keep-weights      GPT of 31.7M parameters, 2 hosts x 2 ranks
     python benchmarks/fsdp.py time OUT.json --rate 10gbit --device cuda      GPT-2, four ranks on one GPU
-    python benchmarks/fsdp.py loss OUT.json --seeds 3 --seconds 3000         what AdamW learns; call it again to go on
+    python benchmarks/fsdp.py loss OUT.json --device cuda --bf16 --keep-weights --sequences 16 --tokens 128 \
+        --seeds 3 --data FOLDER --seconds 200                                what AdamW learns; call it again to go on
     python benchmarks/fsdp.py time OUT.json --across                         2 hosts x 1 rank: shards over the slow link
 
 Both start their ranks on emulated hosts, which needs root and pyroute2; `--device cuda` needs an NVIDIA GPU and Triton,
 neither needs what penstock's command line does. `time` trains by all methods in turns, round by round, each once its
 plan is in force; milliseconds are those of the slowest rank, and those of processors the sum of all ranks.
 
-`loss` trains by each method on links without a limit, from the same weights and the same batches of bytes of Python's
-manual. It keeps where it is in OUT.state, so that it can be stopped after --seconds and called again, by the same
-commit. What counts was fixed before it was run: the loss on the last tenth of the text, which no method has seen, after
-all steps, as a mean over the seeds; ours may be 1% above that of torch's HSDP.
+`loss` trains by each method on links without a limit, from the same weights and the same batches of bytes: of FOLDER's
+train.txt.xz (WikiText-2), or of Python's manual. It keeps where it is in OUT.state, so that it can be stopped after
+--seconds and called again, by the same commit. What counts was fixed before it was run: the loss on text that no method
+has seen (FOLDER's valid.txt.xz, or the last tenth of the manual) after all steps, in bits per byte, as a mean over the
+seeds; ours may be 1% above that of torch's HSDP.
 
 `--across` is for models that no host holds: each of two hosts has one rank and half of all weights, and torch's
 all-gathers and reduce-scatters cross the slow link. They are tried in fewer bits, by `set_custom_all_gather` and
@@ -23,14 +25,16 @@ gradients, which are cut because that is too much). Beside them stand two replic
 import argparse
 import gc
 import json
+import lzma
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import cos, pi
+from math import cos, log, pi
 from pathlib import Path
+from pydoc_data.topics import topics
 from statistics import mean, median
 from typing import Any
 
@@ -43,10 +47,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from penstock.bench.record import make_record, save_record
 from penstock.cluster import emulated_cluster
 from penstock.cluster.processes import RankZero
-from penstock.codecs.registry import make_codec
 from penstock.plan import save_plan
 from penstock.torch import fully_shard_with
-from penstock.torch.fsdp.groups import _exchange
+from penstock.torch.fsdp.groups import send_shards_by
 from penstock.zoo.language_models import GPT, GptBlock
 
 HOSTS, PER_HOST = 2, 2
@@ -56,10 +59,10 @@ METHODS = (NONE, NATIVE, DENSE, CODED)
 SHARDS = "torch's FSDP"
 ACROSS = (SHARDS, f"{SHARDS}, bf16 messages", f"{SHARDS}, blocks(bits=8) messages", CODED)  # of --across
 PATIENCE = 20  # times three iterations until a plan is in force
-KEPT_EVERY = 100  # steps of `loss`
+PIECE = 250  # steps of `loss`, after which text that was held out is judged and everything kept
 RATE = 6e-4
 LAST = 100  # steps whose training losses are averaged at the end
-HELD_OUT = 0.1  # of the text, at its end
+HELD_OUT = 0.1  # of Python's manual, at its end
 JUDGED, AT_A_TIME = 128, 8  # sequences of that for each rank
 Progress = Callable[..., None]
 
@@ -109,6 +112,7 @@ class Job:
     measure_seconds: float
     sequences: int  # of each rank and iteration; 0: the model's own
     tokens: int  # of each; 0: the model's own
+    data: str = ""  # folder of train.txt.xz and valid.txt.xz; empty: Python's manual
     methods: Sequence[str] = METHODS
     command: str = ""
     commit: str = ""
@@ -139,9 +143,8 @@ def sharded(job: Job, method: str, mesh: DeviceMesh, plan: Path | None = None, s
         where = mesh if method == NATIVE else mesh["replicate"] if job.across else mesh["shard"]
         for block in (*model.transformer.h, model):
             fully_shard(block, mesh=where, **options)
-            if (codec := method.removeprefix(SHARDS).strip(", ").removesuffix(" messages")) and job.across:
-                block.set_custom_all_gather(CodedGather(codec))
-                block.set_custom_reduce_scatter(CodedScatter(codec))
+        if codec := method.removeprefix(SHARDS).strip(", ").removesuffix(" messages") if job.across else "":
+            send_shards_by(model, codec)
         return model
     asked: dict[str, Any] = {} if method == DENSE else {"codec": method.removeprefix("ours, "), "measurements": False}
     if asked:
@@ -149,58 +152,16 @@ def sharded(job: Job, method: str, mesh: DeviceMesh, plan: Path | None = None, s
     return fully_shard_with(model, mesh, layers=GptBlock, **asked, **options)
 
 
-class CodedGather:
-    """An all-gather of weights in fewer bits, in host memory; all ranks compute with the same rounded weights."""
-
-    def __init__(self, codec: str) -> None:
-        self._codec = make_codec(codec)
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return memory for what is encoded or decoded."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> None:
-        """Write every rank's shard, as the codec has it, to `output_tensor`."""
-        payloads = self.payloads(group.size(), input_tensor.numel())
-        own = payloads[group.rank()]
-        self._codec.encode(input_tensor.numpy(), None, own.numpy())
-        _exchange(group, [own] * group.size(), list(payloads))
-        for payload, shard in zip(payloads, output_tensor.view(group.size(), -1), strict=True):
-            self._codec.decode(payload.numpy(), shard.numpy())
-
-    def payloads(self, ranks: int, numel: int) -> torch.Tensor:
-        """Return room for a payload of each rank."""
-        return torch.empty(ranks, self._codec.max_nbytes(numel), dtype=torch.uint8)
-
-
-class CodedScatter(CodedGather):
-    """A reduce-scatter of gradients in fewer bits; what a rank adds for itself is not rounded."""
-
-    def __call__(  # type: ignore[override]  # a reduce-scatter has an operation
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
-    ) -> None:
-        """Write the average of all ranks' parts for this rank to `output_tensor`."""
-        assert op == dist.ReduceOp.AVG
-        ranks, rank, parts = group.size(), group.rank(), input_tensor.view(group.size(), -1)
-        sent, received = (self.payloads(ranks, output_tensor.numel()) for _ in range(2))
-        for each in range(ranks):
-            if each != rank:
-                self._codec.encode(parts[each].numpy(), None, sent[each].numpy())
-        _exchange(group, list(sent), list(received))
-        output_tensor.copy_(parts[rank])
-        for each in range(ranks):
-            if each != rank:
-                self._codec.decode_add(received[each].numpy(), output_tensor.numpy())
-        output_tensor /= ranks
-
-
-def text() -> torch.Tensor:
-    """Return Python's manual as bytes."""
-    from pydoc_data.topics import topics
-
-    return torch.tensor(list("\n".join(topics[name] for name in sorted(topics)).encode()), dtype=torch.uint8)
+def texts(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bytes that are trained on, and those that are held out."""
+    if job.data:
+        read = [lzma.decompress((Path(job.data) / f"{name}.txt.xz").read_bytes()) for name in ("train", "valid")]
+    else:
+        manual = "\n".join(topics[name] for name in sorted(topics)).encode()
+        known = int((1 - HELD_OUT) * len(manual))
+        read = [manual[:known], manual[known:]]
+    trained, held_out = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in read)
+    return trained, held_out
 
 
 def batch_of(model: Model, data: torch.Tensor | None, rank: int, step: int, seed: int = 0) -> torch.Tensor:
@@ -334,7 +295,10 @@ def claim(text_: str, value: float, wanted: float, at_most: bool = False) -> dic
 
 def write(job: Job, rows: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]], **more: Any) -> None:
     """Write a record, with the command that started the ranks."""
-    record = make_record(f"fsdp-{job.task}", rows, claims=list(claims), job=asdict(job), **more)
+    named = asdict(replace(job, out=Path(job.out).name, data=Path(job.data).name))  # without folders of this machine
+    record = make_record(
+        "fsdp-across" if job.across else f"fsdp-{job.task}", rows, claims=list(claims), job=named, **more
+    )
     record |= {"command": job.command, "commit": job.commit}
     if job.device == "cuda":
         record["machine"]["gpus"] = f"1 x {torch.cuda.get_device_name(0)}, shared by all ranks"
@@ -346,7 +310,8 @@ class Learnt:
     """What came of one training."""
 
     losses: list[float]  # of training, of each step, all ranks together
-    held_out: float | None = None  # loss at the end, on text that was not trained on
+    held_out: list[float]  # bits per byte of text that was not trained on, after each piece
+    decided: str = ""  # what ours said of its plan
 
 
 def learn(job: Job, mesh: DeviceMesh, say: Progress) -> None:
@@ -357,7 +322,7 @@ def learn(job: Job, mesh: DeviceMesh, say: Progress) -> None:
             folder = Path(f"{job.out}.state") / f"seed-{seed}" / method.replace(" ", "-")
             for found in learning(job, method, seed, mesh, folder):
                 learnt[seed, method] = found
-                say(f"seed {seed}, {method}:", len(found.losses), mean(found.losses[-LAST:] or [0]), found.held_out)
+                say(f"seed {seed}, {method}:", len(found.losses), mean(found.losses[-LAST:]), found.held_out)
                 if dist.get_rank() == 0:
                     write_losses(job, learnt)
                 if from_first(time.time() - begun > job.seconds):
@@ -366,24 +331,23 @@ def learn(job: Job, mesh: DeviceMesh, say: Progress) -> None:
 
 
 def learning(job: Job, method: str, seed: int, mesh: DeviceMesh, folder: Path) -> Iterator[Learnt]:
-    """Yield what was learnt: first in calls before, then after KEPT_EVERY steps at a time, then in the end."""
+    """Yield what was learnt: first in calls before, then after each piece."""
     folder.mkdir(parents=True, exist_ok=True)
-    own, learnt = folder / f"rank-{dist.get_rank()}.pt", Learnt([])
+    own, learnt = folder / f"rank-{dist.get_rank()}.pt", Learnt([], [])
     state = load(own, job.commit) if own.exists() else None
     if state is not None:
-        learnt = Learnt(state["losses"], state["held_out"])
+        learnt = Learnt(state["losses"], state["held_out"], state["decided"])
         yield learnt
-        if learnt.held_out is not None:
+        if len(learnt.losses) == job.steps:
             return
     model = sharded(job, method, mesh, folder / "plan.json", seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
     if state is not None:
         restore(state, model, optimizer, method)
-    everything = text()
-    known = everything[: int((1 - HELD_OUT) * len(everything))]
-    for first in range(len(learnt.losses), job.steps, KEPT_EVERY):
+    known, unseen = texts(job)
+    for first in range(len(learnt.losses), job.steps, PIECE):
         found = []
-        for step in range(first, min(first + KEPT_EVERY, job.steps)):
+        for step in range(first, min(first + PIECE, job.steps)):
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(step, job.steps)
             words = batch_of(job.shape, known, dist.get_rank(), step, seed).to(job.device)
@@ -391,16 +355,16 @@ def learning(job: Job, method: str, seed: int, mesh: DeviceMesh, folder: Path) -
         losses = torch.stack(found)
         dist.all_reduce(losses, dist.ReduceOp.AVG)
         learnt.losses += losses.tolist()
-        save(own, job.commit, learnt, state_of(model, optimizer, method, folder))
+        learnt.held_out.append(judged(job, model, unseen))
+        learnt.decided = model.explain() if method == CODED else ""
+        is_over = len(learnt.losses) == job.steps
+        save(own, job.commit, learnt, {} if is_over else state_of(model, optimizer, method, folder))
         yield learnt
-    learnt.held_out = judged(job, model, everything[len(known) :])
-    save(own, job.commit, learnt, {})
-    yield learnt
 
 
 @torch.no_grad()
 def judged(job: Job, model: Any, unseen: torch.Tensor) -> float:
-    """Return the loss on sequences that lie evenly in a text, each rank its own, all ranks together."""
+    """Return the loss in bits per byte on sequences that lie evenly in a text, each rank its own, all together."""
     shape, ranks = job.shape, dist.get_world_size()
     starts = torch.linspace(0, len(unseen) - shape.tokens - 1, ranks * JUDGED).long().tolist()[dist.get_rank() :: ranks]
     parts = [
@@ -408,7 +372,7 @@ def judged(job: Job, model: Any, unseen: torch.Tensor) -> float:
     ]
     loss = torch.stack([loss_of(model, part.to(job.device)) for part in parts]).mean()
     dist.all_reduce(loss, dist.ReduceOp.AVG)
-    return float(loss)
+    return float(loss) / log(2)
 
 
 def rate_at(step: int, steps: int) -> float:
@@ -480,19 +444,21 @@ def local(state: Any) -> Any:
 def write_losses(job: Job, learnt: dict[tuple[int, str], Learnt]) -> None:
     """Write the record of `loss`."""
     rows = [
-        {"method": method, "model": job.model, "seed": seed, "steps": len(found.losses), "held_out": found.held_out,
-         "last": mean(found.losses[-LAST:] or [0.0]), "losses": [round(each, 5) for each in found.losses]}
+        {"method": method, "model": job.model, "seed": seed, "steps": len(found.losses),
+         "held_out_bits_per_byte": [round(each, 5) for each in found.held_out], "held_out_every": PIECE,
+         "last": mean(found.losses[-LAST:]), "losses": [round(each, 5) for each in found.losses]}
         for (seed, method), found in learnt.items()
     ]  # fmt: skip
     native, ours = (
-        [end for (_, each), found in learnt.items() if each == method and (end := found.held_out) is not None]
+        [found.held_out[-1] for (_, each), found in learnt.items() if each == method and len(found.losses) == job.steps]
         for method in (job.methods[0], job.methods[-1])
     )
     claims, ratios = [], [one / other for one, other in zip(ours, native, strict=False)]
     if len(ours) == len(native) == job.seeds:
         what = f"held-out loss after {job.steps} steps, {job.methods[-1]} over {job.methods[0]}, {job.seeds} seeds"
         claims = [claim(what, mean(ours) / mean(native), 1.01, at_most=True)]
-    write(job, rows, claims, ratios=ratios)
+    decided = {f"{method}, seed {seed}": found.decided for (seed, method), found in learnt.items() if found.decided}
+    write(job, rows, claims, ratios=ratios, decided=decided)
 
 
 def from_first(answer: bool) -> bool:
@@ -548,6 +514,7 @@ def main() -> None:
     parser.add_argument("--measure-seconds", type=float, default=10.0)
     parser.add_argument("--sequences", type=int, default=0, help="of each rank and iteration")
     parser.add_argument("--tokens", type=int, default=0, help="of each sequence")
+    parser.add_argument("--data", type=Path, help="of loss: a folder with train.txt.xz and valid.txt.xz")
     parser.add_argument("--bf16", action="store_true", help="weights in bf16, sums in float32")
     parser.add_argument("--keep-weights", action="store_true", help="after forward: reshard_after_forward=False")
     parser.add_argument("--methods", type=lambda given: tuple(given.split(";")), help="rows, with ; between them")
@@ -576,6 +543,7 @@ def main() -> None:
         options.measure_seconds,
         options.sequences,
         options.tokens,
+        str(options.data.resolve()) if options.data else "",
         methods,
         " ".join(["python", *sys.argv]),
         make_record("", [])["commit"],

@@ -19,6 +19,19 @@ from penstock.cluster.processes import Collected
 
 TIMEOUT_SECONDS = 280.0
 CODECS = ("blocks(bits=4)", "onebit(block=256)", "bf16")
+LIKE_TORCH = (  # of `torch_fsdp.CASES`, by the engine's own sums
+    "accumulation inside hosts",
+    "gradients in buckets, kept after a step",
+    "weights kept after forward",
+    "activation checkpointing",
+    "a layer that is called twice",
+    "layers without gradients",
+    "a frozen layer",
+    "cut by columns",
+    "an optimizer that steps in backward",
+)
+CODED = ("padded shards", "bf16, sums in fp32", "accumulation with messages", "accumulation inside hosts", "all of it",
+         "a layer that is called twice", "layers without gradients")  # fmt: skip
 
 
 # What each rank does.
@@ -90,6 +103,37 @@ def be_a_rank(device: str, folder: str) -> dict[str, Any]:
     return found
 
 
+def train_in_other_ways(device: str) -> dict[str, Any]:
+    """Return what differs from torch's own, what a codec loses, and what CompressedAdamW learns."""
+    from dataclasses import asdict, replace
+
+    import torch
+    import torch.distributed as dist
+
+    import torch_fsdp as fsdp
+
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    rank, engine = dist.get_rank(), fsdp.quick(strategy="native", bulk=False)
+    cases = {name: replace(fsdp.CASES[name], ours=engine) for name in LIKE_TORCH}
+    coded = {name: fsdp.CODED[name] for name in CODED}
+    kept = fsdp.conserved(rank, (2, 2), CODECS[0], coded, device=device)
+    kept |= fsdp.conserved(rank, (2, 2), CODECS[0], {"compiled": fsdp.Case(fsdp.EVEN)}, True, device)
+    plain, momentum, _, frozen = fsdp.by_momentum(rank, (2, 2), device)
+    dist.barrier()
+    return {
+        "different": {name: said for name, said in fsdp.every_case(rank, (2, 2), cases, device).items() if said},
+        "kept": {
+            name: {key: value for key, value in asdict(each).items() if key != "weights"}
+            | {"digest": hashlib.sha256(b"".join(one.tobytes() for one in each.weights)).hexdigest()[:16]}
+            for name, each in kept.items()
+        },
+        "momentum": sum(momentum[-10:]) / sum(plain[-10:]),
+        "frozen": frozen,
+    }
+
+
 def offloaded(fsdp: Any, mesh: Any, rank: int, device: str) -> bool:
     """Say whether training with weights and gradients in host memory has the bits of torch's own."""
     from torch.distributed.fsdp import CPUOffloadPolicy
@@ -107,15 +151,21 @@ def offloaded(fsdp: Any, mesh: Any, rank: int, device: str) -> bool:
 # What is checked of them.
 
 
-def check_ranks(device: str, rate: str = "10gbit") -> str:
-    """Two hosts of two ranks train as torch's own does, or alike to the bit where a codec is used."""
+def found_by_ranks(rate: str, function: str, *arguments: str) -> list[dict[str, Any]]:
+    """Run a function of this file on two hosts of two ranks; return what each returned."""
     seen = Collected()
-    with tempfile.TemporaryDirectory() as folder, emulated_cluster(2, rate, gpus="shared") as cluster:
-        command = [sys.executable, str(Path(__file__).resolve()), "rank", device, folder]
+    with emulated_cluster(2, rate, gpus="shared") as cluster:
+        command = [sys.executable, str(Path(__file__).resolve()), "rank", function, *arguments]
         outcome = cluster.run(command, per_host=2, sink=seen, timeout_seconds=TIMEOUT_SECONDS)
         said = seen.text(outcome.failed_rank or 0, "stderr")[-3000:]
     assert outcome.exit_code == 0, f"rank {outcome.failed_rank} ended with {outcome.exit_code}:\n{said}"
-    ranks = [json.loads(seen.text(rank).strip().splitlines()[-1]) for rank in range(4)]
+    return [json.loads(seen.text(rank).strip().splitlines()[-1]) for rank in range(4)]
+
+
+def check_ranks(device: str, rate: str = "10gbit") -> str:
+    """Two hosts of two ranks train as torch's own does, or alike to the bit where a codec is used."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = found_by_ranks(rate, "be_a_rank", device, folder)
     for rank in ranks:
         different = [name for name, value in rank.items() if name.endswith("as torch's own") and not value]
         assert not different, f"rank {rank['rank']}: {different}"
@@ -131,12 +181,32 @@ def check_ranks(device: str, rate: str = "10gbit") -> str:
     return "; ".join(f"{codec}: {ranks[0][codec]}" for codec in CODECS)
 
 
-CHECKS: dict[str, Callable[[str], str]] = {"training on 2 x 2 ranks at 10 Gb/s": check_ranks}
+def check_other_ways(device: str, rate: str = "10gbit") -> str:
+    """Other ways to train have torch's bits; with a codec nothing is lost, by element; momentum is exchanged."""
+    ranks = found_by_ranks(rate, "train_in_other_ways", device)
+    for found in ranks:
+        assert not found["different"], found["different"]
+        assert 0.8 < found["momentum"] < 1.05
+        assert found["frozen"] > 0
+        for name, kept in found["kept"].items():
+            assert kept["off"] < 1e-6, (name, kept)
+            assert kept["owed"] > 1e-4, (name, kept)
+            assert kept["norm_off"] < 1e-5, (name, kept)
+            assert kept["is_planned"], name
+            assert kept["digest"] == ranks[0]["kept"][name]["digest"], f"{name}: ranks have different weights"
+    return f"{len(LIKE_TORCH)} cases as torch's own; {ranks[0]['kept']}; momentum {ranks[0]['momentum']:.3f}"
+
+
+CHECKS: dict[str, Callable[[str], str]] = {
+    "training on 2 x 2 ranks at 10 Gb/s": check_ranks,
+    "other ways to train on 2 x 2 ranks": check_other_ways,
+}
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        print(json.dumps(be_a_rank(sys.argv[2], sys.argv[3])), flush=True)
+        function = {each.__name__: each for each in (be_a_rank, train_in_other_ways)}[sys.argv[2]]
+        print(json.dumps(function(*sys.argv[3:])), flush=True)
         os._exit(0)  # process groups are left to the end of the process
     else:
         sys.exit(run_checks(CHECKS, "cpu" if "--cpu" in sys.argv else "cuda"))

@@ -12,19 +12,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import PenstockError
 from penstock.network import LinearCost, Network
-from penstock.plan import Plan
+from penstock.plan import Plan, save_plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import fully_shard_with
-from penstock.torch.fsdp.groups import Direct, HostGather, HostScatter
+from penstock.torch.fsdp.groups import CodedGather, CodedScatter, Direct, HostGather, HostScatter
 from penstock.torch.fsdp.sharding import _held
 from penstock.torch.optim import CompressedAdamW
 
@@ -174,6 +175,11 @@ CODED: dict[str, Case] = {  # with a codec; clipped in any case
     "weights kept after forward": Case(EVEN, torch=KEEP),
     "activation checkpointing": Case(Sizes(recomputes=True)),
     "all of it": Case(Sizes(recomputes=True), torch=BF16 | KEEP, accumulate=2),
+    "cut by columns": Case(EVEN, torch=COLUMNS),
+    "CPU offload": Case(EVEN, torch={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
+    "a frozen layer": Case(freezes=True),
+    "a layer that is called twice": Case(Sizes(calls=2)),
+    "layers without gradients": Case(Sizes(skips=True)),
 }
 
 
@@ -217,9 +223,15 @@ def same(first: list[Any], second: list[Any]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def train(model: Any, rank: int, case: Case, device: str = "cpu") -> list[float]:
-    """Train by AdamW; return the loss of each step."""
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+def adamw(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+
+
+def train(
+    model: Any, rank: int, case: Case, device: str = "cpu", by: torch.optim.Optimizer | None = None
+) -> list[float]:
+    """Train by AdamW, or by an optimizer that has stepped before; return the loss of each step."""
+    optimizer = by or adamw(model)
     if case.in_backward:
         step_in_backward(model)
     losses = []
@@ -251,11 +263,12 @@ def step_in_backward(model: nn.Module) -> None:
 
 def compared(rank: int, mesh: DeviceMesh, case: Case) -> str:
     """Train by torch's own and by ours; say what differs."""
+    device = mesh.device_type
     models = [
-        native(made(case.sizes, case.freezes), mesh, **case.torch),
-        ours(made(case.sizes, case.freezes), mesh, **case.torch, **case.ours),
+        native(made(case.sizes, case.freezes).to(device), mesh, **case.torch),
+        ours(made(case.sizes, case.freezes).to(device), mesh, **case.torch, **case.ours),
     ]
-    losses = [train(each, rank, case) for each in models]
+    losses = [train(each, rank, case, device) for each in models]
     if not same(*map(weights, models)):
         return f"weights differ after losses {losses}"
     if case.ours and not case.in_backward and models[1].plan is None:
@@ -263,9 +276,9 @@ def compared(rank: int, mesh: DeviceMesh, case: Case) -> str:
     return "" if losses[0] == losses[1] else f"losses {losses}"
 
 
-def every_case(rank: int, shape: tuple[int, int], cases: Mapping[str, Case]) -> dict[str, str]:
+def every_case(rank: int, shape: tuple[int, int], cases: Mapping[str, Case], device: str = "cpu") -> dict[str, str]:
     """Return what differs in each case."""
-    mesh, found = mesh_of(shape), {}
+    mesh, found = mesh_of(shape, device), {}
     for name, case in cases.items():
         try:
             found[name] = compared(rank, mesh, case)
@@ -288,13 +301,20 @@ class Kept:
     weights: list[Any]  # after steps with clipped gradients
 
 
-def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str, Case], compiles: bool = False) -> Any:
+def conserved(
+    rank: int,
+    shape: tuple[int, int],
+    codec: str,
+    cases: Mapping[str, Case],
+    compiles: bool = False,
+    device: str = "cpu",
+) -> dict[str, Kept]:
     """Return what became of the gradients in each case, beside torch's own."""
-    mesh, options = mesh_of(shape), quick(workers=shape[0], strategy="ring")
+    mesh, options = mesh_of(shape, device), quick(workers=shape[0], strategy="ring")
     found = {}
     for name, case in cases.items():
-        one = native(made(case.sizes), mesh, **case.torch)
-        other = ours(made(case.sizes), mesh, codec=codec, **options, **case.torch)
+        one = native(made(case.sizes, case.freezes).to(device), mesh, **case.torch)
+        other = ours(made(case.sizes, case.freezes).to(device), mesh, codec=codec, **options, **case.torch)
         found[name] = _kept(rank, case, one, other, compiles)
     return found
 
@@ -302,7 +322,7 @@ def conserved(rank: int, shape: tuple[int, int], codec: str, cases: Mapping[str,
 def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
     wanted, applied = (_gradients(rank, case, each, compiles) for each in (one, other))
     residuals = other.exchange_state_dict()["residual"]
-    owed = [residuals[name].full_tensor().double().sum(0).numpy() for name, _ in other.named_parameters()]
+    owed = [residuals[name].full_tensor().double().sum(0).cpu().numpy() for name, _ in _trained(other)]
     off = max(float(np.abs(w - a - r).max()) for w, a, r in zip(wanted, applied, owed, strict=True))
     norm_off = 0.0
     optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
@@ -320,7 +340,7 @@ def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
 def _gradients(rank: int, case: Case, model: Any, compiles: bool) -> list[Any]:
     """Return the sum of all gradients of six iterations, whole; weights stay as they are."""
     called = torch.compile(model, backend="aot_eager") if compiles else model
-    total: list[Any] = [0.0] * len(list(model.parameters()))
+    total: list[Any] = [0.0] * len(_trained(model))
     for step in range(6):
         total = [sum(each) for each in zip(total, _accumulated(rank, case, called, step), strict=True)]
         model.zero_grad(set_to_none=case.to_none)
@@ -332,12 +352,22 @@ def _accumulated(rank: int, case: Case, model: Any, step: int) -> list[Any]:
     for part in range(case.accumulate):
         if case.by:
             getattr(model, case.by)(part == case.accumulate - 1)
-        loss_of(model, rank, step * case.accumulate + part).backward()  # type: ignore[no-untyped-call]
+        device = next(iter(model.parameters())).device_mesh.device_type
+        loss_of(model, rank, step * case.accumulate + part, device).backward()  # type: ignore[no-untyped-call]
     return _whole_gradients(model)
 
 
 def _whole_gradients(model: Any) -> list[Any]:
-    return [each.grad.full_tensor().double().numpy() for each in model.parameters()]
+    return [
+        np.zeros(each.shape) if each.grad is None else each.grad.full_tensor().double().cpu().numpy()
+        for _, each in _trained(model)
+    ]
+
+
+def _trained(model: Any) -> list[tuple[str, Any]]:
+    """Return the parameters that are trained, with their names; without those that torch.compile adds to them."""
+    named = getattr(model, "_orig_mod", model).named_parameters()
+    return [(name, each) for name, each in named if each.requires_grad]
 
 
 def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[list[float], list[Any], str]:
@@ -350,31 +380,68 @@ def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[l
 # State: saved on one mesh, loaded on another.
 
 
-def save_state(rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Train, save with torch.distributed.checkpoint; return what all replicas owe together, by element."""
-    model = ours(made(), mesh_of(shape), **options)
-    train(model, rank, Case(steps=8))
-    state = {"model": model.state_dict(), "exchange": model.exchange_state_dict()}
-    dcp.save(state, checkpoint_id=folder)
-    return owed_by(state["exchange"])
+Optimizer = Callable[[Any], torch.optim.Optimizer]  # of a model
 
 
-def load_state(rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Load on this mesh; return what all replicas owe together, and that training goes on."""
+def compressed_adamw(model: Any, warmup_steps: int) -> torch.optim.Optimizer:
+    return CompressedAdamW(model.parameters(), lr=0.01, ddp=model, warmup_steps=warmup_steps)
+
+
+def save_state(
+    rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any], make: Optimizer = adamw
+) -> dict[Any, Any]:
+    """Train, save with torch.distributed.checkpoint, train on; return all state when it was saved, and weights then."""
     model = ours(made(), mesh_of(shape), **options)
-    state = {"model": model.state_dict(), "exchange": model.exchange_state_to_load(folder)}
+    optimizer = make(model)
+    train(model, rank, Case(steps=8), by=optimizer)
+    dcp.save(saved(model, optimizer, model.exchange_state_dict()), checkpoint_id=folder)
+    if rank == 0:
+        save_plan(model.plan, f"{folder}.plan")
+    found = whole_state(model, optimizer)
+    train(model, rank, Case(steps=4), by=optimizer)
+    return found | later_state(model, optimizer)
+
+
+def load_state(
+    rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any], make: Optimizer = adamw
+) -> dict[Any, Any]:
+    """Load on this mesh, train on; return all state when it was loaded, and weights in the end."""
+    model = ours(made(), mesh_of(shape), **options)
+    optimizer = make(model)
+    state = saved(model, optimizer, model.exchange_state_to_load(folder))
     dcp.load(state, checkpoint_id=folder)
-    model.load_state_dict(state["model"])
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     model.load_exchange_state_dict(state["exchange"])
-    found = owed_by(model.exchange_state_dict())
-    train(model, rank, Case(steps=4))
+    found = whole_state(model, optimizer)
+    train(model, rank, Case(steps=4), by=optimizer)
+    return found | later_state(model, optimizer)
+
+
+def saved(model: Any, optimizer: torch.optim.Optimizer, exchange: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint holds."""
+    weights_, moments = get_state_dict(model, optimizer)
+    return {"model": weights_, "optimizer": moments, "exchange": exchange}
+
+
+def whole_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return weights, moments and what all replicas owe, whole, by kind and parameter."""
+    exchange = model.exchange_state_dict()
+    found: dict[Any, Any] = {("iterations",): exchange["iterations"]}
+    for name, parameter in model.named_parameters():
+        kinds = {"weight": parameter} | optimizer.state[parameter]
+        kinds |= {kind: exchange[kind][name] for kind in ("residual", "velocity") if kind in exchange}
+        found |= {(kind, name): np.array(_whole(value)) for kind, value in kinds.items()}
     return found
 
 
-def owed_by(state: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = [kind for kind in ("residual", "velocity") if kind in state]
-    found = {(kind, name): each.full_tensor().numpy().copy() for kind in kinds for name, each in state[kind].items()}
-    return found | {"iterations": state["iterations"]}
+def later_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """Return weights and second moments at the end."""
+    squares = [_whole(optimizer.state[each]["exp_avg_sq"]).numpy().copy() for each in model.parameters()]
+    return {("later", "weights"): weights(model), ("later", "squares"): squares}
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor().detach().cpu() if isinstance(value, DTensor) else value
 
 
 # What goes wrong.
@@ -444,6 +511,11 @@ WRONG: dict[str, Callable[[int, DeviceMesh], Any]] = {
         made(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "gpu") if rank == 3 else NAMES)
     ),
     "layers": lambda rank, mesh: fully_shard_with(made(), mesh, layers=3),  # type: ignore[arg-type]
+    "a sparse shard codec": lambda rank, mesh: fully_shard_with(made(), mesh, shard_codec="topk"),
+    "a shard codec in bf16": lambda rank, mesh: fully_shard_with(made(), mesh, shard_codec="blocks(bits=8)", **BF16),
+    "other shard codecs": lambda rank, mesh: fully_shard_with(
+        made(), mesh, shard_codec=f"blocks(bits={4 if rank == 3 else 8})"
+    ),
     "nan": _nan,
     "foreign state": _foreign_state,
 }
@@ -525,14 +597,49 @@ def exchanged_in_host(rank: int) -> dict[str, bool]:
     return found
 
 
+def sent_in_fewer_bits(rank: int) -> dict[str, Any]:
+    """Return how far gathers and sums by `blocks(bits=8)` are off, what was gathered, and where NaN arrives."""
+    group, numel = dist.group.WORLD, 4096
+    assert group is not None
+    ranks = group.size()
+    given = torch.randn(ranks * numel, generator=torch.Generator().manual_seed(rank))
+    everything = [torch.empty_like(given) for _ in range(ranks)]
+    dist.all_gather(everything, given)
+    gathered, summed, spoilt = torch.empty(ranks * numel), torch.empty(numel), torch.empty(numel)
+    gather, scatter = CodedGather("blocks(bits=8)"), CodedScatter("blocks(bits=8)")
+    gather(gathered, given[:numel], group)
+    scatter(summed, given, group, dist.ReduceOp.AVG)
+    whole, average = torch.cat([each[:numel] for each in everything]), torch.stack(everything).mean(0)[rank * numel :]
+    if rank == 1:
+        given[5] = torch.nan  # of rank 0's part
+    scatter(spoilt, given, group, dist.ReduceOp.AVG)
+    return {
+        "gathered off": float((gathered - whole).abs().max() / whole.abs().max()),
+        "summed off": float((summed - average[:numel]).abs().max() / average.abs().max()),
+        "gathered": gathered.numpy().tobytes(),
+        "share of bytes": gather._payloads(1, numel).nbytes / (4 * numel),
+        "nan arrives": bool(spoilt.isnan().any()),
+    }
+
+
+def trained_in_fewer_bits(rank: int) -> tuple[list[float], list[float]]:
+    """Return losses of training with shards on two hosts, by torch's own and with a codec."""
+    mesh, case = mesh_of((1, 2)), Case(EVEN, steps=20)
+    models = [native(made(EVEN), mesh), ours(made(EVEN), mesh, shard_codec="blocks(bits=8)")]
+    one, other = (train(each, rank, case) for each in models)
+    return one, other
+
+
 # Optimizers and torch.compile.
 
 
-def by_momentum(rank: int, shape: tuple[int, int]) -> tuple[list[float], list[float], list[Any], int]:
+def by_momentum(
+    rank: int, shape: tuple[int, int], device: str = "cpu"
+) -> tuple[list[float], list[float], list[Any], int]:
     """Train by AdamW and by CompressedAdamW; return both's losses, weights, and how many second moments are frozen."""
-    mesh, found = mesh_of(shape), []
-    one = native(made(EVEN), mesh)
-    other = ours(made(EVEN), mesh, codec="onebit(block=16)", **quick(workers=shape[0], strategy="ring"))
+    mesh, found = mesh_of(shape, device), []
+    one = native(made(EVEN).to(device), mesh)
+    other = ours(made(EVEN).to(device), mesh, codec="onebit(block=16)", **quick(workers=shape[0], strategy="ring"))
     options = {"lr": 0.01, "betas": (0.9, 0.95)}
     optimizers = [
         torch.optim.AdamW(one.parameters(), **options),  # type: ignore[arg-type]
@@ -542,7 +649,7 @@ def by_momentum(rank: int, shape: tuple[int, int]) -> tuple[list[float], list[fl
         losses = []
         for step in range(60):
             optimizer.zero_grad()
-            loss = loss_of(model, rank, step % 5)
+            loss = loss_of(model, rank, step % 5, device)
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()

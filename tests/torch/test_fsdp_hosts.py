@@ -17,5 +17,6 @@ def test_four_ranks_on_one_gpu_train_as_torch_s_own_hsdp_does(name):
 
 
 @pytest.mark.slow
-def test_the_checks_themselves_hold_over_gloo():
-    assert fsdp_hosts.check_ranks("cpu")
+@pytest.mark.parametrize("name", fsdp_hosts.CHECKS)
+def test_the_checks_themselves_hold_over_gloo(name):
+    assert fsdp_hosts.CHECKS[name]("cpu")

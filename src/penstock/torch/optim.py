@@ -147,6 +147,8 @@ class CompressedAdamW(torch.optim.AdamW):
             group[COUNT] += 1
         if moments.steps == moments.warmup_steps:
             moments.begin()
+        elif moments.steps == moments.warmup_steps + 1:
+            moments.forget_squares()
         return loss
 
 
@@ -239,7 +241,7 @@ class Moments:
         found = [each for each in self._groups if each.grad is not None]
         for each in found:
             if SQUARES not in self.state(each):
-                self.state(each)[SQUARES] = torch.zeros_like(each, memory_format=torch.preserve_format)
+                self.state(each)[SQUARES] = self._squares_so_far(each)
         if found:
             gradients = [_here(each.grad) for each in found if each.grad is not None]
             if self._came:
@@ -247,6 +249,18 @@ class Moments:
             squares = [_here(self.state(each)[SQUARES]) for each in found]
             count = self.warmup_steps - self.warmup_steps // 2
             torch._foreach_addcmul_(squares, gradients, gradients, value=1 / count)
+
+    def _squares_so_far(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return what mean squares begin with: zeros, unless a checkpoint of torch.distributed left some steps out.
+
+        That loads what a new optimizer has too, and mean squares are not of it: the second moment stands in for them.
+        """
+        state, half = self.state(parameter), self.warmup_steps // 2
+        if self.steps == half or "exp_avg_sq" not in state:
+            return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        known = 1 - self._groups[parameter]["betas"][1] ** float(state["step"])
+        found: torch.Tensor = state["exp_avg_sq"] * ((self.steps - half) / (self.warmup_steps - half) / known)
+        return found
 
     def _clipped_by(self) -> torch.Tensor:
         """Return how much longer gradients were when they came than they are now, at least 1."""
@@ -260,6 +274,11 @@ class Moments:
     def begin(self) -> None:
         """Forget the residuals of gradients: from now on momentum is exchanged, in other units."""
         self._memory.residuals.multiply(0.0)
+
+    def forget_squares(self) -> None:
+        """Forget mean squares of what travels dense, or has no element here: all ranks keep state of the same names."""
+        for each in self._groups:
+            self.state(each).pop(SQUARES, None)
 
     def forget(self) -> None:
         """Forget what was computed from the optimizer's state, which is another one now."""

@@ -17,6 +17,14 @@ what it lacks, from where it is to where it belongs:
     reduce-scatter of gradients     16 MB                           0 <-> 1: 8 MB, then one addition
 
 Sums of two ranks have torch's bits, since addition commutes. Sums of more are in another order than gloo's.
+
+Where no host holds the model, these messages cross a slow link, and `send_shards_by` has them encoded:
+
+    the same with blocks(bits=8)    all-gather and reduce-scatter   0 <-> 1: 2.04 MB each
+
+All ranks compute with the same rounded weights; those that the optimizer steps stay as they are. Nothing makes up for
+the rounding of gradients: a residual would be as large as all of them, which are cut because that is too much. NaN and
+infinity arrive as NaN. In host memory only.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from penstock.codecs.registry import make_codec
 from penstock.errors import PlanError
 
 ROOT = "(root)"
@@ -240,7 +249,7 @@ class HostGather:
         own = shards[group.rank()]
         if own.data_ptr() != input_tensor.data_ptr():
             own.copy_(input_tensor)
-        _exchange(group, [own] * group.size(), list(shards))
+        exchange(group, [own] * group.size(), list(shards))
         return None
 
 
@@ -282,7 +291,7 @@ class HostScatter:
         parts, numel = list(input_tensor.view(ranks, -1)), output_tensor.numel()
         theirs = list(self._direct.received.take((ranks - 1) * numel, input_tensor.dtype).view(-1, numel))
         theirs.insert(rank, parts[rank])
-        _exchange(group, parts, theirs)
+        exchange(group, parts, theirs)
         torch.add(theirs[0], theirs[1], out=output_tensor)
         for each in theirs[2:]:
             output_tensor += each
@@ -291,7 +300,7 @@ class HostScatter:
         return None
 
 
-def _exchange(group: dist.ProcessGroup, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
+def exchange(group: dist.ProcessGroup, sent: Sequence[torch.Tensor], received: Sequence[torch.Tensor]) -> None:
     """Send each other rank a tensor and receive one of it; both are given by rank."""
     others = [(group.rank() + step) % group.size() for step in range(1, group.size())]
     works = [dist.irecv(received[each], group=group, group_src=each, tag=_TAG) for each in others]
@@ -299,3 +308,96 @@ def _exchange(group: dist.ProcessGroup, sent: Sequence[torch.Tensor], received: 
     for work in works:
         assert work is not None, "this rank is one of the group"
         work.wait()
+
+
+# Shards on several hosts
+
+
+def check_shard_codec(codec: str, device_type: str, policy: Any) -> None:
+    """Refuse what cannot send shards: codecs whose payloads vary in size, and messages that are not float32 here."""
+    can = make_codec(codec).capabilities
+    if can.variable_size or can.sums_factors:
+        raise PlanError(f"shard_codec is {codec!r}, without payloads of one size; wanted one such as 'blocks(bits=8)'")
+    narrow = [each for each in (policy.param_dtype, policy.reduce_dtype) if each not in (None, torch.float32)]
+    if device_type != "cpu" or narrow:
+        raise PlanError(
+            f"shard_codec with messages of {narrow[0] if narrow else torch.float32} on {device_type}; wanted float32 "
+            "on cpu: on GPUs, or in 16 bits, give MixedPrecisionPolicy(param_dtype=torch.bfloat16) without shard_codec"
+        )
+
+
+def send_shards_by(module: torch.nn.Module, codec: str) -> None:
+    """Have every module inside that was sharded send weights and gradients by a codec."""
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            gather: Any = CodedGather(codec)
+            scatter: Any = CodedScatter(codec)
+            each.set_custom_all_gather(gather)
+            each.set_custom_reduce_scatter(scatter)
+
+
+class _Coded:
+    """What both messages have in common."""
+
+    def __init__(self, codec: str) -> None:
+        self._codec = make_codec(codec)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for what is encoded or decoded."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _payloads(self, ranks: int, numel: int) -> torch.Tensor:
+        """Return room for a payload of each rank."""
+        return torch.empty(ranks, self._codec.max_nbytes(numel), dtype=torch.uint8)
+
+    def _encode(self, values: torch.Tensor, payload: torch.Tensor) -> None:
+        self._codec.bind_encode(values.numpy(), None, payload.numpy())()
+
+    def _decode(self, payload: torch.Tensor, values: torch.Tensor, adds: bool) -> None:
+        self._codec.bind_decode(payload.numpy(), values.numpy(), adds)()
+
+
+class CodedGather(_Coded):
+    """An all-gather of weights."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Write every rank's shard, this one's too, as the codec has it; torch waits for works of its own only."""
+        if async_op or not input_tensor.numel():
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        payloads = self._payloads(group.size(), input_tensor.numel())
+        own = payloads[group.rank()]
+        self._encode(input_tensor, own)
+        exchange(group, [own] * group.size(), list(payloads))
+        for payload, shard in zip(payloads, output_tensor.view(group.size(), -1), strict=True):
+            self._decode(payload, shard, adds=False)
+        return None
+
+
+class CodedScatter(_Coded):
+    """A reduce-scatter of gradients; what a rank adds for itself is not rounded."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Write the sum, or the average, of all ranks' parts for this rank to `output_tensor`."""
+        if async_op or op not in _SUMS or not output_tensor.numel():
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        ranks, rank, parts = group.size(), group.rank(), input_tensor.view(group.size(), -1)
+        others = [each for each in range(ranks) if each != rank]
+        sent, received = (self._payloads(ranks, output_tensor.numel()) for _ in range(2))
+        for each in others:
+            self._encode(parts[each], sent[each])
+        exchange(group, list(sent), list(received))
+        output_tensor.copy_(parts[rank])
+        for each in others:
+            self._decode(received[each], output_tensor, adds=True)
+        if op == dist.ReduceOp.AVG:
+            output_tensor /= ranks
+        return None

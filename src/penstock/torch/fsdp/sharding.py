@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from penstock.codecs.codec import Codec
 from penstock.errors import PlanError
@@ -33,7 +33,7 @@ from penstock.timeline import Timeline
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.engines import engine_of
-from penstock.torch.fsdp.groups import Direct, ShardGroup, groups_of
+from penstock.torch.fsdp.groups import Direct, ShardGroup, check_shard_codec, groups_of, send_shards_by
 from penstock.torch.fsdp.replica_planning import UNPLANNED, ReplicaPlanning, route_without_a_plan
 from penstock.torch.fsdp.replicas import ReplicaAverage
 from penstock.torch.fsdp.sharded_state import KEY, ShardedState
@@ -145,6 +145,7 @@ def fully_shard_with(
     compression: Compression | None = None,
     planning: Planning | None = None,
     layers: Layers | None = None,
+    shard_codec: str | None = None,
     on_nonfinite: str = "raise",
     grad_scaler: Scaler | None = None,
     **options: Any,
@@ -162,6 +163,8 @@ def fully_shard_with(
         planning: How messages between replicas are planned.
         layers: Modules inside that are sharded by themselves: a class, several, or a function of name and module. Those
             that were sharded before (by `fully_shard(layer, mesh=mesh["shard"])`) stay as they are.
+        shard_codec: What compresses weights and gradients between the ranks of one replica, such as `blocks(bits=8)`:
+            for shards that lie on several hosts, over gloo. It has no feedback.
         on_nonfinite: What a compressed gradient with NaN or infinity does, on all ranks: raise or skip.
         grad_scaler: The scaler of the training loop, whose scale residuals follow.
         **options: Fields of `Compression` and `Planning` by themselves, and torch's own, of `fully_shard`, for all
@@ -175,12 +178,16 @@ def fully_shard_with(
     _check_options(scheme, settings, options)
     _check_mesh(mesh)
     _check_module(module)
+    if shard_codec is not None:
+        check_shard_codec(shard_codec, mesh.device_type, options.get("mp_policy", MixedPrecisionPolicy()))
     memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
     everyone = _all_ranks(mesh)
-    compare_ranks(_compared(mesh, settings, memory, options), module, everyone)
+    compare_ranks(_compared(mesh, settings, memory, options | {"shard_codec": shard_codec}), module, everyone)
     compiling = compile_ahead(module, settings, scheme, mesh.size(0))
     shards, replicas = mesh.get_group(1), mesh.get_group(0)
     _shard(module, mesh, layers, options)
+    if shard_codec is not None:
+        send_shards_by(module, shard_codec)
     groups = groups_of(module, shards)
     if not groups:
         raise PlanError("the module has no parameter that is trained; nothing is averaged: use torch's fully_shard")
@@ -262,7 +269,7 @@ def _compared(
     given |= {"mesh_dim_names": mesh.mesh_dim_names, "device_type": mesh.device_type}
     of_torch = {
         name: "a function" if callable(options[name]) else repr(options[name])
-        for name in _OF_TORCH
+        for name in (*_OF_TORCH, "shard_codec")
         if name in options and name != "ignored_params"
     }
     return settings.options | memory.options | {name: repr(value) for name, value in given.items()} | of_torch
