@@ -91,6 +91,13 @@ def _longest(rows: Sequence[Row]) -> float:
     return max(float(row["longest_seconds"]) for row in rows)
 
 
+_SAME = {
+    True: "ranks ended with the same weights",
+    False: "ranks ended with **different weights**",
+    None: "cut off, so that ranks **did not compare their weights**",
+}
+
+
 def iterations_text(record: Record) -> str:
     """Return what grew in many iterations, of the rank that grew most."""
     cells = [
@@ -104,8 +111,7 @@ def iterations_text(record: Record) -> str:
     table = markdown_rows(("quantity", "after 1,000", "at the end", "growth", "noise", "grows"), cells)
     done, asked = record["iterations"], record["job"]["iterations"]
     whole = f"{done:,} iterations" if done >= asked else f"**{done:,} of the {asked:,} iterations asked for**"
-    same = "the same weights" if record["same_weights"] else "**different weights**"
-    return f"{table}\n\n{whole}, {record['plans']} plans; ranks ended with {same}. {_origin(record)}"
+    return f"{table}\n\n{whole}, {record['plans']} plans; {_SAME[record['same_weights']]}. {_origin(record)}"
 
 
 def _size(row: Row, name: str) -> float:
