@@ -24,9 +24,15 @@ def kills_text(record: Record) -> str:
         f"{sum(row['cases'] for row in record['rows']):,} kills: {record['good']:.2%} of survivors named the rank or "
         f"said that they cannot know. The last process ended {slowest}, one that hangs excepted: after "
         f"{limit['times_the_timeout']:g} times the job's timeout and {limit['and_seconds']:g} s a survivor counts as "
-        f"hanging. {_origin(record)}"
+        f"hanging.{_not_begun(record)} {_origin(record)}"
     )
     return "\n\n".join([table, counts, *_kill_findings(record)])
+
+
+def _not_begun(record: Record) -> str:
+    """Say which cases have no kill: their jobs failed before the signal, whatever the timeout."""
+    seeds = ", ".join(map(str, record.get("not_begun", ())))
+    return f" **No kill** in the cases of seeds {seeds}: their jobs failed before the signal came." if seeds else ""
 
 
 def _kill_cells(engine: str, signal: str, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -91,6 +97,13 @@ def _longest(rows: Sequence[Row]) -> float:
     return max(float(row["longest_seconds"]) for row in rows)
 
 
+_SAME = {
+    True: "ranks ended with the same weights",
+    False: "ranks ended with **different weights**",
+    None: "cut off, so that ranks **did not compare their weights**",
+}
+
+
 def iterations_text(record: Record) -> str:
     """Return what grew in many iterations, of the rank that grew most."""
     cells = [
@@ -104,8 +117,7 @@ def iterations_text(record: Record) -> str:
     table = markdown_rows(("quantity", "after 1,000", "at the end", "growth", "noise", "grows"), cells)
     done, asked = record["iterations"], record["job"]["iterations"]
     whole = f"{done:,} iterations" if done >= asked else f"**{done:,} of the {asked:,} iterations asked for**"
-    same = "the same weights" if record["same_weights"] else "**different weights**"
-    return f"{table}\n\n{whole}, {record['plans']} plans; ranks ended with {same}. {_origin(record)}"
+    return f"{table}\n\n{whole}, {record['plans']} plans; {_SAME[record['same_weights']]}. {_origin(record)}"
 
 
 def _size(row: Row, name: str) -> float:
@@ -135,7 +147,15 @@ def _sum(outcomes: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def _origin(record: Record) -> str:
-    """Return where figures are from."""
+    """Return where figures are from: machine, day, commits and command, and those of parts that were run apart."""
     commits = [*record.get("commits", ()), record["commit"]]
     machine, torch = record["machine"], record["versions"].get("torch", "?")
-    return f"On {machine['cores']} cores, torch {torch}, commits {', '.join(commits)}: `{record['command']}`."
+    where = f"{machine['cores']} cores{', ' + machine['gpus'] if 'gpus' in machine else ''}, torch {torch}"
+    ended = f"ended on {record['date'][:10]} with commit {commits[-1]}"
+    before = f", begun with {', '.join(commits[:-1])}" if commits[:-1] else ""
+    apart = [
+        f" Of it, `{each['command']}` was run with commit {each['commit']}."
+        for each in record.values()
+        if isinstance(each, Mapping) and {"command", "commit"} <= {*each}
+    ]
+    return f"On {where}, {ended}{before}: `{record['command']}`.{''.join(apart)}"

@@ -2,6 +2,8 @@
 
     python benchmarks/soak/iterations.py     # 100,000 in one go: what grows shows in processes that live on
 
+The record is written after every thousand iterations, so that a run which is cut off leaves one of what it did.
+
 Three wrappers of one small model take turns in each process: dense buckets, coded ones beside dense ones, and gTop-k's.
 Every so many iterations one of them measures the network and plans again, by another planner, so that its buckets
 change; in the first thousand each does so by each planner. The loss and the weights are those of real training.
@@ -21,6 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -31,6 +34,7 @@ from penstock.bench.record import make_record, save_record
 
 RANKS = 4
 SETTLED = 1000  # iterations that do not count
+REPORTED = 1000  # iterations between two records
 FIRST_PLANS_EVERY = 100  # iterations, among those: every wrapper plans by every planner
 MEMORY = ("rss_nbytes", "pss_nbytes", "private_nbytes")  # the last: dirty pages of this process alone
 COUNTS = ("descriptors", "threads")
@@ -56,13 +60,14 @@ class SoakJob:
     sample_every: int  # iterations
     seconds: float  # after which they stop
     seed: int
+    folder: str  # in which each rank keeps its samples
 
 
 # One rank
 
 
 def soak(job: SoakJob) -> Row | None:
-    """Train and sample; return what all ranks found, on rank 0."""
+    """Train, with samples in a file of each rank; return how it ended, on rank 0."""
     import torch
     import torch.distributed as dist
 
@@ -71,8 +76,8 @@ def soak(job: SoakJob) -> Row | None:
     wrappers = [_wrapper(options, job.seed) for options in KINDS.values()]
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in wrappers]
     data = torch.Generator().manual_seed(job.seed * 1000 + rank)
-    samples = np.ones((job.iterations // job.sample_every, len(QUANTITIES)))  # touched now, so that it does not grow
-    losses, taken, plans = [0.0] * len(wrappers), 0, 0
+    losses, plans = [0.0] * len(wrappers), 0
+    samples = open(Path(job.folder, f"{rank}"), "w", buffering=1)  # noqa: SIM115  # a line at a time, to the end
     for iteration in range(1, job.iterations + 1):
         turn = iteration % len(wrappers)
         if iteration % (FIRST_PLANS_EVERY if iteration < SETTLED else job.replan_every) == 0:
@@ -80,17 +85,13 @@ def soak(job: SoakJob) -> Row | None:
             _plan_again(wrappers[plans % len(wrappers)], PLANNERS[plans // len(wrappers) % len(PLANNERS)])
         losses[turn] = _step(wrappers[turn], optimizers[turn], data)
         if iteration % job.sample_every == 0:
-            samples[taken], taken = sample(), taken + 1
+            print(*sample(), file=samples)
             if _first_says(monotonic() > until):
                 break
-            if taken % 10 == 0:
+            if iteration % REPORTED == 0:
                 report(rank, {"done": f"{iteration} iterations, {plans} plans"})
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, samples[:taken].tolist())
     same = _same_weights(wrappers)
-    if rank:
-        return None
-    return {"samples": found, "plans": plans, "losses": losses, "same_weights": same}
+    return None if rank else {"plans": plans, "losses": losses, "same_weights": same}
 
 
 def _wrapper(options: Mapping[str, Any], seed: int) -> Any:
@@ -214,6 +215,36 @@ def worst(rows: Sequence[Row]) -> list[Row]:
     return [max(each, key=lambda row: float(row["growth"])) for each in found]
 
 
+def read_samples(folder: Path) -> list[np.ndarray]:
+    """Return what each rank has sampled so far, as many lines of each."""
+    texts = [Path(folder, f"{rank}").read_text() for rank in range(RANKS)]
+    whole = [text[: text.rfind("\n") + 1].splitlines() for text in texts]  # a rank may be writing
+    lines = min(map(len, whole))
+    return [np.array([each.split() for each in found[:lines]], float) for found in whole]
+
+
+def make_rows(samples: Sequence[np.ndarray], sample_every: int) -> list[Row]:
+    """Return a row for each rank and quantity."""
+    return [{"rank": rank, **row} for rank, each in enumerate(samples) for row in judge(each, sample_every)]
+
+
+def keep(job: SoakJob, samples: Sequence[np.ndarray], ended: Row, out: str) -> list[Row]:
+    """Write the record; return its rows, of all ranks. `ended`: what rank 0 says, as far as it has."""
+    rows = make_rows(samples, job.sample_every)
+    notes = {
+        "iterations": job.sample_every * len(samples[0]),
+        "plans": ended["plans"],
+        "same_weights": ended.get("same_weights"),  # None: not compared yet
+        "last_losses": dict(zip(KINDS, ended.get("losses", ()), strict=False)),
+        "grown": [f"rank {row['rank']}: {row['quantity']}" for row in rows if row["grows"]],
+        "samples_of_rank_0": {name: samples[0][:: max(1, len(samples[0]) // 50), at].tolist()
+                              for at, name in enumerate(QUANTITIES)},
+    }  # fmt: skip
+    asked = {name: value for name, value in asdict(job).items() if name != "folder"}
+    save_record(make_record("soak-iterations", worst(rows), job=asked, **notes), out)
+    return rows
+
+
 def main() -> None:
     """Run the soak on loopback, judge it, and keep the record; exit with 1 where something grows, or too soon."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -224,33 +255,26 @@ def main() -> None:
     parser.add_argument("--sample-every", type=int, default=100)
     parser.add_argument("--out", default=OUT, help="keep the record here")
     given = parser.parse_args()
-    job = SoakJob(given.iterations, given.replan_every, given.sample_every, given.seconds, given.seed)
-    (found,) = run_job(
-        Place(RANKS, LOOPBACK),
-        (str(Path(__file__).resolve()), "--rank"),
-        asdict(job),
-        lambda text: print(text, file=sys.stderr, flush=True),
-        given.seconds + 600.0,
-    )
-    samples = [np.array(each) for each in found["samples"]]
-    rows = [{"rank": rank, **row} for rank, each in enumerate(samples) for row in judge(each, job.sample_every)]
-    grown = [f"rank {row['rank']}: {row['quantity']}" for row in rows if row["grows"]]
-    notes = {
-        "iterations": job.sample_every * len(samples[0]),
-        "plans": found["plans"],
-        "same_weights": found["same_weights"],
-        "last_losses": dict(zip(KINDS, found["losses"], strict=True)),
-        "grown": grown,
-        "samples_of_rank_0": {name: samples[0][:: max(1, len(samples[0]) // 50), at].tolist()
-                              for at, name in enumerate(QUANTITIES)},
-    }  # fmt: skip
-    if given.out:
-        save_record(make_record("soak-iterations", worst(rows), job=asdict(job), **notes), given.out)
+    with TemporaryDirectory(prefix="penstock-iterations-") as folder:
+        job = SoakJob(given.iterations, given.replan_every, given.sample_every, given.seconds, given.seed, folder)
+        begun = monotonic()
+
+        def progressed(said: str) -> None:
+            print(f"{monotonic() - begun:.0f} s: {said}", file=sys.stderr, flush=True)
+            samples = read_samples(Path(folder))
+            if len(samples[0]) * job.sample_every > 2 * SETTLED:
+                keep(job, samples, {"plans": int(said.split()[2])}, given.out)
+
+        worker = (str(Path(__file__).resolve()), "--rank")
+        (ended,) = run_job(Place(RANKS, LOOPBACK), worker, asdict(job), progressed, given.seconds + 600.0)
+        samples = read_samples(Path(folder))
+    rows, done = keep(job, samples, ended, given.out), job.sample_every * len(samples[0])
     for row in rows:
         print(f"rank {row['rank']} {row['quantity']:14} before {row['before']:13.0f} last {row['last']:13.0f} "
               f"growth {row['growth']:12.0f} noise {row['noise']:11.0f} {'GROWS' if row['grows'] else ''}")  # fmt: skip
-    print(f"{notes['iterations']} iterations, {notes['plans']} plans; grown: {', '.join(grown) or 'nothing'}")
-    sys.exit(bool(grown) or not found["same_weights"] or notes["iterations"] < job.iterations)
+    grown = [row for row in rows if row["grows"]]
+    print(f"{done} iterations, {ended['plans']} plans; {len(grown) or 'nothing'} grown")
+    sys.exit(bool(grown) or not ended["same_weights"] or done < job.iterations)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Kills one rank of small training jobs, again and again, and says how the other ranks ended.
 
     python benchmarks/soak/kills.py --cases 1000
-    python benchmarks/soak/kills.py --engines nccl --cases 24 --at-once 3    on a machine with a GPU
+    python benchmarks/soak/kills.py --engines nccl --cases 24 --at-once 8    on a machine with a GPU and 16 cores
 
 A case is made from its seed: engine, route, ranks, victim, signal, and the phase of training in which the signal comes,
 at a random moment of it. Good is a survivor that ends before `limit_seconds` have passed, and that names the rank which
@@ -12,11 +12,11 @@ mended, `--again` runs the cases that were not good once more, and the record ke
 All ranks are forked from one process that has torch and penstock loaded and has started no thread; over MPI, mpirun
 starts a small program for each rank, which has the rank forked here with mpirun's environment, and ends as it ends.
 Ranks of NCCL share one GPU in turns: each counts as a host of its own, so that they meet over sockets. CUDA's
-multi-process service is not used, because the death of one of its clients leaves the others in a state of its own.
+multi-process service is not used: with the death of one of its clients the others, of all jobs, are in a state that
+CUDA does not define. Their store is kept by a process beside the ranks, as torchrun keeps it, and outlives rank 0.
 """
 
 import argparse
-import contextlib
 import faulthandler
 import gc
 import json
@@ -27,6 +27,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,7 @@ OVER = {  # routes and numbers of ranks by engine; contexts of one GPU take turn
     NCCL: (("dense native", "onebit by ring", "blocks by servers", "gtopk", "hierarchical"), (2, 3, 3, 4)),
 }
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
+NCCL_SIGNALS = ("SIGKILL", "SIGKILL", "SIGSTOP", "SIGTERM")  # each as often as it is here
 WINDOWS = {  # seconds in which the signal comes after a rank has said that it is there
     "start": 0.3,
     "construction": 0.2,
@@ -92,8 +94,13 @@ LATER = ("backward", "between", "save")  # come again and again
 GOOD = ("named", "cannot know")
 LEAST_GOOD = 0.99  # of survivors
 HANGS = ("hangs", "hangs at exit")
-SILENT_SECONDS, OTHER_SECONDS = 10.0, 30.0  # the job's timeout, where only that tells of the victim, and elsewhere
+TIMEOUTS = {  # of jobs, in seconds: where nothing else tells of the victim, and elsewhere
+    "gloo": (10.0, 30.0),
+    "mpi": (10.0, 30.0),
+    NCCL: (15.0, 30.0),
+}
 LIMIT = {"times_the_timeout": 1.5, "and_seconds": 40.0}  # for survivors to end in: notes, exit, a machine that is busy
+LOGGED = 20_000  # characters of each rank's stderr, at most
 STACKS_SECONDS = 15.0  # between two looks at where a rank is, for one that hangs
 WARM_SECONDS = 90.0
 TRIES = 3  # of a case whose job failed before the signal, as on a busy machine; each with twice the timeout
@@ -113,7 +120,7 @@ class Case:
     phase: str
     nth: int  # of the phase's turns
     share: float  # of its window
-    store: str  # where the ranks meet: in a file, or at rank 0
+    store: str  # where the ranks meet: in a file, at rank 0, or at a process beside them
     planner: str
     timeout_seconds: float
     device: str = "cpu"
@@ -125,7 +132,7 @@ def case_of(seed: int, engines: Sequence[str]) -> Case:
     (engine,) = chance.choices(engines, [ENGINES.get(each, 1.0) for each in engines])
     routes, numbers = OVER[engine]
     route, ranks = chance.choice(routes), chance.choice(numbers)
-    what = chance.choice(tuple(SIGNALS))
+    what = chance.choice(NCCL_SIGNALS if engine == NCCL else tuple(SIGNALS))
     phases = [name for name in WINDOWS if route != NEXT_FORWARD or name not in ("profiling", "measuring", "adoption")]
     phase = chance.choice(phases)
     return Case(
@@ -139,11 +146,17 @@ def case_of(seed: int, engines: Sequence[str]) -> Case:
         phase,
         chance.randint(1, 5) if phase in LATER else 1,
         chance.random(),
-        "rank 0" if phase == "start" else chance.choice(("file", "rank 0")),
+        _store(engine, phase, chance),
         chance.choice(("exact", "wfbp")),
-        (SILENT_SECONDS if what == "SIGSTOP" or phase == "start" else OTHER_SECONDS) * (2 if engine == NCCL else 1),
+        TIMEOUTS[engine][0 if what == "SIGSTOP" or phase == "start" else 1],
         "cuda" if engine == NCCL else "cpu",
     )
+
+
+def _store(engine: str, phase: str, chance: random.Random) -> str:
+    if engine == NCCL:
+        return "launcher"
+    return "rank 0" if phase == "start" else chance.choice(("file", "rank 0"))
 
 
 # What a rank does
@@ -187,6 +200,8 @@ def _join(case: Case, rank: int, folder: Path) -> None:
         return
     port = (folder / "port").read_text()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    if case.store == "launcher":
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # as torchrun tells its ranks
     join_group(backend, timeout)
 
 
@@ -329,24 +344,68 @@ class Ended:
     remarks: tuple[str, ...]  # where the end of one was not good, the ends of all survivors
 
 
-def run_case(case: Case) -> Ended | None:
-    """Run a job and kill one of its ranks; None where it failed before."""
+def run_case(case: Case, logs: Path | None = None) -> Ended | None:
+    """Run a job and kill one of its ranks; None where it failed before.
+
+    `logs`: a file to which stderr of all ranks is added where the end is not good.
+    """
     folder = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
-        (folder / "port").write_text(str(free.getsockname()[1]))
+    keeper = choose_port(case, folder)
     mpirun = Mpirun(case, folder) if case.engine == "mpi" else None
     ranks = mpirun.ranks if mpirun else [start_rank(case, number, folder) for number in range(case.ranks)]
     victim, survivors = ranks[case.victim], [each for each in ranks if each.number != case.victim]
     found = _kill_in_phase(case, ranks) and _watch(case, victim, survivors)
-    for each in ranks:
-        if each.exit_code is None:
-            os.kill(each.pid, signal.SIGKILL)
-            os.waitpid(each.pid, 0)
-        os.close(each.reads)
+    end_ranks(ranks)
+    _end(keeper)
     if mpirun is not None:
         mpirun.end()
+    if logs is not None and (not found or found.remarks):
+        _keep_errors(case, ranks, logs)
     shutil.rmtree(folder, ignore_errors=True)
     return found or None
+
+
+def choose_port(case: Case, folder: Path) -> int:
+    """Write the port of the ranks' store to a file; return the process that keeps the store, 0 where a rank does."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    (folder / "port").write_text(str(listener.getsockname()[1]))
+    if case.store != "launcher":
+        listener.close()
+        return 0
+    if (pid := os.fork()) == 0:
+        port = listener.getsockname()[1]
+        kept = dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        while kept:
+            signal.pause()
+    listener.close()
+    return pid
+
+
+def end_ranks(ranks: Sequence[Rank]) -> None:
+    """End the ranks that have not ended, all at once: the driver takes its time for each."""
+    left = [each.pid for each in ranks if each.exit_code is None]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    for pid in left:
+        os.waitpid(pid, 0)
+    for each in ranks:
+        os.close(each.reads)
+
+
+def _end(pid: int) -> None:
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _keep_errors(case: Case, ranks: Sequence[Rank], logs: Path) -> None:
+    """Add what ranks wrote to stderr to a file."""
+    for each in ranks:
+        if each.errors.exists():
+            with open(logs, "a") as file:
+                file.write(f"--- {case}, rank {each.number}\n{each.errors.read_text(errors='replace')[-LOGGED:]}\n")
 
 
 IN_PLACE_OF_A_RANK = """
@@ -520,10 +579,10 @@ def judge_message(message: str, ours: bool, victim: int) -> str:
 # All cases
 
 
-def run_until_killed(case: Case) -> Ended | None:
+def run_until_killed(case: Case, logs: Path | None) -> Ended | None:
     """Run a case, again with twice the timeout where the job failed before the signal came."""
     for attempt in range(TRIES):
-        found = run_case(replace(case, timeout_seconds=case.timeout_seconds * 2**attempt))
+        found = run_case(replace(case, timeout_seconds=case.timeout_seconds * 2**attempt), logs)
         if found is not None:
             return found
     return None
@@ -551,7 +610,9 @@ class Tally(Campaign):
             self.findings.append(found)
 
     def forget_findings(self) -> None:
-        """Count cases that were not good no more, so that they are run again; the record keeps how they ended."""
+        """Have cases that were not good, or never begun, run again; the record keeps how they ended."""
+        self.seeds -= {*self.not_begun}
+        self.not_begun = []
         for found in [*self.findings]:
             self.count(_key(found), found["outcomes"], -1)
             self.seeds.remove(found["case"]["seed"])
@@ -562,12 +623,7 @@ class Tally(Campaign):
         self.save(
             survivors=dict(self.totals().most_common()),
             good=self.good,
-            timeouts_seconds={
-                "SIGSTOP": SILENT_SECONDS,
-                "start": SILENT_SECONDS,
-                "others": OTHER_SECONDS,
-                NCCL: "twice",
-            },
+            timeouts_seconds=TIMEOUTS,
             hangs_after=LIMIT,
             slowest_seconds=self.slowest,
             seeds=ranges(self.seeds),
@@ -613,37 +669,52 @@ def warm_up(seconds: float) -> None:
     """Have Triton compile what codecs need on a GPU, which keeps it: ranks would wait for one another's compiling."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
     ranks = []
+    begun = time.monotonic()
     for number, route in enumerate(OVER[NCCL][0]):
         place = folder / str(number)
         place.mkdir()
         case = replace(case_of(0, [NCCL]), route=route, ranks=2, store="file", timeout_seconds=seconds, handled=False)
         ranks += [start_rank(case, rank, place) for rank in range(2)]
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any("save" not in (each.turns or ()) and not each.ended for each in ranks):
+    while time.monotonic() < begun + seconds and any(
+        "save" not in (each.turns or ()) and not each.ended for each in ranks
+    ):
         time.sleep(0.1)
         for each in ranks:
             each.read()
+    took = time.monotonic() - begun
     for each in ranks:
-        print(f"warming up: rank {each.number} came to {each.at!r}", *([_said(each)] if each.ended else []))
-        os.kill(each.pid, signal.SIGKILL)
-        os.waitpid(each.pid, 0)
-        os.close(each.reads)
+        print(
+            f"warming up, {took:.0f} s: rank {each.number} came to {each.at!r}", *([_said(each)] if each.ended else [])
+        )
+    end_ranks(ranks)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_all(cases: Sequence[Case], at_once: int) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Run cases in several processes; yield each case's end."""
+def run_all(
+    cases: Sequence[Case], at_once: int, seconds: float, logs: Path | None
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Run cases in several processes, each the next as it is free; yield each case's end.
+
+    After `seconds` no further case is begun.
+    """
+    until = time.monotonic() + seconds
+    ordered = sorted(cases, key=lambda case: case.timeout_seconds)  # those that wait for it first: they take longest
+    waiting, line = os.pipe()
+    os.write(line, b"".join(struct.pack("i", number) for number in range(len(cases))))
+    os.close(line)
     pipes: dict[int, bytes] = {}
-    for number in range(at_once):
+    for _ in range(at_once):
         reads, writes = os.pipe()
         if os.fork() == 0:
-            for case in cases[number::at_once]:
-                found = run_until_killed(case)
+            while time.monotonic() < until and (number := os.read(waiting, struct.calcsize("i"))):
+                case = ordered[struct.unpack("i", number)[0]]
+                found = run_until_killed(case, logs)
                 told = json.dumps([case.seed, None if found is None else asdict(found)]) + "\n"
                 os.write(writes, told.encode())
             os._exit(0)
         os.close(writes)
         pipes[reads] = b""
+    os.close(waiting)
     while pipes:
         for reads in select.select(list(pipes), [], [])[0]:
             heard = os.read(reads, 1 << 20)
@@ -652,8 +723,8 @@ def run_all(cases: Sequence[Case], at_once: int) -> Iterator[tuple[int, dict[str
                 os.wait()
                 continue
             *lines, pipes[reads] = (pipes[reads] + heard).split(b"\n")
-            for line in lines:
-                seed, found = json.loads(line)
+            for each in lines:
+                seed, found = json.loads(each)
                 yield seed, found
 
 
@@ -666,8 +737,10 @@ def main() -> int:
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(OVER)}, with commas")
     parser.add_argument("--on-cpu", action="store_true", help="cases of NCCL over gloo, to try the script itself")
     parser.add_argument("--at-once", type=int, default=4, help="jobs")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
     parser.add_argument("--out", type=Path, help="the record; that of this campaign unless told")
-    options = parser.parse_args()
+    parser.add_argument("--logs", type=Path, help="add stderr of the ranks of cases that are not good to this file")
+    options, begun = parser.parse_args(), time.monotonic()
     engines = options.engines.split(",")
     name = f"soak-kills-{NCCL}" if engines == [NCCL] else "soak-kills"
     tally = Tally(name, None if options.seeds else options.out or RESULTS / f"{name}.json")
@@ -680,15 +753,12 @@ def main() -> int:
     if any(case.device == "cuda" for case in cases):
         warm_up(WARM_SECONDS)
     gc.freeze()  # ranks share what this process has loaded, and need not look through it when they end
-    for count, (seed, found) in enumerate(run_all(cases, options.at_once), 1):
+    for seed, found in run_all(cases, options.at_once, options.seconds, options.logs):
         tally.add(seed, found)
+        tally.write()
         if options.seeds or found is None or found["remarks"]:
             print(seed, found, flush=True)
-        if count % 10 == 0:
-            tally.write()
-            print(tally, flush=True)
-    tally.write()
-    print(tally)
+        print(f"{time.monotonic() - begun:.0f} s: {tally}", flush=True)
     return 0 if tally.holds else 1
 
 

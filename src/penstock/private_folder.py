@@ -2,8 +2,10 @@
 
 import os
 import stat
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import PenstockError
 
@@ -36,6 +38,35 @@ def make_private(path: Path) -> Path:
     except OSError as error:
         raise FolderError(f"{path}: {error.strerror}; wanted a folder that can be made and written") from error
     return path
+
+
+def private_cache(name: str) -> Path | None:
+    """Return this user's own folder of that name for what is made anew when it is lost; None: nothing can be kept."""
+    try:
+        return make_private(Path.home() / ".cache" / "penstock" / name)
+    except (FolderError, RuntimeError):  # RuntimeError: there is no home
+        return None
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Return a function as numba compiles it when it is called; its machine code is kept in a private folder, or not.
+
+    numba unpickles what it has kept. By itself it would keep it beside the module or in the user's cache, also where
+    others may write, and raise where neither can be written. NUMBA_CACHE_DIR, where it is set, stays in force.
+    """
+    import numba
+
+    kernel, before = numba.njit(nogil=True)(function), numba.config.CACHE_DIR
+    folder = before or private_cache("functions")
+    if folder is not None:
+        numba.config.CACHE_DIR = str(folder)  # which numba looks at now, and not when it compiles
+        try:
+            kernel.enable_caching()
+        except RuntimeError:  # it cannot be written
+            pass
+        finally:
+            numba.config.CACHE_DIR = before
+    return kernel
 
 
 def _make(path: Path) -> None:

@@ -4,6 +4,7 @@ import faulthandler
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,31 @@ def test_a_rank_is_killed_while_it_trains_and_the_others_name_it():
     command = [sys.executable, kills.__file__, "--engines", "gloo", "--seeds", "1"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "'outcomes': {'named': 3}" in ran.stdout
+
+
+def test_cases_that_never_began_are_run_again(tmp_path):
+    tally = tally_of(tmp_path / "record.json", ended(0, {"named": 2}))
+    tally.add(1, None)
+    tally.write()
+    again = kills.Tally("soak-kills", tmp_path / "record.json")
+    assert (again.seeds, again.not_begun) == ({0, 1}, [1])
+    again.forget_findings()
+    assert (again.seeds, again.not_begun) == ({0}, [])
+
+
+def test_all_cases_are_run_each_once_and_none_is_begun_too_late(monkeypatch):
+    cases = [kills.case_of(seed, ["gloo"]) for seed in range(20)]
+    monkeypatch.setattr(kills, "run_until_killed", lambda case, logs: None)
+    assert sorted(seed for seed, _ in kills.run_all(cases, 3, 60.0, None)) == list(range(20))
+    assert list(kills.run_all(cases, 3, 0.0, None)) == []
+
+
+def test_the_store_beside_the_ranks_answers_until_it_is_ended(tmp_path):
+    case = kills.case_of(0, ["nccl"])
+    keeper = kills.choose_port(case, tmp_path)
+    store = kills.dist.TCPStore("127.0.0.1", int((tmp_path / "port").read_text()), timeout=timedelta(seconds=20))
+    store.set("name", "value")
+    assert store.get("name") == b"value"
+    kills._end(keeper)
+    with pytest.raises(kills.dist.DistNetworkError):
+        store.get("name")

@@ -7,6 +7,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from penstock.compll.backends.numba.backend import NumbaKernels, _kept_kernel
 from penstock.compll.cache import default_cache, load_program
 from penstock.compll.frontend.source import compile_file
 from penstock.compll.lower.passes import dump
-from penstock.private_folder import FolderError, _check_inside, make_private
+from penstock.private_folder import FolderError, _check_inside, compiled, make_private
 
 SHIPPED = sorted((Path(penstock.compll.__file__).parent / "algorithms").glob("*.cll"))
 BF16 = next(path for path in SHIPPED if path.stem == "bf16")
@@ -212,3 +213,34 @@ def test_another_users_folder_is_not_used(tmp_path, monkeypatch):
     assert default_cache() is None
     with pytest.raises(FolderError, match="user 12345's folder"):
         make_private(folder)
+
+
+def twice(value):
+    """Return twice the value."""
+    return value + value
+
+
+def test_machine_code_of_our_own_functions_is_kept_where_only_the_user_may_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    assert compiled(twice)(2) == 4
+    assert compiled(twice).stats.cache_path.startswith(str(tmp_path / ".cache/penstock/functions/"))
+    assert stat.S_IMODE((tmp_path / ".cache/penstock/functions").stat().st_mode) == 0o700
+    assert numba.config.CACHE_DIR == ""
+
+
+@pytest.mark.parametrize("home", ["open", "/proc/none"])
+def test_machine_code_of_our_own_functions_is_not_kept_elsewhere(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    if home == "open":
+        (tmp_path / home).mkdir()
+        (tmp_path / home).chmod(0o777)
+    assert compiled(twice)(2) == 4
+    assert compiled(twice).stats.cache_path is None
+
+
+def test_no_function_is_kept_by_numbas_own_rules():
+    package = Path(penstock.compll.__file__).parents[1]
+    found = [path.name for path in package.rglob("*.py") if "cache=True" in path.read_text()]
+    assert found == []

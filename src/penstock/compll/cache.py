@@ -17,15 +17,12 @@ from penstock.compll.ir import Program, program_name
 from penstock.compll.operators import OPERATORS
 from penstock.compll.program_bytes import program_bytes, program_from_bytes
 from penstock.errors import CodecError
-from penstock.private_folder import FolderError, make_private
+from penstock.private_folder import private_cache
 
 
 def default_cache() -> Path | None:
     """Return where compiled programs and kernels are kept, a folder that only this user may write; None: nowhere."""
-    try:
-        return make_private(Path.home() / ".cache" / "penstock" / "compll")
-    except (FolderError, RuntimeError):  # RuntimeError: there is no home
-        return None
+    return private_cache("compll")
 
 
 def load_program(path: Path, params: Mapping[str, int | float], folder: Path | None = None) -> Program:

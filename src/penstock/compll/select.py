@@ -17,11 +17,11 @@ whole tensor instead. The answer never depends on the sample, only the time does
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import PenstockError
+from penstock.private_folder import compiled
 
 MAGNITUDE = np.int32(0x7FFFFFFF)
 SAMPLE = 1 << 16  # elements looked at to guess the threshold
@@ -66,11 +66,7 @@ def check_selection(numel: int, k: int) -> None:
         raise PenstockError(f"{numel} elements need indices beyond 32 bits; split the tensor into partitions")
 
 
-def _compile(function: Any) -> Any:
-    return numba.njit(cache=True, nogil=True)(function)
-
-
-@_compile
+@compiled
 def _select(bits: Any, indices: Any) -> Any:
     """Fill `indices` (length k, 0 < k < n) with the chosen positions, ascending; return the least chosen magnitude."""
     k = len(indices)
@@ -85,7 +81,7 @@ def _select(bits: Any, indices: Any) -> Any:
     return threshold
 
 
-@_compile
+@compiled
 def _choose(bits: Any, candidates: Any, indices: Any) -> Any:
     """Fill `indices` from ascending candidates, the largest among them; return the least chosen magnitude."""
     magnitudes = np.empty(len(candidates), np.int32)
@@ -101,7 +97,7 @@ def _choose(bits: Any, candidates: Any, indices: Any) -> Any:
     return threshold
 
 
-@_compile
+@compiled
 def _guess_threshold(bits: Any, k: int) -> Any:
     """Return a magnitude that at least k, and not many more, elements should reach: from a strided sample.
 
@@ -119,7 +115,7 @@ def _guess_threshold(bits: Any, k: int) -> Any:
     return threshold
 
 
-@_compile
+@compiled
 def _collect(bits: Any, threshold: Any, candidates: Any) -> int:
     """Write the indices whose magnitude reaches the threshold; return how many, or limit + 1 when they do not fit."""
     limit = len(candidates)
@@ -145,7 +141,7 @@ def _collect(bits: Any, threshold: Any, candidates: Any) -> int:
     return count
 
 
-@_compile
+@compiled
 def _kth_largest(bits: Any, k: int) -> Any:
     """Return the k-th largest magnitude, and how many elements equal to it are among the k largest (1 <= k <= n)."""
     prefix, known = np.int32(0), np.int32(0)  # the digits found so far, and the mask of their bits
@@ -165,7 +161,7 @@ def _kth_largest(bits: Any, k: int) -> Any:
     return prefix, remaining
 
 
-@_compile
+@compiled
 def _take(bits: Any, threshold: Any, ties: int, indices: Any) -> None:
     """Write the indices above the threshold and the first `ties` equal to it, ascending."""
     taken = 0
@@ -177,7 +173,7 @@ def _take(bits: Any, threshold: Any, ties: int, indices: Any) -> None:
             taken += 1
 
 
-@_compile
+@compiled
 def _kth_key(keys: Any, k: int) -> Any:
     """Return the k-th largest of int32 keys (1 <= k <= n), by the same radix select over all 32 bits."""
     prefix, known = np.int64(0), np.int64(0)

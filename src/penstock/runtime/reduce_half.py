@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from penstock.private_folder import compiled
 from penstock.runtime.transport import Array
 
 Merge = Callable[[Array, Array], None]
@@ -24,11 +24,7 @@ _I16, _I32, _HALF, _FLOAT = ir.IntType(16), ir.IntType(32), ir.HalfType(), ir.Fl
 @cache
 def compiled_merge(dtype: str) -> Merge:
     """Return the compiled `merge(out, other)` of `float16` or `bfloat16`, on their bits."""
-    function = _FUNCTIONS[dtype]
-    try:
-        kernel: Merge = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # nowhere to write a cache: neither beside this file nor in the user's directory
-        kernel = numba.njit(nogil=True)(function)
+    kernel: Merge = compiled(_FUNCTIONS[dtype])
     return kernel
 
 

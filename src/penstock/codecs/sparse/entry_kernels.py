@@ -7,19 +7,15 @@ and their float32 values. All loops are one pass and run on one thread.
 # mypy: disable-error-code="untyped-decorator"
 from typing import Any
 
-import numba
 import numpy as np
 
 from penstock.compll.select import MAGNITUDE, _kth_largest
+from penstock.private_folder import compiled
 
 SAMPLE = 1 << 12  # elements that bracket the k-th largest of a merged block
 
 
-def _compile(function: Any) -> Any:
-    return numba.njit(cache=True, nogil=True)(function)
-
-
-@_compile
+@compiled
 def gather(values: Any, indices: Any, out: Any) -> bool:
     """Copy the chosen values to `out`; say whether all are finite.
 
@@ -32,28 +28,28 @@ def gather(values: Any, indices: Any, out: Any) -> bool:
     return finite
 
 
-@_compile
+@compiled
 def subtract_at(values: Any, indices: Any, taken: Any) -> None:
     """Take values off at their indices."""
     for i in range(indices.size):
         values[indices[i]] -= taken[i]
 
 
-@_compile
+@compiled
 def add_at(values: Any, indices: Any, added: Any) -> None:
     """Add values at their indices."""
     for i in range(indices.size):
         values[indices[i]] += added[i]
 
 
-@_compile
+@compiled
 def put_at(values: Any, indices: Any, put: Any) -> None:
     """Replace the values at the indices."""
     for i in range(indices.size):
         values[indices[i]] = put[i]
 
 
-@_compile
+@compiled
 def ascending_below(indices: Any, numel: int) -> Any:
     """Say whether indices are strictly ascending, from 0 to less than `numel`."""
     good = True
@@ -64,7 +60,7 @@ def ascending_below(indices: Any, numel: int) -> Any:
     return good and last < numel
 
 
-@_compile
+@compiled
 def write_gaps(indices: Any, out: Any) -> int:
     """Write each index as its distance from the one before, less 1, in base 128, low digit first; return the bytes.
 
@@ -83,7 +79,7 @@ def write_gaps(indices: Any, out: Any) -> int:
     return place
 
 
-@_compile
+@compiled
 def read_gaps(data: Any, numel: int, indices: Any) -> Any:
     """Read what `write_gaps` wrote; say whether `data` is exactly that for indices below `numel`."""
     place, last = 0, np.int64(-1)
@@ -105,7 +101,7 @@ def read_gaps(data: Any, numel: int, indices: Any) -> Any:
     return place == data.size
 
 
-@_compile
+@compiled
 def unite(one: Any, one_values: Any, other: Any, other_values: Any, indices: Any, values: Any) -> int:
     """Write the sum of two sparse vectors; return how many entries it has.
 
@@ -129,7 +125,7 @@ def unite(one: Any, one_values: Any, other: Any, other_values: Any, indices: Any
     return count
 
 
-@_compile
+@compiled
 def cut(indices: Any, values: Any, count: int, work: Any, chosen: Any, chosen_values: Any) -> Any:
     """Move the `count` largest entries of a sparse vector to `chosen`; the rest move to the vector's own beginning.
 
@@ -151,7 +147,7 @@ def cut(indices: Any, values: Any, count: int, work: Any, chosen: Any, chosen_va
     return left
 
 
-@_compile
+@compiled
 def _kth_largest_of_many(bits: Any, k: int, work: Any) -> Any:
     """Return the k-th largest magnitude, and how many equal to it are among the k largest (1 <= k <= n).
 

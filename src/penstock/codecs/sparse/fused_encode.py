@@ -11,12 +11,12 @@ goes over the sum once more. What is chosen never depends on the past, only the 
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from penstock.codecs.sparse.block import BlockForm, Bytes, index_dtype
 from penstock.codecs.sparse.entry_kernels import gather, subtract_at, write_gaps
 from penstock.compll.select import MAGNITUDE, _choose, _collect, _select
+from penstock.private_folder import compiled
 
 ROUND = 1024  # elements that stay in the first-level cache, with their gradients
 MARGIN = 1 << 18  # a 32nd to a 64th: how far below its expected place the k-th largest magnitude is looked for, in bits
@@ -43,18 +43,14 @@ def bound_encode(form: BlockForm, values: Any, factor: float, kept: Any, body: B
     return lambda: int(_encode_numbers(values, times, kept, history, indices, chosen, numbers))
 
 
-def _compile(function: Any) -> Any:
-    return numba.njit(cache=True, nogil=True)(function)
-
-
-@_compile
+@compiled
 def _encode_gaps(values: Any, factor: Any, kept: Any, history: Any, indices: Any, chosen: Any, where: Any) -> Any:
     if not _move_largest(values, factor, kept, history, indices, chosen):
         return 0
     return 4 * chosen.size + write_gaps(indices, where)
 
 
-@_compile
+@compiled
 def _encode_numbers(values: Any, factor: Any, kept: Any, history: Any, indices: Any, chosen: Any, where: Any) -> Any:
     if not _move_largest(values, factor, kept, history, indices, chosen):
         return 0
@@ -62,7 +58,7 @@ def _encode_numbers(values: Any, factor: Any, kept: Any, history: Any, indices: 
     return 4 * chosen.size + 4 * where.size
 
 
-@_compile
+@compiled
 def _move_largest(values: Any, factor: Any, kept: Any, history: Any, indices: Any, chosen: Any) -> Any:
     """Add the gradient to `kept`, and move the largest sums from there to `chosen`; say whether all are finite."""
     add_and_select(values, factor, kept, history, indices)
@@ -72,7 +68,7 @@ def _move_largest(values: Any, factor: Any, kept: Any, history: Any, indices: An
     return finite
 
 
-@_compile
+@compiled
 def add_and_select(values: Any, factor: Any, kept: Any, history: Any, indices: Any) -> None:
     """Add `factor` times the values to `kept`, and fill `indices` with the positions of the largest sums, ascending.
 
@@ -93,7 +89,7 @@ def add_and_select(values: Any, factor: Any, kept: Any, history: Any, indices: A
         indices[:] = np.arange(k)
 
 
-@_compile
+@compiled
 def _expected(history: Any) -> Any:
     """Return a magnitude that the k-th largest should reach: it goes on as it went, in octaves, less a margin."""
     last, before = np.int64(history[0]), np.int64(history[1])
@@ -103,7 +99,7 @@ def _expected(history: Any) -> Any:
     return np.int32(min(max(last + moved - MARGIN, np.int64(0)), np.int64(MAGNITUDE)))
 
 
-@_compile
+@compiled
 def _add_and_collect(values: Any, factor: Any, kept: Any, threshold: Any, candidates: Any) -> Any:
     """Add, and write the indices whose magnitude reaches the threshold; return how many, more than fit if too many."""
     bits, count, limit = kept.view(np.int32), 0, candidates.size
@@ -118,7 +114,7 @@ def _add_and_collect(values: Any, factor: Any, kept: Any, threshold: Any, candid
     return count
 
 
-@_compile
+@compiled
 def _add(kept: Any, factor: Any, values: Any) -> None:
     for i in range(kept.size):
         kept[i] = kept[i] + factor * values[i]
