@@ -104,7 +104,7 @@ def papers() -> Iterator[str]:
     """Return what `penstock reproduce all` prints, as Markdown."""
     yield "# The papers, reproduced"
     yield ""
-    yield "What `penstock reproduce all` prints, in three kinds of rows; [the papers](../papers.md) says what is wrong"
+    yield "What `penstock reproduce all` prints, by kinds of rows; [the papers](../papers.md) says what is wrong"
     yield "in them and what we do instead."
     for module, title in PAPERS.items():
         claims = claims_of(module)

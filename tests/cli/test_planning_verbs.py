@@ -82,6 +82,18 @@ def test_parameter_servers_push_and_pull(files):
     assert lanes == {"compute", "push", "pull"}
 
 
+@pytest.mark.parametrize("verb", ["plan", "simulate"])
+def test_gtop_k_is_an_all_reduce_of_its_cluster_and_no_codec_there(files, verb):
+    more = ("--workers", "4") if verb == "simulate" else ()
+    arguments = (verb, files / "t.json", "--network", "gtop-k-1gbe", *more)
+    for strategy in ("gtopk", "topk_allgather"):
+        assert strategy in succeed(*arguments, "--all-reduce", strategy)
+        assert strategy in succeed(*arguments, "--all-reduce", strategy, "--codecs", "sparse")
+    result = penstock(*arguments, "--codecs", "gtopk")
+    assert result.returncode == 2
+    assert "--codecs: found 'gtopk', which sends blocks of 'sparse' by all-reduces of its own; wanted" in result.stderr
+
+
 def test_joint_chooses_among_strategies_codecs_and_partitions(files):
     save_network(replace(CLUSTERS["gtop-k-1gbe"], codecs={"onebit": ONEBIT}), files / "c.json")
     arguments = ("plan", files / "t.json", "--network", files / "c.json", "--planner", "joint", "--json")

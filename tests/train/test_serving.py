@@ -1,5 +1,8 @@
 """Ranks that only aggregate: what the others train is what they train without them."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,24 @@ def test_a_server_carries_a_codec_and_goes_on_from_a_checkpoint(tmp_path):
     assert unbroken[-1].values["weights_sha256"] == again[-1].values["weights_sha256"]
     losses = [step["loss"] for step in unbroken[-1].values["record"]["steps"]]
     assert losses == [step["loss"] for step in again[-1].values["record"]["steps"]]
+
+
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", "penstock")
+HOSTS = ("penstock", "cluster", "run", "--hosts", "3", "--", sys.executable, "-m", "penstock")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [TORCHRUN, pytest.param(HOSTS, marks=pytest.mark.root)], ids=["torchrun", "hosts"])
+def test_launchers_start_servers_beside_those_that_train(tmp_path, launcher):
+    route = "parameter_server(servers=1, dedicated=true)"
+    options = ("--servers", "1", "--steps", "3", "--network", network(tmp_path, 3, route, "native"), "--json")
+    command = [sys.executable, "-m", *launcher, "train", "--task", TINY, *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stderr
+    lines = [line[line.index("{") :] for line in result.stdout.splitlines() if "{" in line]
+    record = json.loads(lines[-1])["record"]
+    assert record["workers"] == 2  # the third has no model
+    assert {bucket["strategy"] for bucket in record["plan"]["buckets"]} == {route}
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,21 @@ def parse_counts(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
+def split_codecs(text: str, known: Iterable[str]) -> list[str]:
+    """Return the compressors of --codecs; refuse training's sparse ones, which are strategies here, unless `known`."""
+    from penstock.exchange.compression import SPARSE
+
+    codecs = split_list(text)
+    for codec in codecs:
+        if codec not in known and (found := SPARSE.get(codec.partition("(")[0])):
+            name = found.strategies[-1]
+            raise PenstockError(
+                f"--codecs: found {codec!r}, which sends blocks of {found.codec!r} by all-reduces of its own; wanted "
+                f"--all-reduce {name}, or --all-reduce {name} --codecs {found.codec}"
+            )
+    return codecs
+
+
 def split_list(text: str) -> list[str]:
     """Return the parts of a comma-separated list; commas inside parentheses do not separate.
 

@@ -15,6 +15,7 @@ from penstock.cli.options import (
     complete_codecs,
     complete_planners,
     parse_counts,
+    split_codecs,
     split_list,
 )
 
@@ -69,7 +70,9 @@ def plan(
     subject, links = find_trace(trace), find_network(network)
     subject = subject.with_dtype(dtype) if dtype else subject
     world_size = workers or links.workers
-    ways = _ways(links, all_reduce, world_size, split_list(codecs), parse_counts(partitions, "--partitions"))
+    ways = _ways(
+        links, all_reduce, world_size, split_codecs(codecs, links.codecs), parse_counts(partitions, "--partitions")
+    )
     compared = PLANNERS.values() if compare or not json else [chosen]
     plans = {each.name: predict(subject, each, ways, world_size) for each in compared}
     if bulk:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.reproduce.claim import Claim
     from penstock.trace import Trace
 
-_RECORDS = {"hipress": ("casync",), "gtop-k": ("gtop-k",)}  # benchmarks that a paper's claims can use
+_RECORDS = {"hipress": "casync", "gtop-k": "gtop-k"}  # the benchmark that a paper's claims can use
 PAPERS = ("mg-wfbp", "gtop-k", "linear-pipeline", "hipress")
 
 
@@ -46,11 +46,11 @@ def reproduce(
     chosen = PAPERS if paper == "all" else (paper,)
     if trace and "mg-wfbp" not in chosen:
         raise PenstockError(f"--trace {trace} with {paper}: only mg-wfbp's claims need one; leave it out")
-    if record:
-        _check_record(record, chosen)
-    found = {name: claims_of(name, trace, column, record) for name in chosen}
+    layers = _authors_trace(trace, column) if trace else None
+    measured = _given_record(record, chosen) if record else None
+    found = {name: claims_of(name, layers, measured) for name in chosen}
     if pictures:
-        _draw(pictures, trace, column)
+        _draw(pictures, layers)
     if json:
         print_json({name: [claim.document() for claim in claims] for name, claims in found.items()})
         return
@@ -68,61 +68,45 @@ def _print(paper: str, claims: "Sequence[Claim]") -> None:
     from penstock.cli.output import print_table
     from penstock.reproduce.claim import Kind, counts
 
-    of = {kind: [claim for claim in claims if claim.kind is kind] for kind in Kind}
-    title = f"{paper}: {{}} ({{}})"
-    checked = [(c.what, c.published, c.ours, c.how, c.tolerance, c.verdict) for c in of[Kind.CHECKED]]
-    columns: tuple[str, ...] = ("what", "printed", "ours", "how", "tolerance", "verdict")
-    print_table(title.format(Kind.CHECKED.value, len(checked)), columns, checked)
-    measured = [(c.what, c.published, c.ours, c.how, c.verdict) for c in of[Kind.MEASURED]]
-    if measured:
-        columns = ("what", "formula", "measured", "record", "difference")
-        print_table(title.format(Kind.MEASURED.value, len(measured)), columns, measured)
-    own = [(c.what, c.published, c.ours, c.tolerance, c.verdict) for c in of[Kind.OWN]]
-    if own:
-        columns = ("what", "printed", "from its other numbers", "tolerance", "verdict")
-        print_table(title.format(Kind.OWN.value, len(own)), columns, own)
-    missing = [(c.what, c.published, c.verdict.removeprefix("not checked: ")) for c in of[Kind.NOT_HERE]]
-    if missing:
-        print_table(title.format(Kind.NOT_HERE.value, len(missing)), ("what", "printed", "why"), missing)
+    measured = {"what": "what", "formula": "published", "measured": "ours", "record": "how", "difference": "verdict"}
+    own = {"from its other numbers": "ours", "tolerance": "tolerance", "verdict": "verdict"}
+    printed = {"what": "what", "printed": "published"}
+    columns = {
+        Kind.CHECKED: printed | {name: name for name in ("ours", "how", "tolerance", "verdict")},
+        Kind.MEASURED: measured,
+        Kind.OWN: printed | own,
+        Kind.NOT_HERE: printed | {"why": "verdict"},
+    }
+    for kind, fields in columns.items():
+        rows = [
+            tuple(getattr(claim, field).removeprefix("not checked: ") for field in fields.values())
+            for claim in claims
+            if claim.kind is kind
+        ]
+        if rows:
+            print_table(f"{paper}: {kind.value} ({len(rows)})", tuple(fields), rows)
     print(f"{paper}: {counts(claims)}\n")
 
 
-def claims_of(paper: str, trace: str = "", column: str = "tmpcomm", record: str = "") -> "list[Claim]":
-    """Return the claims of one paper; `trace` is MG-WFBP's authors' own, `record` a measurement for one of them."""
-    if paper == "mg-wfbp":
-        return _mg_wfbp(trace, column)
-    module = import_module(f"penstock.reproduce.{paper.replace('-', '_')}")
-    found: list[Claim] = module.claims(_record_for(paper, record)) if paper in _RECORDS else module.claims()
+def claims_of(paper: str, trace: "Trace | None" = None, record: "Mapping[str, Any] | None" = None) -> "list[Claim]":
+    """Return the claims of one paper; `trace` is MG-WFBP's authors' own, `record` a measurement for another paper."""
+    claims = import_module(f"penstock.reproduce.{paper.replace('-', '_')}").claims
+    found: list[Claim] = claims(trace) if paper == "mg-wfbp" else claims(record) if paper in _RECORDS else claims()
     return found
 
 
-def _mg_wfbp(trace: str, column: str) -> "list[Claim]":
-    from penstock.reproduce.mg_wfbp import claims
-
-    return claims(_authors_trace(trace, column) if trace else None)
-
-
-def _record_for(paper: str, path: str) -> "Mapping[str, Any] | None":
-    """Return the record at `path` if it is one of the paper's benchmark."""
+def _given_record(path: str, papers: "Sequence[str]") -> "Mapping[str, Any]":
+    """Read a record; refuse one that none of the papers can use, instead of leaving it out without a word."""
     from pathlib import Path
 
     from penstock.bench.record import load_record
 
-    record = load_record(Path(path)) if path else None
-    return record if record is not None and record["benchmark"].startswith(_RECORDS[paper]) else None
-
-
-def _check_record(path: str, papers: "Sequence[str]") -> None:
-    """Refuse a record that none of the papers can use, instead of leaving it out without a word."""
-    from pathlib import Path
-
-    from penstock.bench.record import load_record
-
-    wanted = [benchmark for paper in papers for benchmark in _RECORDS.get(paper, ())]
-    benchmark = load_record(Path(path))["benchmark"]
-    if not benchmark.startswith(tuple(wanted)):
+    record = load_record(Path(path))
+    wanted = [_RECORDS[paper] for paper in papers if paper in _RECORDS]
+    if not record["benchmark"].startswith(tuple(wanted)):
         kinds = " or ".join(wanted) or "none: this paper takes no record; leave --record out"
-        raise PenstockError(f"{path}: benchmark: found {benchmark!r}; wanted {kinds}")
+        raise PenstockError(f"{path}: benchmark: found {record['benchmark']!r}; wanted {kinds}")
+    return record
 
 
 def _authors_trace(trace: str, column: str) -> "Trace":
@@ -131,10 +115,10 @@ def _authors_trace(trace: str, column: str) -> "Trace":
     return trace_from_csv(trace, time_column=column) if trace.endswith(".csv") else load_trace(trace)
 
 
-def _draw(folder: str, trace: str, column: str) -> None:
+def _draw(folder: str, layers: "Trace | None") -> None:
     from pathlib import Path
 
     from penstock.report.pictures import draw_figures
     from penstock.traces import load_shipped
 
-    draw_figures(Path(folder), _authors_trace(trace, column) if trace else load_shipped("googlenet"))
+    draw_figures(Path(folder), layers or load_shipped("googlenet"))

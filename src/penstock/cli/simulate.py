@@ -15,7 +15,7 @@ from penstock.cli.options import (
     complete_codecs,
     complete_planners,
     parse_counts,
-    split_list,
+    split_codecs,
 )
 
 
@@ -60,7 +60,7 @@ def simulate(
     slow = stragglers if straggler != 1.0 else 0
     variation = Variation(jitter, straggler, slow, iterations, seed)
     varies = variation if jitter or slow else None
-    rows = scaling_study(subject, links, counts, chosen, all_reduce, varies, split_list(codecs))
+    rows = scaling_study(subject, links, counts, chosen, all_reduce, varies, split_codecs(codecs, links.codecs))
     if picture:
         from penstock.report.pictures import draw_scaling
 

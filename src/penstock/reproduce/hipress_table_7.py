@@ -6,12 +6,15 @@ section 6 of the paper: K+1 encodes and N-1+K decodes, and a gather and a broadc
 Cells are computed with the paper's counts; where only the planner's give the published cell, the verdict says so.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.cost.clusters import CLUSTERS, HIPRESS_RATIO, curve_of_elements
 from penstock.cost.papers import CASYNC, sync_seconds
 from penstock.planners.selective import Choice, choose
-from penstock.reproduce.claim import Claim, check_equal
+from penstock.reproduce.claim import Claim, check_equal, check_statement
 
 _MIB = 2**20
 RATIO, ONEBIT = HIPRESS_RATIO, CLUSTERS["hipress-100gbps"].codecs["onebit"]
@@ -73,7 +76,26 @@ def table_7() -> list[Claim]:
     return [
         *(_claim(cell) for cell in TABLE_7),
         check_equal("table-7/planner", what, 12, matching, "computed", _OTHERS),
+        *_thresholds(),
     ]
+
+
+def _thresholds() -> Iterator[Claim]:
+    """Section 6.1: "with 16 nodes, CaSync suggests to compress gradients larger than 4MB"."""
+    for strategy in ("casync_ps_colocated", "casync_ring"):
+        least = 1 + bisect_left(range(1, 1 << 20), True, key=partial(_is_compressed, strategy))  # KiB
+        what = f"section 6.1, 16 nodes, {_short(strategy)}: gradients above 4 MB are compressed, smaller ones are not"
+        found = f"from {least / 1024:.1f} MB"
+        says = 4 << 10 < least <= (4 << 10) + 1
+        yield check_statement(f"section-6.1/{_short(strategy)}", what, says, "computed", found, _OTHERS)
+
+
+def _is_compressed(strategy: str, kib: int) -> bool:
+    return choose(CASYNC[strategy], 16, kib << 10, SEND, ONEBIT).compress
+
+
+def _short(strategy: str) -> str:
+    return "PS" if "ps" in strategy else "Ring"
 
 
 def our_choice(cell: Cell) -> Choice:
@@ -108,7 +130,7 @@ def _gathered_seconds(cell: Cell, compress: bool, k: int) -> float:
 
 def _claim(cell: Cell) -> Claim:
     ours = our_choice(cell)
-    name = "PS" if "ps" in cell.strategy else "Ring"
+    name = _short(cell.strategy)
     published, found = (cell.compress, cell.partitions), (ours.compress, ours.partitions)
     more = 100 * (published_seconds(cell) / ours.seconds - 1)
     what = f"Table 7, {cell.mib} MB, {name}, {cell.nodes} nodes: compress, partitions"
