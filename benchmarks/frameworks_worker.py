@@ -2,7 +2,9 @@
 
 Beside each of our methods, in the same process and in turns with it, the same work is done apart: the framework
 computes gradients, the bare exchange averages as many bytes from memory of its own, and the framework applies its
-gradients. What an adaptor adds (calls, copies) is the difference; what it hides by overlap counts for it.
+gradients. What an adaptor adds (calls, copies) is the difference; what it hides by overlap counts for it. By hand, the
+gradients themselves are averaged: they are copied into the flat memory that the exchange works in, and applied from
+there. All ranks begin each step together: one that was a millisecond late in the step before would count in this one.
 """
 
 import json
@@ -43,6 +45,8 @@ class Training:
     session: Callable[[], Any] | None = None  # what averages, where we do
     compute: Callable[[], Any] | None = None  # returns this rank's gradients of the same model
     apply: Callable[[Any], None] | None = None  # changes its weights by gradients
+    leaves: Callable[[Any], Sequence[Any]] = list  # of what `compute` returns, in the order of the session's
+    whole: Callable[[Sequence[Any]], Any] = list  # what `apply` takes, of those
 
 
 def batch(rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -197,7 +201,8 @@ def _jitted(jax: Any, optax: Any, loss: Any, chain: Any, weights: Any, count: in
     def apply(gradients: Any) -> None:
         state[0] = jax.block_until_ready(change(state[0], gradients))
 
-    return Training(step, count, None if averaging is None else lambda: averaging.session, compute, apply)
+    session, whole = None if averaging is None else lambda: averaging.session, jax.tree.structure(weights).unflatten
+    return Training(step, count, session, compute, apply, jax.tree.leaves, whole)
 
 
 def _pmean(jax: Any, optax: Any, loss: Any, weights: Any, count: int) -> Training:
@@ -293,18 +298,27 @@ def measure(job: FrameworkJob) -> list[dict[str, Any]]:
     session, compute, apply = training.session(), training.compute, training.apply
     assert compute is not None
     assert apply is not None
-    bare = _bare(session)
+    bare, places = _bare(session)
 
     def apart() -> None:
         gradients = compute()
         bare()
         apply(gradients)
 
-    steps = {job.method: training.step, f"apart-{job.method}": apart, f"bare-{job.method}": bare}
+    def by_hand() -> None:
+        for place, gradient in zip(places, training.leaves(compute()), strict=True):
+            np.copyto(place, np.asarray(gradient))
+        bare()
+        apply(training.whole(places))
+
+    ways = {"": training.step, "apart-": apart, "hand-": by_hand, "bare-": bare}
+    if job.framework == "mxnet":  # whose trainer applies what it has computed
+        del ways["hand-"]
     for _ in range(WARMUP):
-        apart()
+        for way in list(ways.values())[1:]:
+            way()
     before = session.bytes_sent().sent_nbytes
-    taken = _timed(steps, job.iterations)
+    taken = _timed({f"{name}{job.method}": way for name, way in ways.items()}, job.iterations, session.world.barrier)
     sent = (session.bytes_sent().sent_nbytes - before) // job.iterations
     return _rows(taken, training.parameters, sent, [each.route for each in session.routes_used()])
 
@@ -325,34 +339,41 @@ def _rows(
     ]
 
 
-def _bare(session: Any) -> Step:
-    """Return what exchanges the buckets of a session, by the same routes, from memory that is there."""
+def _bare(session: Any) -> tuple[Step, list[np.ndarray[Any, Any]]]:
+    """Return what exchanges the buckets of a session, by the same routes, and the memory of each gradient in it."""
+    from penstock.adaptor.session import aligned_zeros
     from penstock.exchange.exchange import Exchange
     from penstock.exchange.parameter_state import Memory
     from penstock.runtime.communicator import Communicator
 
-    numel, plan = {each.name: each.numel for each in session.gradients}, session.plan.merged
+    known, plan = {each.name: each for each in session.gradients}, session.plan.merged
     exchange = Exchange(Communicator(session.world.new_transport()), memory=Memory(session.memory.compression))
     exchange.follow(plan, session.decision.network)
     generator = np.random.default_rng(session.world.rank)
-    made = []
+    made, places = [], {}
     for bucket in plan.buckets:
-        each = [numel[name] for name in bucket.tensors]
-        made.append((exchange.bucket(bucket.tensors, each), generator.standard_normal(sum(each)).astype(np.float32)))
+        each = [known[name].numel for name in bucket.tensors]
+        made.append((exchange.bucket(bucket.tensors, each), aligned_zeros(each, np.dtype(np.float32))))
+        made[-1][1][:] = generator.standard_normal(sum(each))
+        for name, part in zip(bucket.tensors, np.split(made[-1][1], np.cumsum(each)[:-1]), strict=True):
+            places[name] = part.reshape(known[name].shape)
 
     def step() -> None:
         exchange.begin()
         for handle in [exchange.start(bucket, values) for bucket, values in made]:
             exchange.wait(handle)
 
-    return step
+    return step, [places[each.name] for each in session.gradients]
 
 
-def _timed(steps: Mapping[str, Step], iterations: int) -> dict[str, list[tuple[float, float]]]:
-    """Return what each step took, and what it took of cores on this rank; steps take turns."""
+def _timed(
+    steps: Mapping[str, Step], iterations: int, meet: Step = lambda: None
+) -> dict[str, list[tuple[float, float]]]:
+    """Return what each step took, and what it took of cores on this rank; steps take turns, and ranks meet before."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for _ in range(iterations):
         for name, step in steps.items():
+            meet()
             start, cpu = perf_counter(), process_time()
             step()
             found[name].append((perf_counter() - start, process_time() - cpu))

@@ -154,12 +154,14 @@ def test_a_restored_residual_owes_nothing_of_what_was_put_off() -> None:
     assert residuals.values()["a"].tolist() == [3.0] * 8
 
 
+@pytest.mark.parametrize("name", ["onebit", "terngrad", "blocks(bits=4)"])
 @pytest.mark.parametrize("pieces", [[(0, 6400)], [(0, 1600), (1600, 4800), (4800, 6400)], [(800, 3200), (4000, 5000)]])
-def test_residuals_that_are_copied_are_left_as_they_are(pieces: list[tuple[int, int]]) -> None:
-    codec, sizes = make_codec("onebit"), {"a": 4000, "b": 2400}
+def test_residuals_that_are_copied_are_left_as_they_are(name: str, pieces: list[tuple[int, int]]) -> None:
+    codec, sizes = make_codec(name), {"a": 4000, "b": 2400}
     rooms = {name: np.full(size, np.nan, np.float32) for name, size in (sizes | {"c": 3}).items()}
     sent: dict[bool, list[bytes]] = {False: [], True: []}
     for copies in (False, True):
+        codec.begin(1)
         residuals, out = Residuals(), np.zeros(codec.max_nbytes(6400), np.uint8)
         for step in range(4):
             gradient = np.random.default_rng(step).standard_normal(6400, np.float32)

@@ -31,6 +31,9 @@ class Subtracts(Protocol):
     def subtract(self, body: Any, values: Any) -> None:
         """Take the decoded body off `values`."""
 
+    def subtract_to(self, body: Any, values: Any, out: Any) -> None:
+        """Write to `out` what that leaves; `values` stay as they are."""
+
 
 @dataclass(slots=True)
 class Residual:
@@ -103,21 +106,23 @@ class PutOff:
     def copy_to(self, rooms: Sequence[NDArray[np.float32]]) -> None:
         """Write `values()` into rooms, one after the other; here, what is put off stays so.
 
-        So sums of the next encode keep their order. Pieces that lie in one room are settled there.
+        So sums of the next encode keep their order. Pieces that lie in one room are settled there, in the pass that
+        copies them.
         """
         ends = list(accumulate(map(len, rooms), initial=0))
         for start, stop, piece in self._stretches():
             values, pending = self.memory[start:stop], None if piece is None else piece.pending
             first, last = bisect(ends, start) - 1, bisect_left(ends, stop)
-            if piece is not None and pending is not None and last - first > 1:
-                values, pending = self._settled(piece), None
+            if piece is not None and pending is not None:
+                assert piece.codec is not None
+                if last - first == 1:
+                    piece.codec.subtract_to(pending, values, rooms[first][start - ends[first] : stop - ends[first]])
+                    continue
+                values = self._settled(piece)
             for room, low in zip(rooms[first:last], ends[first:last], strict=True):
                 here = room[max(start - low, 0) : stop - low]
                 offset = max(low - start, 0)
                 np.copyto(here, values[offset : offset + len(here)])
-            if piece is not None and pending is not None:
-                assert piece.codec is not None
-                piece.codec.subtract(pending, here)
 
     def _stretches(self) -> Iterator[tuple[int, int, Residual | None]]:
         """Yield pieces in order, and what lies between them."""
@@ -136,8 +141,7 @@ class PutOff:
         if len(self._room) < len(piece.memory):
             self._room = np.empty(len(piece.memory), np.float32)
         room = self._room[: len(piece.memory)]
-        np.copyto(room, piece.memory)
-        piece.codec.subtract(piece.pending, room)
+        piece.codec.subtract_to(piece.pending, piece.memory, room)
         return room
 
     def forget(self) -> None:

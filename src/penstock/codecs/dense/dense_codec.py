@@ -245,6 +245,10 @@ class DenseCodec(HeaderCodec):
         else:
             self._device(values).kernels.decode_add(body, values, self.arguments, -1.0)
 
+    def subtract_to(self, body: Any, values: Any, out: Any) -> None:
+        """Write to `out`, on the CPU, what `subtract` leaves of `values`, which stay as they are."""
+        self.kernels.decode_add_to(body, values, out, self.arguments, -1.0)
+
     # Payloads
 
     def finish(self, out: Any, numel: int, body_nbytes: int, flags: int = 0) -> int:

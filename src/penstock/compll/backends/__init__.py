@@ -53,3 +53,7 @@ class CpuKernels(Kernels, Protocol):
         self, gradient: Any, arguments: Arguments, seed: int, residual: Any, last: Any, out: Any, factor: float = 1.0
     ) -> Any:
         """Return the payload of factor * gradient + (residual - decode(last)), which is left in `residual`."""
+
+    def decode_add_to(self, payload: Any, source: Any, out: Any, arguments: Arguments, scale: float = 1.0) -> None:
+        """Write `source` + `scale` times the decoded gradient to `out`, as `decode_add` rounds; where there is an
+        `encode_later`."""

@@ -98,9 +98,23 @@ class NumbaKernels:
         """Add a multiple of the decoded gradient; see `Kernels`."""
         self._run("decode_add", payload, out, arguments, np.float32(scale))
 
-    def _run(self, kind: str, payload: Bytes, out: Floats, arguments: Arguments, *scale: np.float32) -> None:
+    def decode_add_to(
+        self, payload: Bytes, source: Floats, out: Floats, arguments: Arguments, scale: float = 1.0
+    ) -> None:
+        """Write `source` with a multiple of the decoded gradient added; see `CpuKernels`."""
+        self._run("decode_add_to", payload, out, arguments, np.float32(scale), source=(source,))
+
+    def _run(
+        self,
+        kind: str,
+        payload: Bytes,
+        out: Floats,
+        arguments: Arguments,
+        *scale: np.float32,
+        source: tuple[Floats, ...] = (),
+    ) -> None:
         try:
-            status = self.kernel(kind)(payload, out, *scale, *self._own(arguments))
+            status = self.kernel(kind)(payload, *source, out, *scale, *self._own(arguments))
         except IndexError:  # from an operator; its message knows less than the reference's
             status = -1
         if status != 0:
@@ -337,9 +351,11 @@ ARGUMENTS = {
     "encode_later": ["gradient", "factor", "residual", "last", "out", "seed_low", "seed_high"],
     "decode": ["payload", "out"],
     "decode_add": ["payload", "out", "factor"],
+    "decode_add_to": ["payload", "source", "out", "factor"],
 }
 TYPES = {
     "gradient": "Array(float32, 1, 'C', readonly=True)",
+    "source": "Array(float32, 1, 'C', readonly=True)",
     "residual": "float32[::1]",
     "payload": "Array(uint8, 1, 'C', readonly=True)",
     "last": "Array(uint8, 1, 'C', readonly=True)",

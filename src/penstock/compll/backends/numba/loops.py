@@ -176,7 +176,7 @@ class PassWriter:
     loaded: dict[str, str] = field(default_factory=dict)  # vector in memory -> array of this block
 
     def __post_init__(self) -> None:
-        self.places = find_places(self.step, self.kernel.schedule, self.names, self.kernel.adds, self.local)
+        self.places = find_places(self.step, self.kernel.schedule, self.names, bool(self.kernel.source), self.local)
 
     @property
     def names(self) -> Names:
@@ -224,7 +224,7 @@ class PassWriter:
                 case Keep() if output.to not in INPUTS:
                     size = self._room(output.vector, stretch)
                     lines.append(f"{self.names.of(output.to)} = np.empty({size}, np.{output.element.storage})")
-                case Scatter() if not self.kernel.adds:
+                case Scatter() if not self.kernel.source:
                     lines.append("out[:] = float32(0)")
         return lines + self._temporaries(stretch)
 
@@ -273,8 +273,9 @@ class PassWriter:
         for name, array in self.places.stored.items():
             if self.places.in_memory(array) and array not in self.loaded.values():
                 line(f"{array} = {array.removesuffix('_b')}[{self.places.window(name)}]")
-        if self.kernel.adds and any(isinstance(output, Emit) for output in self.step.outputs):
-            line("out_b = out[start : start + size]")
+        if self.kernel.source and any(isinstance(output, Emit) for output in self.step.outputs):
+            for array in dict.fromkeys(("out", self.kernel.source)):
+                line(f"{array}_b = {array}[start : start + size]")
         for stream, kind in self.places.streams():
             name = "uniform" if kind.is_float else "words"
             line(f"fill_{name}({name}_{stream}, size, seed_low, seed_high, {stream}, start)")
@@ -310,8 +311,8 @@ class PassWriter:
             body.lines.append(f"{array}[i] = {bare(body.vector(name))}")
         for output in self.step.outputs:
             match output:
-                case Emit() if self.kernel.adds:
-                    body.lines.append(f"out_b[i] = out_b[i] + factor * {body.vector(output.vector)}")
+                case Emit() if self.kernel.source:
+                    body.lines.append(f"out_b[i] = {self.kernel.source}_b[i] + factor * {body.vector(output.vector)}")
                 case GroupReduce() if output.group == self.places.block:
                     text = bare(body.value(output.expr))
                     body.lines += group_lines(output, f"{self.names.of(output.name)}_g", text)
@@ -439,7 +440,7 @@ class PassWriter:
         index, value = body.vector(output.indices), body.vector(output.values)
         body.lines += [f"index = {index}", "if index < 0 or index >= numel:", "    return DAMAGED"]
         add = f"out[index] + factor * {value}"
-        body.lines.append(f"out[index] = {add if self.kernel.adds else value}")
+        body.lines.append(f"out[index] = {add if self.kernel.source else value}")
         self.kernel.block("for i in range(size):", body.lines)
 
     def finish(self) -> list[str]:

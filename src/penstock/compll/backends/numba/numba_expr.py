@@ -19,7 +19,19 @@ LEAVES = ("const", "param", "name", "field", "element", "index", "size", "operan
 OWN = frozenset(
     {
         *("np", "njit", "float32", "float64", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "range"),
-        *("gradient", "residual", "out", "payload", "seed_low", "seed_high", "factor", "numel", "worst", "worst_b"),
+        *(
+            "gradient",
+            "residual",
+            "source",
+            "out",
+            "payload",
+            "seed_low",
+            "seed_high",
+            "factor",
+            "numel",
+            "worst",
+            "worst_b",
+        ),
         *(
             "start",
             "size",

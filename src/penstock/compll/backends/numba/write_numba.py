@@ -99,8 +99,9 @@ def _kernel(
     program: Program, kind: str, schedule: Schedule, reserved: frozenset[str], operators: Mapping[str, Operator]
 ) -> str:
     names = Names(reserved, {GRADIENT: GRADIENT, RESIDUAL: RESIDUAL, TOTAL: RESIDUAL})  # where the total is kept
+    source = {"decode_add": "out", "decode_add_to": "source"}.get(kind, "")
     scales = kind in ("encode_feedback", "encode_later")
-    writer = KernelWriter(program, schedule, names, operators, kind == "decode_add", scales)
+    writer = KernelWriter(program, schedule, names, operators, source, scales)
     own = [writer.names.of(parameter.name) for parameter in program.arguments]
     arguments = ", ".join([*ARGUMENTS[kind], *own])
     if kind.startswith("encode"):
@@ -118,7 +119,7 @@ class KernelWriter:
     schedule: Schedule
     names: Names
     operators: Mapping[str, Operator]
-    adds: bool = False  # decode: add to the output instead of writing it
+    source: str = ""  # decode: what the values are added to, instead of being written alone
     scales: bool = False  # encode: multiply the gradient by `factor` wherever it is read
     lines: list[str] = field(default_factory=list)
     depth: int = 1
