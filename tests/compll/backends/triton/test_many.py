@@ -119,7 +119,9 @@ def test_kernels_are_compiled_before_the_first_launch_and_the_launch_compiles_no
         case.many.decoder(case.batches[0], case.payloads, values(3), adds=False),
     ]
     case.many.compile()
-    assert len(compiled) == len(set(compiled)) == 3
+    kernels = sorted(each.split("[")[0] for each in compiled if "_many" in each)
+    assert kernels == ["decode_many", "encode_1_many"]  # `mark` may have been compiled for another codec
+    before = len(compiled)
     for each in launches:
         each.start()
-    assert len(compiled) == 3
+    assert len(compiled) == before
