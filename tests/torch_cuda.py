@@ -1,6 +1,14 @@
-"""What ranks that share a GPU do in tests; the same on the CPU gives the bits to compare with."""
+"""What ranks that share a GPU do in tests; the same on the CPU gives the bits to compare with.
+
+As a script, what one rank of `penstock cluster run --gpus shared` does, over NCCL (`cpu`: over gloo):
+python tests/torch_cuda.py cuda next_forward layers
+"""
 
 import hashlib
+import os
+import re
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -10,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+import torch_servers
 from penstock.torch import BulkSynchronous, DistributedDataParallel, comm_hook, layered
 from sparse_oracle import dyadic
 
@@ -101,3 +110,41 @@ def next_forward_by_layers(rank: int, device: str, algorithm: str) -> list[Any]:
         bsp.step()
     bsp.close()
     return [each.detach().cpu().numpy() for each in module.parameters()]
+
+
+def served(rank: int, device: str, backend: str) -> list[bytes]:
+    """Return what was applied by ranks that train beside a server, the last one, and by a resumed run."""
+    found = torch_servers.conserved(rank, 1, {}, device, backend)
+    return [b"served"] if found == "served" else [found["unbroken"], found["resumed"]]
+
+
+def on_hosts(hosts: int, device: str, *arguments: str) -> list[str]:
+    """Run this script on emulated hosts, which share the GPU if `device` is one; return a digest of each rank."""
+    gpus = ("--gpus", "shared") if device == "cuda" else ()
+    command = [sys.executable, "-m", "penstock", "cluster", "run", "--hosts", str(hosts), *gpus, "--"]
+    result = subprocess.run(
+        [*command, sys.executable, __file__, device, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    digests = dict(re.findall(r"rank (\d+): ([0-9a-f]{64})", result.stdout))
+    return [digests[str(rank)] for rank in range(hosts)]
+
+
+def digest(parts: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+if __name__ == "__main__":
+    device, what, how = sys.argv[1:4]
+    rank, nccl = int(os.environ["RANK"]), "nccl" if device == "cuda" else "gloo"
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group("gloo" if what == "served" else nccl)
+    parts = served(rank, device, nccl) if what == "served" else next_forward(rank, device, how, {})
+    print(f"rank {rank}: {digest(parts)}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()

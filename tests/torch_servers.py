@@ -88,9 +88,9 @@ class Weights(nn.Module):
         return (self.large * large).sum() + (self.small * small).sum()
 
 
-def conserved(rank: int, count: int, options: dict[str, Any], device: str = "cpu") -> Any:
+def conserved(rank: int, count: int, options: dict[str, Any], device: str = "cpu", backend: str | None = None) -> Any:
     """Apply gradients that are known; return sums of what was applied and computed, what is owed, and a resumed run."""
-    servers = ParameterServers(count)
+    servers = ParameterServers(count, backend)
     if servers.is_server:
         servers.serve()
         return "served"

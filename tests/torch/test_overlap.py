@@ -6,6 +6,11 @@ import pytest
 import torch_training as training
 from spawn import spawn
 
+torch = pytest.importorskip("torch")
+import torch_cuda  # noqa: E402
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]
 MODELS = ["plain", "tied", "frozen", "attentive", "branches"]
 CASES = [(model, algorithm, "") for model in MODELS for algorithm in ALGORITHMS]
@@ -90,3 +95,14 @@ def test_bad_options_are_refused(options, message):
 
     with pytest.raises(PlanError, match=message):
         BulkSynchronous(torch.nn.Linear(1, 1), torch.optim.SGD, **options)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_hosts_that_share_a_gpu_have_over_nccl_the_bits_of_gloo(algorithm, device):
+    """Gradients are exact, so that their sum is the same in any order."""
+    wanted = [torch_cuda.digest(each) for each in spawn(2, torch_cuda.next_forward, "cpu", algorithm, {})]
+    assert torch_cuda.on_hosts(2, device, "next_forward", algorithm) == wanted

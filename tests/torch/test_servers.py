@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import torch_cuda
 import torch_servers as ranks
 from penstock.exchange.exchange import Exchange
 from penstock.plan import Route
@@ -14,6 +15,8 @@ from runtime.threads import run_ranks
 from spawn import spawn
 
 DENSE = "parameter_server(servers=1, dedicated=true)"
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+ON_GPU = (pytest.mark.gpu, NEEDS_GPU)
 
 
 def test_two_workers_with_two_servers_have_the_bits_of_two_workers():
@@ -44,11 +47,19 @@ def check_conserved(found):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@NEEDS_GPU
 def test_workers_on_a_gpu_have_servers_without_one():
     check_conserved(spawn(3, ranks.conserved, 1, {"codec": "onebit"}, "cuda"))
     on_gpu, on_cpu = (spawn(3, ranks.conserved, 1, {}, device) for device in ("cuda", "cpu"))
     assert on_gpu[0]["unbroken"] == on_cpu[0]["unbroken"]  # dense sums of two are the same everywhere
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=ON_GPU)])
+def test_hosts_that_train_on_a_shared_gpu_have_a_server_on_a_host_without_one(device):
+    """Torch's own collectives are NCCL's there; dense sums of two ranks are the same everywhere."""
+    wanted = spawn(3, torch_cuda.served, "cpu", "gloo")
+    assert torch_cuda.on_hosts(3, device, "served", "dense") == [torch_cuda.digest(each) for each in wanted]
 
 
 def test_buckets_of_a_device_which_are_in_one_lane_meet_those_of_the_server():

@@ -204,6 +204,12 @@ def rounded(printed: str) -> tuple[float, float]:
     return number - slack, number + slack
 
 
+def quotient(one: str, other: str) -> tuple[float, float]:
+    """Return the least and the largest ratio of two printed numbers."""
+    (low, high), (least, most) = rounded(one), rounded(other)
+    return low / most, high / least
+
+
 def _tolerance(texts: Sequence[str]) -> str:
     words = []
     for text in texts:

@@ -18,6 +18,7 @@ from penstock.reproduce.claim import (
     compare_own,
     measured_rows,
     not_here,
+    quotient,
     rounded,
 )
 from penstock.simulator.program import CodecCost, program_seconds
@@ -169,7 +170,7 @@ def _own() -> Iterator[Claim]:
     """Compare columns of Tables VI and VII with one another, with the text and with Eq. 5."""
     for column, name in ((0, "g/d"), (1, "g/t")):
         texts = [(model.over_dense, model.over_top_k)[column] for model in MODELS]
-        ratios = [_quotient(model.throughputs[2], model.throughputs[column]) for model in MODELS]
+        ratios = [quotient(model.throughputs[2], model.throughputs[column]) for model in MODELS]
         yield compare_own(f"own/{name}", f"Table VII: {name} from its throughputs", texts, ratios, "computed")
     columns = ([model.over_dense for model in MODELS], [model.over_top_k for model in MODELS])
     averages = [sum(float(text.strip("x")) for text in texts) / len(texts) for texts in columns]
@@ -192,11 +193,6 @@ def _own() -> Iterator[Claim]:
 def _eq_5(model: Model) -> float:
     """Return a dense iteration's seconds."""
     return model.compute_seconds + dense(NETWORK, WORKERS).seconds(4 * model.parameters)
-
-
-def _quotient(one: str, other: str) -> tuple[float, float]:
-    (low, high), (least, most) = rounded(one), rounded(other)
-    return low / most, high / least
 
 
 def _efficiency(model: Model) -> tuple[float, float]:

@@ -24,7 +24,7 @@ from penstock.reproduce.claim import (
     compare_own,
     measured_rows,
     not_here,
-    rounded,
+    quotient,
 )
 from penstock.reproduce.hipress_fig_11 import figure_8, figure_11, figure_12b
 from penstock.reproduce.hipress_table_7 import table_7
@@ -305,8 +305,8 @@ def _times(percent: str) -> str:
 
 def _gain(after: str, before: str) -> tuple[float, float]:
     """Return the least and the most percent by which one printed number is above another."""
-    (low, high), (least, most) = rounded(after), rounded(before)
-    return 100 * (low / most - 1), 100 * (high / least - 1)
+    least, most = quotient(after, before)
+    return 100 * (least - 1), 100 * (most - 1)
 
 
 def _steps_measured(given: Mapping[str, Any] | None) -> list[Claim]:
