@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -13,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
-from penstock.errors import TransportError
+from penstock.errors import FormatError, PlanError, TransportError
+from penstock.plan import Bucket, Plan, Route
 from penstock.runtime.failure_diagnosis import Note
 from penstock.runtime.transport import c10d
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch import DistributedDataParallel, comm_hook, ddp, hook, wrapper_planning
 from penstock.torch.checkpoint import Loads
+from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.engines import message_seconds, own_group
 from penstock.torch.wrapper_planning import WrapperPlanning
 
@@ -143,6 +146,7 @@ def tell_a_store_that_is_gone(rank: int, monkeypatched_seconds: float) -> str:
     from penstock.runtime import failure_diagnosis
 
     failure_diagnosis.LONGEST_SECONDS = monkeypatched_seconds
+    dist.barrier()  # a rank that ended while another connects would be that one's error
     loads = Loads(None, "token")
     vars(loads)["_store"] = _Gone()
     try:
@@ -167,3 +171,39 @@ def seconds_of_messages(rank: int) -> list[float]:
 def _die(now: bool) -> None:
     if now:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hear_from_a_rank_that_pickles(rank, folder):
+    """Gather a value where rank 1 sends a pickle that makes a folder; return what was raised."""
+    ranks = GroupRanks(None)
+    try:
+        if rank == 1:
+            ranks.gather_bytes(pickle.dumps(Planted(folder)), "comparing")
+        else:
+            ranks.gather("a value", "comparing")
+    except FormatError as error:
+        return str(error)
+
+
+class Planted:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.made),)
+
+
+def tell_each_other(rank):
+    """Gather values of many kinds, and hear from rank 0 what it can tell and what it cannot."""
+    ranks = GroupRanks(None)
+    mine = (rank, "text" * rank, Route("ring", "onebit"), {"key": [1.5, None, b"\0"]})
+    held = ranks.gather(mine, "comparing")
+    told = ranks.from_first(
+        Plan("m", 2, "exact", (Bucket(("a",), 4, "ring"),)) if rank == 0 else None, "sharing the plan"
+    )
+    try:
+        ranks.from_first(object() if rank == 0 else None, "sharing the plan")
+    except PlanError as error:
+        return held, told, str(error)

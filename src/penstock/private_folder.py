@@ -56,16 +56,17 @@ def compiled(function: Callable[..., Any]) -> Any:
     """
     import numba
 
-    kernel, before = numba.njit(nogil=True)(function), numba.config.CACHE_DIR
+    config: Any = numba.config  # a module without annotations
+    kernel, before = numba.njit(nogil=True)(function), config.CACHE_DIR
     folder = before or private_cache("functions")
     if folder is not None:
-        numba.config.CACHE_DIR = str(folder)  # which numba looks at now, and not when it compiles
+        config.CACHE_DIR = str(folder)  # which numba looks at now, and not when it compiles
         try:
             kernel.enable_caching()
         except RuntimeError:  # it cannot be written
             pass
         finally:
-            numba.config.CACHE_DIR = before
+            config.CACHE_DIR = before
     return kernel
 
 

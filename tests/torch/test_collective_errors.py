@@ -1,12 +1,17 @@
 """A rank dies while torch does something with all ranks at our request: the others name it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from penstock.errors import TransportError
+from penstock.plan import Bucket, Plan, Route
 from penstock.torch import collective_errors
 from penstock.torch.collective_errors import who_is_gone
 from spawn import spawn, spawn_outcomes
 from torch_lost import (
+    hear_from_a_rank_that_pickles,
     keep_the_store,
     make_a_group_while_another_gives_up,
     seconds_of_messages,
@@ -14,6 +19,7 @@ from torch_lost import (
     survive_before_a_plan,
     survive_nccl,
     tell_a_store_that_is_gone,
+    tell_each_other,
 )
 
 
@@ -89,3 +95,24 @@ def test_what_gloo_says_of_a_lost_connection_is_known(text: str, monkeypatch: py
     assert str(found).startswith("torch.distributed: rank 3, step averaging a bucket")
     other = RuntimeError("a kernel failed")
     assert who_is_gone(other, "averaging a bucket", None) is other
+
+
+def test_a_pickle_of_a_rank_is_not_loaded_but_named(tmp_path):
+    said = spawn(2, hear_from_a_rank_that_pickles, str(tmp_path / "ran"))
+    assert said[0].startswith("message of rank 1 (comparing): head")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_ranks_of_torch_tell_each_other_values_without_pickle():
+    plan = Plan("m", 2, "exact", (Bucket(("a",), 4, "ring"),))
+    values = [(rank, "text" * rank, Route("ring", "onebit"), {"key": [1.5, None, b"\0"]}) for rank in range(3)]
+    for held, told, complaint in spawn(3, tell_each_other):
+        assert held == values
+        assert told == plan
+        assert complaint.startswith("a object to tell other ranks; wanted numbers, strings")
+
+
+def test_torch_is_asked_to_pickle_nothing():
+    package = Path(collective_errors.__file__).parents[1]
+    found = [path.name for path in package.rglob("*.py") if re.search(r"dist\.\w+_object(_list)?\b", path.read_text())]
+    assert found == []

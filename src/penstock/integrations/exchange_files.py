@@ -21,6 +21,7 @@ with naming_extra():
     import torch
     import torch.distributed as dist
 
+from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.ddp import DistributedDataParallel
 from penstock.torch.state_file import parse_state, write_state
 
@@ -104,9 +105,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def take_over(wrapper: DistributedDataParallel, states: list[Mapping[str, Any]]) -> bool:
     """Load the states of all ranks, unless no rank found any; every rank calls this."""
-    group = wrapper.process_group
-    counts: list[Any] = [0] * dist.get_world_size(group)
-    dist.all_gather_object(counts, len(states), group=group)
+    counts = GroupRanks(wrapper.process_group).gather(len(states), "loading exchange states")
     if any(counts):
         wrapper.load_exchange_state_dict(states)
     return any(counts)

@@ -1,9 +1,9 @@
 """How the ranks of a job agree while they plan: small values, gathered from all ranks or told by rank 0.
 
-torch's process group does it in torch (`GroupRanks` in `torch/collective_errors.py`); here is the same over an engine
-of our own, for ranks of MPI and for ranks that are threads of one process.
+Over torch's process group `GroupRanks` in `torch/collective_errors.py` does it; here is the same over an engine of our
+own, for ranks of MPI and for ranks that are threads of one process.
 
-Values travel without pickle: a head, then JSON.
+Values travel without pickle, over both: a head, then JSON.
 
     penstock LENGTH CRC-32                        of the text that follows, 20 bytes
     {"tuple": [{"Route": ["ring", "onebit", 1]}, true]}
@@ -178,6 +178,14 @@ def unpack(head: bytes, text: bytes, where: str) -> Any:
         return _value(json.loads(text))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, PenstockError) as error:
         raise FormatError(where, "text", one_line(error), _WANTED) from error
+
+
+def unpack_whole(message: bytes, where: str) -> Any:
+    """Return the value of a head and its text in one; raise `FormatError` for what `pack` did not make."""
+    head, text = message[: _HEAD.size], message[_HEAD.size :]
+    if len(head) < _HEAD.size or text_nbytes(head, where) != len(text):
+        raise FormatError(where, "head", head.hex(), _WANTED)
+    return unpack(head, text, where)
 
 
 def _described(value: Any) -> Any:

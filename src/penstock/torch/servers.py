@@ -172,14 +172,7 @@ class _Planning(GroupRanks):
 
     def __init__(self, group: dist.ProcessGroup, world_size: int) -> None:
         super().__init__(group)
-        self._size, self.world_size = self.world_size, world_size
-
-    def gather(self, value: Any, what: str) -> list[Any]:
-        """Return the value of every rank that trains."""
-        held: list[Any] = [None] * self._size
-        with together(what, self._group):
-            dist.all_gather_object(held, value, group=self._group)
-        return held
+        self.world_size = world_size
 
 
 class ServedGauge(HostGauge):

@@ -32,17 +32,26 @@ _LONGEST_HEAD = 64  # bytes of the first line
 
 def write_state(path: Path, values: Mapping[str, Any]) -> str:
     """Write values to a file, wait until the disk has them, and return the SHA-256 of the file."""
-    writer = _Writer()
-    text = json.dumps(writer.value(dict(values))).encode()
-    text += b" " * (-(len(_head(len(text))) + len(text)) % _ALIGNED)  # tensors begin at multiples in the file, too
     digest = hashlib.sha256()
     with open(path, "wb") as file:
-        for piece in chain((_head(len(text)), text), _pieces(writer.tensors)):
+        for piece in _file_pieces(values):
             file.write(piece)
             digest.update(piece)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def state_bytes(values: Mapping[str, Any]) -> bytes:
+    """Return values as a file has them, for `parse_state`."""
+    return b"".join(_file_pieces(values))
+
+
+def _file_pieces(values: Mapping[str, Any]) -> Iterator[Any]:
+    writer = _Writer()
+    text = json.dumps(writer.value(dict(values))).encode()
+    text += b" " * (-(len(_head(len(text))) + len(text)) % _ALIGNED)  # tensors begin at multiples in the file, too
+    return chain((_head(len(text)), text), _pieces(writer.tensors))
 
 
 def _head(length: int) -> bytes:

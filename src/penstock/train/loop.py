@@ -18,7 +18,7 @@ from penstock.errors import MismatchError
 from penstock.planning.observed import communication_seconds
 from penstock.run_record import Evaluation, Step
 from penstock.torch.clocks import synchronise
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks, together
 from penstock.torch.saved_folder import checkpoint_path
 from penstock.train.events import Event, Tell, Wish
 from penstock.train.job import Job, Saved
@@ -286,9 +286,7 @@ def same_weights(module: nn.Module, group: dist.ProcessGroup | None = None) -> s
     digest = hashlib.sha256()
     for parameter in module.parameters():
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    found: list[Any] = [None] * dist.get_world_size(group)
-    with together("comparing weights", group):
-        dist.all_gather_object(found, digest.hexdigest(), group=group)
+    found = GroupRanks(group).gather(digest.hexdigest(), "comparing weights")
     if len(set(found)) > 1:
         apart = next(rank for rank, each in enumerate(found) if each != found[0])
         raise MismatchError(f"rank {apart} ended with other weights than rank 0; please report this")

@@ -21,7 +21,8 @@ from penstock.timeline import Timeline
 from penstock.torch import DistributedDataParallel as PlannedDDP
 from penstock.torch import ParameterServers
 from penstock.torch.clocks import synchronise
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks, together
+from penstock.torch.state_file import parse_state, state_bytes
 from penstock.trace import Trace
 from penstock.train.job import MPI, Job, Saved
 from penstock.train.save_state import undisturbed
@@ -156,9 +157,7 @@ def settle(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
     """
     buffers = [buffer.clone() for buffer in wrapped.model.module.buffers()]
     group = wrapped.model.process_group
-    owed: list[dict[str, Any] | None] = [None] * dist.get_world_size(group)
-    with together("sharing what is owed", group):
-        dist.all_gather_object(owed, wrapped.exchange_state(), group=group)
+    owed = _all_owed(wrapped.exchange_state(), group)
     with undisturbed():
         for _ in range(wrapped.settling_iterations):
             _compute(loss, wrapped)
@@ -170,6 +169,13 @@ def settle(loss: Loss, wrapped: Wrapped, device: torch.device) -> float:
         for buffer, before in zip(wrapped.model.module.buffers(), buffers, strict=True):
             buffer.copy_(before)
     return slowest_seconds(seconds, group)
+
+
+def _all_owed(mine: dict[str, Any] | None, group: dist.ProcessGroup | None) -> list[dict[str, Any] | None]:
+    """Return what every rank owes, by rank."""
+    held = GroupRanks(group).gather_bytes(state_bytes({"owed": mine}), "sharing what is owed")
+    cpu = torch.device("cpu")
+    return [parse_state(bytearray(each), f"what rank {rank} owes", cpu)["owed"] for rank, each in enumerate(held)]
 
 
 def _compute(loss: Loss, wrapped: Wrapped) -> None:

@@ -12,7 +12,6 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from time import sleep
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from penstock.runtime.transport.meeting import join_group
 from penstock.timeline import Span, Timeline
 from penstock.torch.checkpoint_folder import check_model, fitting
 from penstock.torch.clocks import device_name
-from penstock.torch.collective_errors import together
+from penstock.torch.collective_errors import GroupRanks, together
 from penstock.torch.engines import end_mpi
 from penstock.torch.saved_folder import MODEL, rank_file
 from penstock.torch.servers import ParameterServers
@@ -247,9 +246,7 @@ def _codec_cost(network: Network | None, plan: Plan | None) -> CodecCost | None:
 
 def _all_timelines(own: Timeline | None, group: dist.ProcessGroup) -> Timeline | None:
     """Return the last iteration of all ranks in one timeline; clocks start with each rank's forward pass."""
-    found: list[Any] = [None] * dist.get_world_size(group)
-    with together("sharing timelines", group):
-        dist.all_gather_object(found, own, group=group)
+    found: list[Timeline | None] = GroupRanks(group).gather(own, "sharing timelines")
     spans: tuple[Span, ...] = tuple(span for each in found if each is not None for span in each.spans)
     return Timeline(spans) if spans else None
 
