@@ -526,6 +526,7 @@ def main() -> None:
         parser.error(f"found {unknown[0]!r}; wanted any of {'; '.join(known)}")
     if options.across and options.device == "cuda":
         parser.error("--across is tried in host memory only")
+    named = {str(options.out): "OUT.json", str(options.data): "FOLDER"}  # in the command that a record holds
     job = Job(
         options.task,
         str(options.out.resolve()),
@@ -545,7 +546,7 @@ def main() -> None:
         options.tokens,
         str(options.data.resolve()) if options.data else "",
         methods,
-        " ".join(["python", *sys.argv]),
+        " ".join(["python", *(named.get(each, each) for each in sys.argv)]),
         make_record("", [])["commit"],
     )
     gpus = "shared" if job.device == "cuda" else "none"

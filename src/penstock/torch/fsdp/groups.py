@@ -182,16 +182,11 @@ def _check(group: Any, name: str, shard_group: dist.ProcessGroup) -> None:
             f"module {name!r} was sharded on the whole mesh, so torch averages its replicas; shard it on the shard "
             'dimension only: fully_shard(layer, mesh=mesh["shard"])'
         )
-    ranks, wanted = (dist.get_process_group_ranks(each) for each in (_shard_ranks(group), shard_group))
+    ranks, wanted = map(dist.get_process_group_ranks, (group.mesh_info.shard_process_group, shard_group))
     if ranks != wanted:
         raise PlanError(f"module {name!r} is sharded over ranks {ranks}; wanted {wanted}, as the mesh says")
     if group._all_reduce_hook is not None:
         raise PlanError(f"module {name!r} has an all-reduce hook already; wanted none: replicas are averaged in ours")
-
-
-def _shard_ranks(group: Any) -> dist.ProcessGroup:
-    found: dist.ProcessGroup = group.mesh_info.shard_process_group
-    return found
 
 
 def _described(group: Any, name: str, module: FSDPModule, names: dict[int, str]) -> ShardGroup:

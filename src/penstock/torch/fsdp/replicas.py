@@ -139,10 +139,6 @@ class ReplicaAverage:
         self._memory.compresses |= route.codec is not None
         self._connect()
 
-    def record(self, on: bool) -> None:
-        """Note when each instruction starts and ends from now on, or stop doing so."""
-        self.exchange.record(on)
-
     def forget_pass(self) -> None:
         """Forget a backward pass that was not finished: a new forward pass begins.
 
@@ -431,12 +427,8 @@ def _hand_over(arrival: Arrival, bucket: GroupBucket) -> None:
 
 def _by_parameter(plan: Plan, groups: dict[str, ShardGroup]) -> Plan:
     """Return a plan with parameters in the place of groups: what residuals and routes are kept by."""
-
-    def names(shards: tuple[ParameterShard, ...]) -> list[str]:
-        return [each.name for each in shards]
-
     buckets = tuple(
-        replace(bucket, tensors=tuple(name for each in bucket.tensors for name in names(groups[each].shards)))
+        replace(bucket, tensors=tuple(shard.name for each in bucket.tensors for shard in groups[each].shards))
         for bucket in plan.buckets
     )
     return replace(plan, buckets=buckets)

@@ -55,7 +55,7 @@ class ShardedState:
     def to_load(self, checkpoint: str | PathLike[str] | StorageReader, key: str = KEY) -> State:
         """Return zeros of the shapes that a checkpoint has under `key`, for `torch.distributed.checkpoint.load`."""
         reader = checkpoint if isinstance(checkpoint, StorageReader) else FileSystemReader(checkpoint)
-        saved, known = reader.read_metadata().state_dict_metadata, {each.name: each for each in self._shards}
+        saved = reader.read_metadata().state_dict_metadata
         if f"{key}.format" not in saved:
             raise FormatError(_WHERE, key, "nothing of ours", f"what exchange_state_dict() returned, saved as {key!r}")
         state: State = {"format": "", "iterations": 0, "scale": 1.0}
@@ -63,7 +63,7 @@ class ShardedState:
             prefix = f"{key}.{kind}."
             found = {each.removeprefix(prefix): saved[each] for each in saved if each.startswith(prefix)}
             if found:
-                state[kind] = {name: self._empty(name, value, known) for name, value in found.items()}
+                state[kind] = {name: self._empty(name, value) for name, value in found.items()}
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -115,18 +115,24 @@ class ShardedState:
             local, self.mesh, self._placements(shard), run_check=False, shape=torch.Size(shape), stride=stride
         )
 
-    def _empty(self, name: str, saved: Any, known: Mapping[str, ParameterShard]) -> DTensor:
-        """Return zeros for what a checkpoint has of one parameter."""
+    def _shard(self, name: str) -> ParameterShard:
+        """Return this rank's part of a parameter; refuse a name that the model does not have."""
+        known = {each.name: each for each in self._shards}
         if name not in known:
             raise FormatError(_WHERE, name, "no such parameter", f"one of this model, such as {next(iter(known))!r}")
+        return known[name]
+
+    def _empty(self, name: str, saved: Any) -> DTensor:
+        """Return zeros for what a checkpoint has of one parameter."""
+        shard = self._shard(name)
         if not isinstance(saved, TensorStorageMetadata):
             raise FormatError(_WHERE, name, type(saved).__name__, "a tensor")
-        shape, wanted = tuple(saved.size), self._shape(known[name], saved.size[0] if saved.size else 0)
+        shape, wanted = tuple(saved.size), self._shape(shard, saved.size[0] if saved.size else 0)
         if shape != wanted:
             raise FormatError(
                 _WHERE, name, shape, f"(replicas, {', '.join(map(str, wanted[1:]))}), as the parameter is"
             )
-        return zeros(shape, dtype=torch.float32, device_mesh=self.mesh, placements=self._placements(known[name]))
+        return zeros(shape, dtype=torch.float32, device_mesh=self.mesh, placements=self._placements(shard))
 
     def _mine(self, state: Mapping[str, Any]) -> State:
         """Return what this rank owes from now on, as one rank's state; refuse what does not fit the model."""
@@ -135,28 +141,25 @@ class ShardedState:
         for name in ("iterations", "scale"):
             if not isinstance(state.get(name), int | float):
                 raise FormatError(_WHERE, name, state.get(name), "a number")
-        known = {each.name: each for each in self._shards}
         memories: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in OWED}
         for kind in OWED:
             owed = state.get(kind, {})
             if not isinstance(owed, Mapping):
                 raise FormatError(_WHERE, kind, owed, "tensors by the names of parameters")
             for name, value in owed.items():
-                memories[kind][name] = self._taken(name, value, known)
+                memories[kind][name] = self._taken(self._shard(name), value)
         return {
             "format": ONE_RANK, "rank": self._replica, "world_size": self._replicas, "memories": memories,
             "iterations": state.get("iterations"), "scale": state.get("scale"),
         }  # fmt: skip
 
-    def _taken(self, name: str, value: Any, known: Mapping[str, ParameterShard]) -> torch.Tensor:
+    def _taken(self, shard: ParameterShard, value: Any) -> torch.Tensor:
         """Return the sum of what the replicas owed that this rank stands for."""
-        if name not in known:
-            raise FormatError(_WHERE, name, "no such parameter", f"one of this model, such as {next(iter(known))!r}")
-        wanted = self._shape(known[name], self._replicas)[1:]
+        name, wanted = shard.name, tuple(shard.parameter.shape)
         if not isinstance(value, DTensor) or value.shape[1:] != wanted or value.dtype != torch.float32:
             found = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, torch.Tensor) else value
             raise FormatError(_WHERE, name, found, f"a DTensor of (replicas, *{wanted}), torch.float32")
-        if value.device_mesh != self.mesh or tuple(value.placements) != self._placements(known[name]):
+        if value.device_mesh != self.mesh or tuple(value.placements) != self._placements(shard):
             raise FormatError(_WHERE, name, f"{value.placements} on {value.device_mesh}", "what to_load made")
         return value.to_local().sum(0).cpu()
 

@@ -9,7 +9,7 @@ torch with everything that can do. Gradients are averaged over the replicate dim
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
@@ -73,7 +73,7 @@ class ShardedModule:
 
     def record_instructions(self, on: bool = True) -> None:
         """Let `measured_timeline` show every encode, send, recv, merge and decode of the iterations to come."""
-        _held(self).averages.record(on)
+        _held(self).averages.exchange.record(on)
 
     def explain(self, picture: bool = False) -> str:
         """Say what was decided and why; with `picture`, also draw the predicted iteration above the measured one."""
@@ -117,12 +117,14 @@ class ShardedModule:
         _held(self).averages.exchange.recover()
 
 
+@dataclass(frozen=True, eq=False)
 class _Held:
     """What belongs to one sharded model."""
 
-    def __init__(self, averages: ReplicaAverage, planning: ReplicaPlanning, state: ShardedState) -> None:
-        self.averages, self.planning, self.state = averages, planning, state
-        self.optimizer: OptimizerWatch | None = None
+    averages: ReplicaAverage
+    planning: ReplicaPlanning
+    state: ShardedState
+    optimizer: OptimizerWatch
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, *_: Any) -> None:
@@ -199,9 +201,8 @@ def fully_shard_with(
     averages = ReplicaAverage(groups, replicas, memory, otherwise if obstacle else Route(NATIVE), device, direct)
     speaks, name = dist.get_rank(everyone) == 0, type(module).__name__.removeprefix("FSDP")
     plans = ReplicaPlanning(averages, name, shards, settings, memory, compiling, obstacle, speaks)
-    held = _Held(averages, plans, ShardedState(memory, groups, mesh, everyone))
-    held.optimizer = OptimizerWatch(module.parameters(), memory, scheme.named, speaks)
-    _attach(module, held)
+    watch = OptimizerWatch(module.parameters(), memory, scheme.named, speaks)
+    _attach(module, _Held(averages, plans, ShardedState(memory, groups, mesh, everyone), watch))
     return module
 
 
@@ -261,12 +262,14 @@ def _compared(
     mesh: DeviceMesh, settings: Settings, memory: TorchMemory, options: Mapping[str, Any]
 ) -> Mapping[str, str]:
     """Return what all ranks must have been given, as text."""
-    given: dict[str, Any] = {
+    given = {
         "plan": settings.plan and settings.plan.hash,
         "trace": settings.trace and settings.trace.model,
+        "network": settings.network and settings.network.name,
+        "mesh": f"{mesh.mesh.tolist()}",
+        "mesh_dim_names": mesh.mesh_dim_names,
+        "device_type": mesh.device_type,
     }
-    given |= {"network": settings.network and settings.network.name, "mesh": f"{mesh.mesh.tolist()}"}
-    given |= {"mesh_dim_names": mesh.mesh_dim_names, "device_type": mesh.device_type}
     of_torch = {
         name: "a function" if callable(options[name]) else repr(options[name])
         for name in (*_OF_TORCH, "shard_codec")
