@@ -25,7 +25,7 @@ from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts, split_list
 from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cli.routes import check_routes
-from penstock.cluster.iteration_replay import Gradients, Replay, replay_plans
+from penstock.cluster.iteration_replay import Gradients, Replay, ReplayRow, replay_plans
 from penstock.cost.ways import comparable
 from penstock.errors import PenstockError
 from penstock.network import Network, network_document
@@ -98,7 +98,7 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     only = {key: name for name, key in reversed(alike.items())}
     dense = [name for name in only.values() if not any(bucket.codec for bucket in plans[name].buckets)]
     packed = [name for name in only.values() if name not in dense]
-    rows = {}  # dense ones take long, and differ little from one iteration to the next
+    rows: dict[str, ReplayRow] = {}  # dense ones take long, and differ little from one iteration to the next
     for some, count, again in ((dense, min(DENSE, job.iterations), None), (packed, job.iterations, measure_again)):
         wanted = {name: plans[name] for name in some}
         timed, _ = replay_plans(trace, wanted, network, communicator, count, lambda: done(job.trace), lanes, again)
