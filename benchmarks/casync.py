@@ -3,8 +3,8 @@
 Communication and compression are real, computation is waiting as long as the trace says. Ranks measure the network
 with all routes that are used, then replay the configurations in turn, and measure again between turns: simulations are
 of the machine as it was meanwhile. Configurations with the same plan are replayed once and have the same row. Plans by
-`joint` are chosen as in training: up to three that are predicted to take about the same are raced first, and the
-fastest is replayed.
+`joint` are chosen as in training: up to three that are predicted to take about the same are raced first, in the steps
+beside the step before, and the fastest is replayed.
 
 Each row says what bounds it from below: what the encoded bytes take on the wire (`wire_floor_seconds`), and what the
 ranks' processes took of the cores that they share (`core_floor_seconds`), each after the first gradients were ready.
@@ -25,7 +25,7 @@ from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, parse_counts, split_list
 from penstock.cli.output import format_seconds, print_json, print_table, progress
 from penstock.cli.routes import check_routes
-from penstock.cluster.iteration_replay import Gradients, Replay, replay_plans
+from penstock.cluster.iteration_replay import Gradients, Replay, ReplayRow, replay_plans
 from penstock.cost.ways import comparable
 from penstock.errors import PenstockError
 from penstock.network import Network, network_document
@@ -81,7 +81,9 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
         plans = {name: plan for name, plan in plans.items() if name in quickest}
     robust = predict_robust(trace, chosen.planner, comparable(chosen.ways(network)), hosts)
     rivals = _in_lanes(chosen, robust, trace, network)
-    plans[chosen.name] = fastest_plan(trace, rivals, communicator)
+    if job.study == "steps":  # the step before is one of its choices
+        rivals += [replace(plans[hand[-1].name].merged, planner=rivals[0].planner)]
+    plans[chosen.name] = fastest_plan(trace, _different(rivals), communicator)
     lanes = {each.name: each.lanes for each in found}
     networks = [network]
 
@@ -96,7 +98,7 @@ def measure_job(transport: Transport, job: CasyncJob, done: Callable[[str], None
     only = {key: name for name, key in reversed(alike.items())}
     dense = [name for name in only.values() if not any(bucket.codec for bucket in plans[name].buckets)]
     packed = [name for name in only.values() if name not in dense]
-    rows = {}  # dense ones take long, and differ little from one iteration to the next
+    rows: dict[str, ReplayRow] = {}  # dense ones take long, and differ little from one iteration to the next
     for some, count, again in ((dense, min(DENSE, job.iterations), None), (packed, job.iterations, measure_again)):
         wanted = {name: plans[name] for name in some}
         timed, _ = replay_plans(trace, wanted, network, communicator, count, lambda: done(job.trace), lanes, again)
@@ -117,6 +119,10 @@ def _measured(transport: Transport, job: CasyncJob, trace: Trace, routes: Sequen
     seconds = job.seconds_per_route * len(routes) * max(1.0, transport.world_size / 4)
     whole = sum(trace.nbytes)
     return measure_network(transport, seconds=seconds, strategies=routes, codecs=codecs, whole_nbytes=whole).network
+
+
+def _different(plans: Sequence[Plan]) -> list[Plan]:
+    return list({plan.hash: plan for plan in reversed(plans)}.values())[::-1]
 
 
 def _told(plan: Plan, trace: Trace, network: Network) -> dict[str, Any]:

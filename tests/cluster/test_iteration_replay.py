@@ -189,3 +189,19 @@ def test_sixteen_bit_traces_send_half_the_bytes():
     (replay,) = run_ranks(1, work)
     assert replay.gradients.values.nbytes == sum(half.nbytes)
     assert np.isfinite(replay.gradients.values).all()
+
+
+def test_a_network_measured_again_between_iterations_is_what_plans_are_simulated_on():
+    """Lines of 3, 1 and 2 s: the median counts, and not that of the network that the plan was made with."""
+
+    def work(transport):
+        communicator, seconds = Communicator(transport, timeout_seconds=60), iter((3.0, 1.0, 2.0))
+
+        def measure_again():
+            return replace(NETWORK, all_reduce={"native": LinearCost(next(seconds), 0.0)})
+
+        plans = {"single": plan("single", "native")}
+        rows, _ = replay_plans(TRACE, plans, NETWORK, communicator, 3, measure_again=measure_again)
+        return rows[0].simulated_seconds
+
+    assert run_ranks(2, work) == [pytest.approx(TRACE.compute_seconds + 2.0)] * 2

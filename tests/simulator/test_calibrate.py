@@ -80,3 +80,26 @@ def test_long_messages_that_keep_the_cores_busy_gain_little_from_lanes():
     assert 0.8 <= four / one <= 1.0
     idle = replace(network, all_reduce={str(ROUTE): replace(busy, core_seconds_per_byte=1e-10)})
     assert simulate_plan(plan, trace, [way_for(idle, ROUTE)], idle, 4).iteration_seconds < 0.6 * one
+
+
+def test_cores_that_a_program_cannot_have_waited_for_are_taken_while_bytes_travel():
+    """A core time of 0.45 ns a byte on the path of a message, and what the wire takes, would be 1.3 times its line."""
+    busy = replace(LINE, core_seconds_per_byte=4.5e-10, b_seconds_per_byte=9.5e-10)
+    network, nbytes = replace(SHARED, all_reduce={str(ROUTE): busy}), 1 << 25
+    program, clock = timed(network, nbytes)
+    assert clock.overhead is not None
+    assert clock.overhead.moving_seconds > 0
+    tasks, _ = Translation(program, network, clock.itemsize, clock.codec, None, clock.overhead).tasks()
+    used = clock.pace * sum(task.seconds for task in tasks if task.pool is not None) / 4
+    assert used == pytest.approx(1e-3 + 4.5e-10 * nbytes, rel=0.05)  # it was 0.76 of that
+
+
+def test_a_tensor_that_is_not_cut_takes_what_its_few_instructions_take():
+    program, clock = timed(SHARED, 1 << 12)  # one piece, that goes round once: 6 messages beside the 24 of 16 KB
+    alone = clock.pace * program_seconds(program, SHARED, clock.itemsize, clock.codec, clock.overhead)
+    tasks, _ = Translation(program, SHARED, clock.itemsize, clock.codec, None, clock.overhead).tasks()
+    used = clock.pace * sum(task.seconds for task in tasks if task.pool is not None) / 4
+    assert LINE.least_core_seconds is not None
+    assert LINE.least_seconds is not None
+    assert used < 0.5 * LINE.least_core_seconds
+    assert alone < LINE.least_seconds

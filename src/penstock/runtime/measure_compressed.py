@@ -78,7 +78,7 @@ def with_cores(
     timed = partial(agreed_seconds, transport, one_round, noise(few), fresh_pages(few))
     timed(PILOTS + 1)
     turns = [clock.seconds(partial(timed, _SHORTEST)) for _ in range(LEAST)]
-    times, shortest = [seconds for seconds, _ in turns], min(taken for _, taken in turns) / _SHORTEST
+    times, shortest = [seconds for seconds, _ in turns], median(taken for _, taken in turns) / _SHORTEST
     per_byte = max(0.0, used - shortest) / (nbytes - few)
     return replace(line, least_seconds=median(times), least_core_seconds=shortest, core_seconds_per_byte=per_byte)
 
@@ -109,7 +109,7 @@ def _points_in_turn(
         for size, timer in timers.items():
             found[size].append(clock.seconds(partial(timer, _TOGETHER)))
     largest = max(timers)
-    used[largest] = min(taken for _, taken in found[largest]) / _TOGETHER  # what else a machine does only adds
+    used[largest] = median(taken for _, taken in found[largest]) / _TOGETHER  # of the turns whose seconds count
     return [(float(size), median(seconds for seconds, _ in each)) for size, each in found.items()]
 
 
@@ -127,7 +127,7 @@ def _whole_point(
     timed = partial(agreed_seconds, transport, one_round, first, second)
     timed(2)  # touches the memory, and puts feedback off
     turns = [clock.seconds(partial(timed, _TOGETHER)) for _ in range(LEAST)]
-    used[size] = min(taken for _, taken in turns) / _TOGETHER
+    used[size] = median(taken for _, taken in turns) / _TOGETHER
     return float(size), median(seconds for seconds, _ in turns)
 
 
