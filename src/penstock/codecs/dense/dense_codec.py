@@ -30,6 +30,7 @@ from penstock.codecs.codec import (
     EncodeInto,
     Floats,
     HeaderCodec,
+    Source,
     not_finite,
 )
 from penstock.codecs.dense import bound
@@ -109,6 +110,7 @@ class DenseCodec(HeaderCodec):
             variable_size=any(item.counts for item in self.program.layout.fields),
             half_precision=True,
             scaled_add=True,
+            reads_sources=defers,
             device_form=self.on_nonfinite != "skip" and find_spec("triton") is not None,
             defers_nonfinite_check=self.defers_nonfinite_check,
         )
@@ -199,6 +201,18 @@ class DenseCodec(HeaderCodec):
         """Return a decode of memory that stays."""
         usual = super().bind_decode(payload, out, adds, factor)
         return bound.decode(self, usual, payload, out, adds, factor) or usual
+
+    def bind_encode_of(self, source: Source, values: Any, residual: Any, out: Any) -> Bound:
+        """Return an encode of what is elsewhere."""
+        return bound.encode(self, values, residual, out, source) or super().bind_encode_of(
+            source, values, residual, out
+        )
+
+    def bind_decode_onto(self, source: Source, payload: Any, out: Any, factor: float = 1.0) -> Bound:
+        """Return a decode that adds to what is elsewhere."""
+        usual = super().bind_decode(payload, out, True, factor)
+        found = bound.decode(self, usual, payload, out, True, factor, source)
+        return found or super().bind_decode_onto(source, payload, out, factor)
 
     def bind_encode_into(self, values: Any, residual: Any) -> EncodeInto:
         """Return an encode of values that stay, for payloads that may be anywhere."""
