@@ -266,8 +266,10 @@ SECTIONS: dict[str, Section] = {
         "TensorFlow and JAX",
         "An iteration of a small network of 11.9 million parameters in each framework. `none` only computes; `own` is "
         "the framework's own data parallelism (TensorFlow's MultiWorkerMirroredStrategy, JAX's `pmean`); `dense` and "
-        "`onebit` are ours; `bare-dense` and `bare-onebit` are the same exchange without the framework. `routes` "
-        "is how gradients travelled, `sent nbytes` what a rank put on the wire in an iteration.",
+        "`onebit` are ours. In the same processes and in turns with them: `bare-` is the same exchange alone; `apart-` "
+        "computes, then exchanges as many values from memory of the exchange's own, then applies; `hand-` copies the "
+        "gradients there and applies them from there. `routes` is how gradients travelled, `sent nbytes` what a rank "
+        "put on the wire in an iteration.",
         hidden=("samples",),
         brief="A small network of 11.9 million parameters in each framework: computing alone (`none`), the framework's "
         "own data parallelism (`own`), ours, and our exchange without the framework (`bare`).",

@@ -374,7 +374,7 @@ def choose_port(case: Case, folder: Path) -> int:
         return 0
     if (pid := os.fork()) == 0:
         port = listener.getsockname()[1]
-        kept = dist.TCPStore(
+        kept = dist.TCPStore(  # type: ignore[attr-defined]
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         while kept:

@@ -32,7 +32,7 @@ _CODED = {
     "onebit": {"strategy": "ring", "codec": "onebit"},
     "gtopk": {"strategy": "gtopk_doubling", "codec": "sparse(density=0.05)"},
 }
-# How every bucket travels. On the machine with a GPU there is no numba, and so no codec in host memory.
+# How every bucket travels. Without numba, as a machine with a GPU may be, there is no codec in host memory.
 CASES: dict[str, dict[str, Any]] = _DENSE | (_CODED if find_spec("numba") else {})
 BUCKETS = (("second/bias", "second/kernel"), ("first/bias", "first/kernel"))  # as backward passes go
 

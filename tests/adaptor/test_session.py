@@ -3,6 +3,7 @@
 import threading
 import time
 import warnings
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -248,6 +249,32 @@ def test_gradients_that_are_divided_as_they_are_copied_have_the_same_averages_to
     ):
         for averages in zip(steps, others, strict=True):
             assert all(one.tobytes() == other.tobytes() for one, other in zip(*averages, strict=True))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("codec", ["onebit", "topk(density=0.1)", None])
+def test_gradients_that_stay_give_the_bits_of_those_that_are_copied_and_are_let_go(codec, world_size):
+    def rank(world, stays):
+        session, found = (
+            Session(world, MODEL, plan=plan_of("cb", "a", codec=codec, workers=world_size), codec=codec),
+            [],
+        )
+        for step in range(4):
+            given = [gradient(world.rank, step, index) for index in range(len(MODEL))]
+            for index in (2, 1, 0):
+                session.put(index, given[index], stays=stays)
+            found.append([each.tobytes() for each in session.wait()])
+            assert [each.tobytes() for each in given] == [
+                gradient(world.rank, step, index).tobytes() for index in range(len(MODEL))
+            ]
+            kept = [weakref.ref(each) for each in given]
+            del given
+            assert [each() for each in kept] == [None] * len(MODEL)
+        return found
+
+    assert run_worlds(world_size, lambda world: rank(world, True)) == run_worlds(
+        world_size, lambda world: rank(world, False)
+    )
 
 
 @pytest.mark.parametrize("how", ["lend", "copy"])

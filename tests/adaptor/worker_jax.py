@@ -10,7 +10,7 @@ from typing import Any
 
 if "gpu" in sys.argv:  # before jax looks for devices
     os.environ |= {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    del os.environ["CUDA_VISIBLE_DEVICES"]
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # `quiet` hides them
 if "pmean" in sys.argv:
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[-1]}"
 

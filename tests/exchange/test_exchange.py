@@ -18,7 +18,7 @@ from penstock.exchange.momentum import Momentum
 from penstock.exchange.parameter_state import Memory
 from penstock.network import Network
 from penstock.plan import Bucket, Plan, Route
-from penstock.runtime import handshake, request
+from penstock.runtime import binding, executor, handshake, request
 from penstock.runtime.communicator import Communicator
 from runtime.threads import run_ranks
 
@@ -64,6 +64,40 @@ def test_all_that_ranks_give_is_applied_or_owed_and_all_get_the_same(codec: str,
             for _, exchange in ranks
         )
         np.testing.assert_allclose(applied + owed, given / world_size, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ring", "binary_tree", "parameter_server", "recursive_doubling", "halving_doubling"]
+)
+@pytest.mark.parametrize("codec", ["onebit", "terngrad", "sparse(density=0.1)", None])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradients_that_are_read_where_they_are_give_the_same_bits_and_stay(world_size, codec, strategy, monkeypatch):
+    """Read there by codecs that put feedback off, where ranks are a power of two and each piece is first encoded."""
+    copied, names, sizes = [], ("a", "b", "c"), list(SIZES.values())
+    copy = binding.copy_sources
+    monkeypatch.setattr(executor, "copy_sources", lambda *each: (copied.append(strategy), copy(*each)))
+    plan = Plan("model", world_size, "exact", (Bucket(names, 4 * sum(sizes), strategy, codec),))
+
+    def rank(transport, elsewhere):
+        memory = Memory(make_scheme(codec))
+        exchange = Exchange(Communicator(transport, timeout_seconds=120), memory=memory)
+        exchange.follow(plan)
+        bucket, found = exchange.bucket(names, sizes), []
+        for step in range(4):
+            given = np.random.default_rng([transport.rank, step]).standard_normal(sum(sizes), np.float32)
+            values = np.full_like(given, 1e9) if elsewhere else given.copy()
+            sources = [each.copy() for each in np.split(given, np.cumsum(sizes)[:-1])] if elsewhere else ()
+            exchange.begin()
+            exchange.wait(exchange.start(bucket, values, sources=sources))
+            found.append(values.tobytes())
+            assert not elsewhere or np.concatenate(sources).tobytes() == given.tobytes()
+        exchange.close()
+        return found
+
+    wanted = run_ranks(world_size, lambda transport: rank(transport, False))
+    assert run_ranks(world_size, lambda transport: rank(transport, True)) == wanted
+    if (codec, strategy, world_size) == ("onebit", "ring", 2):
+        assert not copied
 
 
 @pytest.mark.parametrize("codec", ["onebit", "sparse(density=0.1)", "terngrad"])

@@ -97,6 +97,7 @@ class _Bucket:
     missing: set[int] = field(default_factory=set)  # of this iteration
     handle: Handle | None = None  # of this iteration, once it is under way
     is_lent: bool = False  # its averages were given away: the memory is used again once nothing refers to them
+    sources: dict[int, Array] = field(default_factory=dict)  # of this iteration: gradients that are read where they are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,10 +206,11 @@ class Session:
             if not self._ready:
                 self._origin = perf_counter()
 
-    def put(self, index: int, values: Array) -> None:
+    def put(self, index: int, values: Array, stays: bool = False) -> None:
         """Take this rank's gradient number `index`; its bucket is sent once it and those before it are whole.
 
-        It is copied at once; where nothing but its sum is wanted, it is divided by the ranks in the same pass.
+        It is copied at once; where nothing but its sum is wanted, it is divided by the ranks in the same pass. One that
+        `stays`, as long as the array exists, is not copied where a codec can read it where it is.
         """
         gradient, (bucket, number) = self.gradients[index], self._places[index]
         if values.shape != gradient.shape:
@@ -221,6 +223,8 @@ class Session:
             self._take_back(bucket)
         if bucket.is_divided:
             np.divide(values, self.world.size, bucket.memory.views[number])
+        elif stays and bucket.resolved.is_coded and values.dtype == np.float32 and values.flags.c_contiguous:
+            bucket.sources[number] = values.reshape(-1)
         else:
             bucket.memory.views[number][...] = values
         self.came(index)
@@ -267,7 +271,9 @@ class Session:
         """Start the buckets that are whole, in order."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             bucket = self._buckets[self._next]
-            bucket.handle = self.exchange.start(bucket.resolved, bucket.memory.flat, is_divided=bucket.is_divided)
+            flat, views, sources = bucket.memory.flat, bucket.memory.views, bucket.sources
+            given = [sources.get(number, view.reshape(-1)) for number, view in enumerate(views)] if sources else ()
+            bucket.handle = self.exchange.start(bucket.resolved, flat, is_divided=bucket.is_divided, sources=given)
             self._next += 1
         if self._next == len(self._buckets):
             self.exchange.finish()
@@ -410,7 +416,7 @@ class Session:
     def _forget_gradients(self) -> None:
         """Wait for all gradients anew."""
         for bucket in self._buckets:
-            bucket.missing = set(bucket.members)
+            bucket.missing, bucket.sources = set(bucket.members), {}
         self._ready, self._next = [], 0
         self._origin = perf_counter()
 

@@ -41,6 +41,7 @@ from penstock.errors import CodecError, NonFiniteError, shorten
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Bound = Callable[[], Any]  # a call on memory that stays
+Source = Callable[[], Any]  # where a framework has a gradient in this iteration; it is not to be changed
 EncodeInto = Callable[[Bytes], int]  # writes a payload to where it is given room; returns its bytes
 DecodeFrom = Callable[[Bytes], int]  # reads the payload that bytes begin with; returns its bytes
 NOTE = "note"  # `on_nonfinite` of a codec whose owner asks `saw_nonfinite`
@@ -58,6 +59,7 @@ class Capabilities:
     merging: bool = False  # adds encoded blocks: `merge`
     half_precision: bool = False  # encodes and decodes float16 and bfloat16 (as uint16), not only float32
     scaled_add: bool = False  # `decode_add` takes a factor
+    reads_sources: bool = False  # has `bind_encode_of` and `bind_decode_onto`
     device_form: bool = False  # has kernels for a GPU: `on_device`
     sums_factors: bool = False  # makes no payloads: ranks sum thin matrices, dense (`low_rank.py`)
     defers_nonfinite_check: bool = False  # on a GPU, values that are not finite may be noted one call later
@@ -148,6 +150,14 @@ class Codec(ABC):
         if not adds:
             return partial(self.decode, payload, out)
         return partial(self.decode_add, payload, out, *(() if factor == 1.0 else (factor,)))
+
+    def bind_encode_of(self, source: Source, values: Any, residual: Any, out: Any) -> Bound:
+        """Return `encode` of what `source()` returns then, and leaves as it is; `values` is memory to work in."""
+        raise CodecError(f"{self.name} reads values in one place only")
+
+    def bind_decode_onto(self, source: Source, payload: Any, out: Any, factor: float = 1.0) -> Bound:
+        """Return what writes `source()` and `factor` times the values of a payload, added up, to memory that stays."""
+        raise CodecError(f"{self.name} adds values in one place only")
 
     def bind_encode_into(self, values: Any, residual: Any) -> EncodeInto:
         """Return `encode` of values that stay; payloads differ in size and thus in place."""

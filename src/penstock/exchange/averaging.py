@@ -33,6 +33,7 @@ from penstock.exchange.parameter_state import Memory
 from penstock.exchange.residuals import Layout
 from penstock.exchange.traffic import Traffic
 from penstock.plan import Route
+from penstock.runtime.binding import copy_sources
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.pages import move_to_huge_pages
 
@@ -182,14 +183,19 @@ class Averaging:
         lane: int = 0,
         number: int = 0,
         is_divided: bool = False,
+        sources: Sequence[Buffer] = (),
     ) -> None:
         """Replace `values`, a parcel's gradients, by their average over all ranks; in halves, the first half of it.
 
         `queued`: by what the current stream of its device is given. `lane`, and its `number` among the parcels of the
         iteration: the same on all ranks. `is_divided`: by the ranks already; of dense parcels without momentum.
+        `sources`: where the gradients are instead, each flat, in host memory; they are read and not changed.
         """
         with self._lock:
             memory, momentum = self.memory, self.memory.compression.momentum
+            if sources and (momentum.is_used or self._leaves_out or parcel.small):
+                copy_sources(values, sources)
+                sources = ()
             if parcel.lane != lane or parcel.number != number:
                 parcel.lane, parcel.number = lane, number
                 parcel.call = parcel.dense_call = parcel.small_call = None
@@ -210,6 +216,9 @@ class Averaging:
                 spec = parcel.route.codec
                 if memory.moments is not None or memory.compression.schedule is not None:
                     spec = self._spec(parcel.route.codec, memory.iterations - 1)
+            if sources and (spec is None or memory.moments is not None):
+                copy_sources(values, sources)
+                sources = ()
             if spec is None:
                 parcel.steps = self._average_dense(parcel, values, queued, is_divided)
             else:
@@ -217,10 +226,13 @@ class Averaging:
                     self._resolve(parcel, spec, values, queued)
                 if parcel.factored is not None:  # sums of factors are asked for in between: it has no halves
                     parcel.steps = None
+                    copy_sources(values, sources)
                     self._average_factors(parcel, parcel.factored, values, queued)
                     return
-                average = self._average_compressed if memory.moments is None else self._average_moments
-                parcel.steps = average(parcel, values, queued)
+                if memory.moments is None:
+                    parcel.steps = self._average_compressed(parcel, values, queued, sources)
+                else:
+                    parcel.steps = self._average_moments(parcel, values, queued)
             next(parcel.steps, None)
 
     def go_on(self, parcel: Parcel) -> None:
@@ -384,7 +396,9 @@ class Averaging:
             self._arrays.copy(given, values)
         self._look(given)
 
-    def _average_compressed(self, parcel: Parcel, values: Buffer, queued: bool) -> Iterator[None]:
+    def _average_compressed(
+        self, parcel: Parcel, values: Buffer, queued: bool, sources: Sequence[Buffer] = ()
+    ) -> Iterator[None]:
         """Send what a codec makes of the gradients, as float32: errors of 16-bit ones are kept in full.
 
         Those on a GPU stay there with their residuals where the codec works there; others go through host memory.
@@ -392,6 +406,11 @@ class Averaging:
         memory, codec, given = self.memory, parcel.codec, values
         assert codec is not None
         assert parcel.call is not None
+        if parcel.version != memory.residuals.version:
+            self._find_residual(parcel)
+        if sources and (not parcel.in_place or parcel.residual is None):
+            copy_sources(values, sources)
+            sources = ()
         if parcel.in_place:
             values = np.asarray(given) if parcel.device is None else given  # of the same memory
         elif queued:
@@ -410,8 +429,6 @@ class Averaging:
         if parcel.places is not None:  # they leave zeros, which cost a codec little
             small = values[parcel.places] * scale
             values[parcel.places] = 0.0
-        if parcel.version != memory.residuals.version:
-            self._find_residual(parcel)
         if parcel.residual is None and parcel.pays:
             values *= scale
             scale = 1.0
@@ -419,7 +436,8 @@ class Averaging:
         residual = parcel.residual
         aside = self._set_aside(residual, absent) if residual is not None and absent else []
         kept = residual if residual is None or parcel.device is None else residual.memory  # nothing is put off there
-        steps = parcel.call(values, residual=kept, scale=scale)
+        elsewhere = {"sources": sources} if sources else {}
+        steps = parcel.call(values, residual=kept, scale=scale, **elsewhere)
         self._lock.release()  # as `_outside` does
         try:
             next(steps, None)

@@ -42,6 +42,7 @@ from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.program.composition import LANES, NATIVE_LANE, in_turn
 from penstock.run_record import RouteUse
+from penstock.runtime.binding import copy_sources
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.recorder import Recorder
 from penstock.runtime.transport import Notes, ring_nbytes
@@ -64,6 +65,11 @@ class ResolvedBucket:
     def names(self) -> tuple[str, ...]:
         """Its parameters, in order."""
         return tuple(name for parcel in self.parcels for name in parcel.names)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether a codec makes something of all of it."""
+        return all(each.route.codec is not None for each in self.parcels)
 
     @property
     def is_native(self) -> bool:
@@ -98,6 +104,7 @@ class Handle:
     lane: int = NATIVE_LANE  # whose thread averages it, where it is not queued on a device
     future: Future[None] | None = None  # None: held back
     is_divided: bool = False  # by the ranks, before it was started
+    sources: Sequence[Buffer] = ()  # where its gradients are instead, each flat; `values` is memory for the average
 
 
 class Exchange:
@@ -221,6 +228,7 @@ class Exchange:
         failed: Failed | None = None,
         around: Callable[[int], AbstractContextManager[None]] | None = None,
         is_divided: bool = False,
+        sources: Sequence[Buffer] = (),
     ) -> Handle:
         """Start to replace a bucket's gradients by their average over all ranks; `wait` for the handle.
 
@@ -228,7 +236,8 @@ class Exchange:
         or, with what went wrong, `failed` is called on the thread that did the work. Of values on a device, the work is
         done inside of `around(THREAD)` or, where all of it is queued there, `around(DEVICE)`. What is queued may come
         to its end only with the next bucket, or with `finish` or `wait`. `is_divided`: by the ranks, as is allowed
-        where `only_sums` says so.
+        where `only_sums` says so. `sources`: where the gradients are instead, each flat and in host memory, until
+        `wait` returns; they are read and not changed, and the average comes to `values`.
         """
         if bucket.version != self.version:
             raise PlanError(
@@ -242,11 +251,14 @@ class Exchange:
         if not bucket.has_native and around is None:  # what is on a device is staged in lane 0 too
             handle.lane = next(iteration.turn)
         if not self._overlap or self._clips_model:
+            copy_sources(values, sources)
             self._held.append(handle)
         elif self.communicator.messages is None and not self._halves:
+            handle.sources = sources
             handle.future = self._threads[handle.lane].submit(self._run, handle)
             iteration.futures.append(handle.future)
         else:
+            copy_sources(values, sources)
             self._send_or_queue(handle)
         return handle
 
@@ -311,7 +323,10 @@ class Exchange:
                     self._begin_iteration(handle.iteration)
                 else:
                     handle.iteration.begun.result()
+                first = 0  # of the tensors of a parcel
                 for number, parcel in enumerate(handle.bucket.parcels, handle.number):
+                    sources = handle.sources[first : first + len(parcel.names)]
+                    first += len(parcel.names)
                     values, start = handle.values[parcel.start : parcel.stop], perf_counter()
                     before = transport.sent_nbytes + (messages.sent_nbytes if messages else 0)
                     if self._recorder is not None:
@@ -319,7 +334,8 @@ class Exchange:
                     if half == SECOND:
                         self._averaging.go_on(parcel)
                     else:
-                        self._averaging.average(parcel, values, by == DEVICE, handle.lane, number, handle.is_divided)
+                        divided, lane = handle.is_divided, handle.lane
+                        self._averaging.average(parcel, values, by == DEVICE, lane, number, divided, sources)
                     if self._nonfinite_elsewhere:
                         self.memory.has_nonfinite = True
                     sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before

@@ -10,16 +10,18 @@ shorter than its receive say so (`takes_shorter`: gloo, and ranks in one process
 """
 
 import math
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.codecs.codec import Capabilities, Codec, DecodeFrom, EncodeInto
+from penstock.codecs.codec import Capabilities, Codec, DecodeFrom, EncodeInto, Source
 from penstock.codecs.feedback import PutOff
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Part, Slice
@@ -44,6 +46,30 @@ class Memories:
     residual: Residual | None = None
     deferred: PutOff | None = None  # instead of `residual`, for a codec that puts feedback off
     scale: float = 1.0  # what `data` is multiplied by first
+    sources: "Sources | None" = None  # where what `data` stands for is
+
+
+@dataclass(slots=True, eq=False)
+class Sources:
+    """Where a framework has the tensors that `data` stands for: each is read there when it is first touched."""
+
+    bounds: tuple[int, ...]  # of the tensors in `data`
+    arrays: Sequence[Array]  # each flat; others in every run
+
+    def place(self, piece: Piece) -> tuple[int, int]:
+        """Return the tensor of a piece, and where that begins."""
+        number = bisect(self.bounds, piece[0]) - 1
+        return number, self.bounds[number]
+
+    def holds(self, piece: Piece) -> bool:
+        """Say whether a piece is of one tensor."""
+        return piece[1] <= self.bounds[self.place(piece)[0] + 1]
+
+    def of(self, piece: Piece) -> Source:
+        """Return what returns a piece of this run's arrays."""
+        number, low = self.place(piece)
+        part = slice(piece[0] - low, piece[1] - low)
+        return lambda: self.arrays[number][part]
 
 
 @dataclass(slots=True)
@@ -56,6 +82,7 @@ class Binding:
     natives: list[Array | None]  # what the engine's own collective works on
     works: list[Work | None]  # of the run in progress
     sizes: list[Call | None] | None = None  # how much of a message to send, where that differs from run to run
+    sources: Sources | None = None  # whose arrays are to be those of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +118,39 @@ class Binder:
         messages = [self._message(instruction, memories) for instruction in self.instructions]
         scaling = self._scaling(memories)
         computations = [
-            self._computation(instruction, memories, scaling.at.get(index, ()), scaling.before.get(index, ()))
+            self._computation(
+                instruction,
+                memories,
+                scaling.at.get(index, ()),
+                scaling.before.get(index, ()),
+                self._at_first_touch.at.get(index, ()) if memories.sources is not None else (),
+            )
             for index, instruction in enumerate(self.instructions)
         ]
         natives = [self._native(instruction, memories) for instruction in self.instructions]
         sizes = [self._size(one, memories) for one in self.instructions] if self.can.variable_size else None
-        return Binding(addresses, messages, computations, natives, [None] * len(self.instructions), sizes)
+        works: list[Work | None] = [None] * len(self.instructions)
+        return Binding(addresses, messages, computations, natives, works, sizes, memories.sources)
+
+    def reads(self, sources: Sources, memories: Memories) -> bool:
+        """Say whether the program can read `data` where its tensors are: each piece of it when it is first touched."""
+        able = self.can.reads_sources and memories.deferred is not None and not self.can.variable_size
+        if not able or self.layout.batches is None or not (memories.scale == 1.0 or is_power_of_two(memories.scale)):
+            return False
+        if not all(self._is_read_once(indices) for indices in _touches(self.instructions).values()):
+            return False
+        first = self._at_first_touch.at.values()
+        return all(sources.holds(piece) for positions in first for piece in self._pieces_at(positions))
+
+    def _is_read_once(self, indices: Sequence[int]) -> bool:
+        """Say whether the first of the instructions that touch a position encodes it, or adds what arrived to it.
+
+        What is encoded first must be written by the next of them: nothing is there yet.
+        """
+        first, *others = (self.instructions[index] for index in indices)
+        if first.op is Op.ENCODE:
+            return not others or others[0].op is Op.DECODE
+        return first.op is Op.MERGE and self._is_encoded(first.read) and not self._is_encoded(first.write)
 
     @cached_property
     def only_receives(self) -> bool:
@@ -159,11 +213,16 @@ class Binder:
         return at_encodes(self.instructions) if able and is_power_of_two(memories.scale) else self._at_first_touch
 
     def _computation(
-        self, instruction: Instruction, memories: Memories, fresh: Collection[int], waiting: Collection[int]
+        self,
+        instruction: Instruction,
+        memories: Memories,
+        fresh: Collection[int],
+        waiting: Collection[int],
+        elsewhere: Collection[int],
     ) -> Call | None:
         """Return function and operands in the order the function takes them.
 
-        `fresh` positions are multiplied by the scale first, `waiting` ones later.
+        `fresh` positions are multiplied by the scale first, `waiting` ones later; those `elsewhere` are read there.
         """
         write, read = instruction.write, instruction.read
         if instruction.op is Op.COPY:
@@ -173,11 +232,16 @@ class Binder:
             return self.merge, (out, other)
         if instruction.op not in (Op.MERGE, Op.ENCODE, Op.DECODE):
             return None
-        calls = list(self._codec_calls(instruction, memories, fresh, waiting))
+        calls = list(self._codec_calls(instruction, memories, fresh, waiting, elsewhere))
         return calls[0] if len(calls) == 1 else (_call_each, (calls,))
 
     def _codec_calls(
-        self, instruction: Instruction, memories: Memories, fresh: Collection[int], waiting: Collection[int]
+        self,
+        instruction: Instruction,
+        memories: Memories,
+        fresh: Collection[int],
+        waiting: Collection[int],
+        elsewhere: Collection[int],
     ) -> Iterator[Call]:
         """Yield one call for each piece of a block, and one before it where the piece is still to be multiplied."""
         write, read, codec = instruction.write, instruction.read, self.codec
@@ -194,16 +258,23 @@ class Binder:
         if self.can.variable_size:
             yield from self._packed_calls(codec, instruction, coded, other, memories, fresh)
             return
-        unscaled, late = self._pieces_at(fresh), self._pieces_at(waiting)
+        unscaled, late, far = self._pieces_at(fresh), self._pieces_at(waiting), self._pieces_at(elsewhere)
         for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
             scales = piece in unscaled
             if scales and not (instruction.op is Op.ENCODE and memories.deferred is not None):
                 yield np.multiply, (values, np.float32(memories.scale), values)
+            source = memories.sources.of(piece) if memories.sources is not None and piece in far else None
+            factor = 1 / memories.scale if piece in late else 1.0
             if instruction.op is Op.ENCODE:
-                yield codec.bind_encode(values, self._residual(piece, memories, scales), payload), ()
-            else:
-                factor = 1 / memories.scale if piece in late else 1.0
+                residual = self._residual(piece, memories, scales)
+                if source is None:
+                    yield codec.bind_encode(values, residual, payload), ()
+                else:
+                    yield codec.bind_encode_of(source, values, residual, payload), ()
+            elif source is None:
                 yield codec.bind_decode(payload, values, instruction.op is Op.MERGE, factor), ()
+            else:
+                yield codec.bind_decode_onto(source, payload, values, factor), ()
 
     def _pieces_at(self, positions: Collection[int]) -> set[Piece]:
         return {piece for position in positions for piece in self.layout.pieces(Slice(DATA, position, position + 1))}
@@ -266,6 +337,14 @@ class Binder:
         assert slice_ is not None
         place = self.layout.place(slice_)
         return (memories.data if place.in_data else memories.scratch)[place.start : place.stop]
+
+
+def copy_sources(values: Array, sources: Sequence[Array]) -> None:
+    """Copy flat arrays to where they belong, one after the other."""
+    for each, (start, stop) in zip(
+        sources, pairwise(accumulate((each.size for each in sources), initial=0)), strict=True
+    ):
+        np.copyto(values[start:stop], each)
 
 
 def _call_packed(calls: Sequence[EncodeInto | DecodeFrom], block: Bytes) -> None:

@@ -431,8 +431,12 @@ class Call:
         for _ in self.steps(data, residual, scale, lands):
             pass
 
-    def steps(self, data: Any, residual: Any = None, scale: float = 1.0, lands: bool = True) -> Iterator[None]:
+    def steps(
+        self, data: Any, residual: Any = None, scale: float = 1.0, lands: bool = True, sources: Sequence[Any] = ()
+    ) -> Iterator[None]:
         """Run the collective as `run` does; where it was prepared in halves, yield halfway.
+
+        `sources`: arrays in host memory to be read instead of `data`, as `Prepared.run` says.
 
         Other calls may be made in between; all ranks go on with second halves in the same order.
         """
@@ -456,7 +460,8 @@ class Call:
                 owner._forget_unused()
             try:
                 given, call, patience = host if self._queued else place, owner._calls, owner._patience_seconds
-                going = prepared.run(given, call, patience, common.recorder, staged, residual, scale)
+                elsewhere = {"sources": sources} if sources else {}
+                going = prepared.run(given, call, patience, common.recorder, staged, residual, scale, **elsewhere)
                 if self._in_halves:
                     yield
                     prepared.run_second(going, patience, common.recorder)

@@ -14,6 +14,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from threading import Lock
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from penstock.errors import StrategyError, TransportError
 from penstock.program import Part, Program
 from penstock.program.builder import without_collecting
 from penstock.program.composition import in_halves
-from penstock.runtime.binding import Binder, Binding, Memories
+from penstock.runtime.binding import Binder, Binding, Memories, Sources, copy_sources
 from penstock.runtime.layout import lay_out
 from penstock.runtime.pieces import Pieces, cut, whole
 from penstock.runtime.recorder import Recorder
@@ -114,6 +115,7 @@ class Prepared:
     second: tuple[Action, ...] = ()  # of a part that is cut, what comes after `actions`
     _bindings: OrderedDict[tuple[float, ...], Binding] = field(default_factory=OrderedDict, repr=False)  # latest last
     _pieces: Pieces | None = field(default=None, repr=False)  # of the first tensor that came from a device
+    _reads: dict[Any, bool] = field(default_factory=dict, repr=False)  # sources where they are, by what that depends on
     _first_tag: int = field(init=False, repr=False)  # of its messages; the number of the call is added
 
     def __post_init__(self) -> None:
@@ -128,6 +130,7 @@ class Prepared:
         staged: "Stage | None" = None,
         residual: Any = None,
         scale: float = 1.0,
+        sources: Sequence[Any] = (),
     ) -> tuple[Binding, int]:
         """Carry the program out on `data`, in place: an array or tensor, or its place in memory.
 
@@ -137,6 +140,9 @@ class Prepared:
         `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent. One
         that is a `PutOff` lets the codec put the subtraction off, where it can. `data`, of float32, is multiplied by
         `scale` first: piece by piece, when it is read anyway.
+
+        `sources`, where there are any, are flat arrays of what `data` is to hold one after the other: they are read
+        where they are, and not changed, if the program can; else they are copied to `data` first.
 
         `call` numbers the calls of all ranks alike; it is part of the messages' tag, so that ranks that run
         different calls never exchange data. A `recorder` notes when each instruction starts and ends;
@@ -154,9 +160,13 @@ class Prepared:
         if residual is not None:
             kept, deferred = self._kept(residual)
         with self.computing:
-            binding = self._bind(target, kept, deferred, scale)
+            binding = self._bind(target, kept, deferred, scale, sources)
         tag = 1 + (self._first_tag + call % _CALLS) % LAST_TAG
-        self._perform(binding, tag, timeout_seconds, self._walk(recorder, staged))
+        try:
+            self._perform(binding, tag, timeout_seconds, self._walk(recorder, staged))
+        finally:
+            if binding.sources is not None:
+                binding.sources.arrays = ()  # a framework waits for their memory
         return binding, tag
 
     def run_second(
@@ -245,29 +255,43 @@ class Prepared:
             raise StrategyError(f"{self.part.strategy}: {found}; wanted {self.numel} of float32")
         return kept, deferred
 
-    def _bind(self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float) -> Binding:
+    def _bind(
+        self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float, given: Sequence[Any] = ()
+    ) -> Binding:
         """Return the instructions on this memory; kept, as most tensors come again and alike ones share a program.
 
         All data are multiplied here where the program cannot do it as it reads them.
         """
+        sources = None
+        if given:
+            sources = Sources(tuple(accumulate((each.size for each in given), initial=0)), given)
+            key = (sources.bounds, scale, deferred is not None)
+            if key not in self._reads:
+                self._reads[key] = self.binder.reads(sources, Memories(None, None, None, deferred, scale))  # type: ignore[arg-type]
+            if not self._reads[key]:
+                copy_sources(bytes_at(target.address, target.nbytes).view(storage_dtype(target.dtype)), given)
+                sources = None
         if scale != 1.0 and self.binder.scales_ahead:
             values = bytes_at(target.address, target.nbytes).view(np.float32)
             np.multiply(values, np.float32(scale), values)
             scale = 1.0
         scratch = self.scratch
         addresses = (
-            target.address, scratch.address, kept.address if kept else 0, scale, deferred.generation if deferred else 0
+            target.address, scratch.address, kept.address if kept else 0, scale,
+            *(sources.bounds if sources else ()), deferred.generation if deferred else 0,
         )  # fmt: skip
         found = self._bindings.get(addresses)
         if found is not None:
             self._bindings.move_to_end(addresses)
+            if found.sources is not None:
+                found.sources.arrays = given
             return found
         self._forget(scratch.address)
         if deferred:  # its pieces were another program's, or are at other places now
             deferred.begin()
-            addresses = (*addresses[:4], deferred.generation)
+            addresses = (*addresses[:-1], deferred.generation)
         residual = bytes_at(kept.address, kept.nbytes).view(np.float32) if kept else None
-        memories = Memories(bytes_at(target.address, target.nbytes), scratch.memory, residual, deferred, scale)
+        memories = Memories(bytes_at(target.address, target.nbytes), scratch.memory, residual, deferred, scale, sources)
         found = self._bindings[addresses] = self.binder.bind(addresses, memories)
         return found
 

@@ -174,7 +174,7 @@ class Averager:
         def put(values: Array, _: Array) -> Any:
             if session.is_lent(number):
                 _let_go()
-            session.put(number, np.asarray(values))
+            session.put(number, np.asarray(values), stays=True)
             return np.int32(0)
 
         return call_python(put, [tf.cast(gradient, dtype), self._changing], [tf.int32], stateful=False)[0]

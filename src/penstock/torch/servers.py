@@ -247,10 +247,11 @@ class ServedExchange(Exchange):
         failed: Failed | None = None,
         around: Around | None = None,
         is_divided: bool = False,
+        sources: Sequence[Any] = (),
     ) -> Handle:
         """Start to average a bucket; those on a device are not dealt out to lanes."""
         self._servers.tell("start" if around is None else "start_in_lane_0", number=self._numbers[bucket])
-        return super().start(bucket, values, done, failed, around, is_divided)
+        return super().start(bucket, values, done, failed, around, is_divided, sources)
 
     def finish(self) -> None:
         """Send what was held back."""

@@ -9,11 +9,12 @@ payloads differ in size took 3.2 to 4.1 ms the usual way (`docs/decisions/0019-b
 Each function returns None where only the usual way will do.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.codecs.codec import Bound, DecodeFrom, EncodeInto, HeaderCodec, not_finite
+from penstock.codecs.codec import Bound, DecodeFrom, EncodeInto, HeaderCodec, Source, not_finite
 from penstock.codecs.elements import room
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import FLAGS_OFFSET, Header, pack_header
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
 KEPT = 64  # headers, of so many sizes of a payload
 
 
-def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound | None:
-    """Return an encode that scales and keeps what it does not send, where payloads have one size."""
+def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any, source: Source | None = None) -> Bound | None:
+    """Return an encode that scales and keeps what it does not send, where payloads have one size; of a `source`."""
     if not isinstance(residual, Residual) or not _has_one_size(codec, values) or codec.on_nonfinite == "skip":
         return None
     room(out, codec.max_nbytes(values.size))
-    usual = HeaderCodec.bind_encode(codec, values, residual, out)
+    usual, given = HeaderCodec.bind_encode(codec, values, residual, out), source or (lambda: values)
+    usual = usual if source is None else partial(_with_source, usual, source, values)
     kernel = codec.kernels.bound("encode_later" if codec.kernels.defers else "encode_feedback", codec.arguments)
     head, body = out[: codec.header_nbytes], out[codec.header_nbytes : codec.max_nbytes(values.size)]
     header, seed = np.frombuffer(_header(codec, values.size, body.size), np.uint8), np.uint32(codec.seed)
@@ -39,7 +41,7 @@ def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound |
         if residual.pending is not None:
             return usual()
         call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
-        if kernel(values, factor, memory, body, call, seed) != nbytes:
+        if kernel(given(), factor, memory, body, call, seed) != nbytes:
             return usual()  # which finds what is not finite, in either, and says so
         head[:] = header
         return None
@@ -49,7 +51,7 @@ def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound |
         if last is None or residual.codec is not codec:
             return usual()
         call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
-        if kernel(values, factor, memory, last, body, call, seed) != nbytes:
+        if kernel(given(), factor, memory, last, body, call, seed) != nbytes:
             residual.pending = None
             return usual()  # which finds what is not finite, in either, and says so
         last[:] = body
@@ -59,13 +61,29 @@ def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any) -> Bound |
     return encode if codec.kernels.defers else encode_at_once
 
 
-def decode(codec: "DenseCodec", usual: Bound, payload: Any, out: Any, adds: bool, factor: float) -> Bound | None:
+def decode(
+    codec: "DenseCodec",
+    usual: Bound,
+    payload: Any,
+    out: Any,
+    adds: bool,
+    factor: float,
+    source: Source | None = None,  # what it adds to; None: `out` itself
+) -> Bound | None:
     """Return a decode that writes or, `factor` times, adds, where payloads have one size."""
     if not _has_one_size(codec, out):
         return None
     kernel = codec.kernels.bound("decode_add" if adds else "decode", codec.arguments)
     head, body = payload[: codec.header_nbytes], payload[codec.header_nbytes : codec.max_nbytes(out.size)]
     header, scaled = _header(codec, out.size, body.size), (np.float32(factor),) if adds else ()
+    if source is not None:
+        onto = codec.kernels.bound("decode_add_to", codec.arguments)
+
+        def decode_onto() -> None:
+            if head.tobytes() != header or onto(body, source(), out, *scaled) != 0:
+                _with_source(usual, source, out)
+
+        return decode_onto
 
     def decode() -> None:
         if head.tobytes() != header or kernel(body, out, *scaled) != 0:
@@ -129,6 +147,12 @@ def decode_from(codec: "DenseCodec", usual: DecodeFrom, out: Any, adds: bool) ->
         return start + len(body)
 
     return decode_from
+
+
+def _with_source(usual: Bound, source: Source, values: Any) -> Any:
+    """Go the usual way, which works in `values`."""
+    np.copyto(values, source())
+    return usual()
 
 
 def _has_one_size(codec: "DenseCodec", values: Any) -> bool:

@@ -30,6 +30,7 @@ from penstock.codecs.codec import (
     EncodeInto,
     Floats,
     HeaderCodec,
+    Source,
     not_finite,
 )
 from penstock.codecs.dense import bound
@@ -105,11 +106,13 @@ class DenseCodec(HeaderCodec):
         """Deferred feedback saves time on the CPU where the payload, which is kept, is small beside the gradient."""
         variable_size = any(item.counts for item in self.program.layout.fields)
         is_elementwise = self.kernels.defers or not (self.kernels.subtracts or variable_size)
+        defers = is_elementwise and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO
         return Capabilities(
-            deferred_feedback=is_elementwise and self.max_nbytes(_JUDGED) <= _JUDGED * 4 * PUT_OFF_RATIO,
+            deferred_feedback=defers,
             variable_size=variable_size,
             half_precision=True,
             scaled_add=True,
+            reads_sources=defers,
             device_form=self.on_nonfinite != "skip" and find_spec("triton") is not None,
             defers_nonfinite_check=self.defers_nonfinite_check,
         )
@@ -200,6 +203,18 @@ class DenseCodec(HeaderCodec):
         """Return a decode of memory that stays."""
         usual = super().bind_decode(payload, out, adds, factor)
         return bound.decode(self, usual, payload, out, adds, factor) or usual
+
+    def bind_encode_of(self, source: Source, values: Any, residual: Any, out: Any) -> Bound:
+        """Return an encode of what is elsewhere."""
+        return bound.encode(self, values, residual, out, source) or super().bind_encode_of(
+            source, values, residual, out
+        )
+
+    def bind_decode_onto(self, source: Source, payload: Any, out: Any, factor: float = 1.0) -> Bound:
+        """Return a decode that adds to what is elsewhere."""
+        usual = super().bind_decode(payload, out, True, factor)
+        found = bound.decode(self, usual, payload, out, True, factor, source)
+        return found or super().bind_decode_onto(source, payload, out, factor)
 
     def bind_encode_into(self, values: Any, residual: Any) -> EncodeInto:
         """Return an encode of values that stay, for payloads that may be anywhere."""

@@ -12,7 +12,7 @@ copy up that read its place before, and a program for the end of the last one.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -108,8 +108,11 @@ class Coded(Prepared):
         if scale != 1.0:
             view_at(target.address, target.nbytes, self.mirror.device).view(torch.float32).mul_(scale)
 
-    def _bind(self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float) -> Binding:
+    def _bind(
+        self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float, given: Sequence[Any] = ()
+    ) -> Binding:
         assert deferred is None, "residuals on a device are tensors"
+        assert not given, "what is on a device is read in its bucket"
         mirror = self.mirror
         self._scale(target, scale)
         addresses = (target.address, mirror.host.data_ptr(), kept.address if kept else 0)
