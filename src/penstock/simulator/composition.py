@@ -215,11 +215,11 @@ def plans_in_lanes(
 
     `exact` and `joint` are optimal where one bucket follows the other and every message pays its startup by itself. In
     lanes up to `lanes` startups pass at the same time. So both are asked again with startups of which two, or as many
-    as there are lanes, share one; for `joint`, stock DDP's buckets are another choice. And one message is encoded while
-    another travels: long messages are cut, `joint` also by other ways alone, since those that compute as long as they
-    send gain most. (Not where cores are shared, as the slowdown says: there encoding is not free while others send.) Of
-    what comes of it the fewest messages within `tie` of the shortest are taken. Not all plans are considered: how far
-    from the best of all this is, `tests/simulator/test_composition.py` compares with brute force.
+    as there are lanes, share one. And one message is encoded while another travels: long messages are cut, `joint` also
+    by other ways alone, since those that compute as long as they send gain most. (Not where cores are shared, as the
+    slowdown says: there encoding is not free while others send.) Of what comes of it the fewest messages within `tie`
+    of the shortest are taken. Not all plans are considered: how far from the best of all this is,
+    `tests/simulator/test_composition.py` compares with brute force.
     """
     if {bucket.route for bucket in plan.buckets} <= {Route("native")}:
         lanes = 1  # the engine's own all-reduces go one after the other
@@ -271,10 +271,8 @@ def _choices(plan: Plan, trace: Trace, ways: Sequence[Way], lanes: int, bulk: bo
     sharing = [[_sharing(way, share) for way in mine] for share in shares]
     if plan.planner in MERGING:
         finer = [replace(plan, buckets=PLANNERS[plan.planner].buckets(trace, some)) for some in sharing[1:]]
-        plans, alone = [plan, *finer], []
-        if plan.planner == "joint" and lanes > 1:
-            alone = _by_one_way(plan, trace, ways)[:OTHERS]
-            plans += [*alone, replace(plan, buckets=PLANNERS["threshold"].buckets(trace, mine[:1]))]
+        alone = _by_one_way(plan, trace, ways)[:OTHERS] if plan.planner == "joint" and lanes > 1 else []
+        plans = [plan, *finer, *alone]
     elif bulk:
         alone, plans = [], [*(in_bulks(plan, trace, some) for some in sharing), plan]
     else:
