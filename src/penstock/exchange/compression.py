@@ -79,7 +79,7 @@ class Compression:
     clip: float | None = None  # what a rank adds to the average has at most norm clip / sqrt(ranks)
     clip_by: ClipBy = "model"  # the norm of all gradients together, or of each tensor
     select: Select = "tensor"  # what a sparse codec sends the largest entries of
-    candidates: Sequence[str] | None = None  # of codec="auto", the safest first; None: by the optimizer
+    candidates: Sequence[str] | None = None  # of codec="auto", the safest first; None: AUTO_CODECS
 
     def __post_init__(self) -> None:
         self.scheme()

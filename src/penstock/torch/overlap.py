@@ -67,7 +67,7 @@ class BulkSynchronous(torch.nn.Module):
     (`replan_drift`).
 
     Args:
-        module: The model to train, whole on every rank, in host memory.
+        module: The model to train, whole on every rank.
         make_optimizer: Called with parameters, returns their optimizer: once for each layer by `layers` and `split`,
             once in all by the others.
         algorithm: How gradients and weights travel.
