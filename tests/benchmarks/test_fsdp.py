@@ -29,12 +29,12 @@ def test_ratios_of_medians_are_compared_with_what_is_wanted(tmp_path):
 
 def test_held_out_losses_are_compared_once_all_seeds_are_done(tmp_path):
     job = replace(JOB, task="loss", out=str(tmp_path / "out.json"), methods=(fsdp.NATIVE, fsdp.CODED))
-    learnt = {(seed, fsdp.NATIVE): fsdp.Learnt([9.0] * 4, 2.0) for seed in range(2)}
-    learnt |= {(0, fsdp.CODED): fsdp.Learnt([9.0] * 4, 2.01), (1, fsdp.CODED): fsdp.Learnt([9.0] * 4)}
+    learnt = {(seed, fsdp.NATIVE): fsdp.Learnt([9.0] * 4, [3.0, 2.0]) for seed in range(2)}
+    learnt |= {(0, fsdp.CODED): fsdp.Learnt([9.0] * 4, [3.0, 2.01]), (1, fsdp.CODED): fsdp.Learnt([9.0] * 3, [3.0])}
     fsdp.write_losses(job, learnt)
     assert json.loads(Path(job.out).read_text())["claims"] == []
     for end, holds in ((2.02, True), (2.06, False)):
-        fsdp.write_losses(job, learnt | {(1, fsdp.CODED): fsdp.Learnt([9.0] * 4, end)})
+        fsdp.write_losses(job, learnt | {(1, fsdp.CODED): fsdp.Learnt([9.0] * 4, [3.0, end])})
         (found,) = json.loads(Path(job.out).read_text())["claims"]
         assert found["value"] == pytest.approx((2.01 + end) / 4.0)
         assert found["holds"] == holds
@@ -48,7 +48,7 @@ def test_what_another_commit_has_kept_is_refused(tmp_path):
 
 
 def test_a_batch_depends_on_rank_step_and_seed_alone():
-    model, data = fsdp.MODELS["gpt-1m"], fsdp.text()
+    model, data = fsdp.MODELS["gpt-1m"], fsdp.texts(JOB)[0]
     assert torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 1, 7))
     assert not torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 2, 7))
     assert not torch.equal(fsdp.batch_of(model, data, 1, 7), fsdp.batch_of(model, data, 1, 8))

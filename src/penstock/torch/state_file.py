@@ -32,9 +32,9 @@ _LONGEST_HEAD = 64  # bytes of the first line
 
 def write_state(path: Path, values: Mapping[str, Any]) -> str:
     """Write values to a file, wait until the disk has them, and return the SHA-256 of the file."""
-    digest = hashlib.sha256()
+    digest, pieces = hashlib.sha256(), _file_pieces(values)  # what cannot be kept is refused before a file is made
     with open(path, "wb") as file:
-        for piece in _file_pieces(values):
+        for piece in pieces:
             file.write(piece)
             digest.update(piece)
         file.flush()

@@ -1,5 +1,8 @@
 """Residuals stay bounded with every shipped codec, or there are none."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -34,3 +37,10 @@ def test_trying_draws_nothing_of_the_codecs_own_random_numbers() -> None:
     for codec, out in zip((one, other), payloads, strict=True):
         codec.encode(gradient, None, out)
     assert payloads[0].tobytes() == payloads[1].tobytes()
+
+
+def test_that_feedback_helps_is_found_without_compiling_anything():
+    """A job on a GPU needs no kernel for the CPU: loading numba and compiling two of them took it seconds."""
+    program = "import sys; from penstock.codecs.registry import make_codec; codec = make_codec('blocks(bits=4)'); "
+    program += "assert codec.takes_feedback and codec.capabilities.deferred_feedback; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
