@@ -22,6 +22,7 @@ from sparse_oracle import dyadic  # noqa: E402
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 PARTS = [0, 700, 700, 2900, 3000]
 OPTIONS = Options(block_numel=1200, ranks_per_node=2)
+EVERY_RANK = range(8)
 
 
 def slow(*arguments):
@@ -54,13 +55,13 @@ class Locked:
             self.task.start()
 
 
-def run_steps(spec, strategy, gradients, on_device, parts=PARTS):
+def run_steps(spec, strategy, gradients, ranks_on_device, parts=PARTS):
     """All-reduce every step's gradients; return each rank's results and residual."""
     world_size, numel = len(gradients[0]), parts[-1]
     noted = []
 
     def rank(transport):
-        codec = make_codec(spec, seed=transport.rank)
+        codec, on_device = make_codec(spec, seed=transport.rank), transport.rank in ranks_on_device
         program, batches = build_compressed(strategy, world_size, parts, OPTIONS)
         if on_device:
             form = codec.on_device(DEVICE, lambda: noted.append(transport.rank))
@@ -79,6 +80,17 @@ def run_steps(spec, strategy, gradients, on_device, parts=PARTS):
     return run_ranks(world_size, rank), noted
 
 
+def test_ranks_on_a_device_and_one_on_the_host_understand_each_other_where_payloads_have_one_size():
+    """A parameter server need not have a GPU because the ranks that train do."""
+    gradients = dyadic(np.random.default_rng(3), (2, 3, PARTS[-1]))
+    found, noted = run_steps("onebit", "parameter_server", gradients, (0, 1))
+    for step in range(2):
+        assert len({results[step].tobytes() for results, _ in found}) == 1
+    applied, kept = sum(found[0][0]), sum(residual for _, residual in found)
+    np.testing.assert_allclose(applied + kept, gradients.sum((0, 1)), atol=1e-3)
+    assert not noted
+
+
 @pytest.mark.parametrize(
     ("spec", "strategy", "world_size"),
     [
@@ -92,8 +104,8 @@ def run_steps(spec, strategy, gradients, on_device, parts=PARTS):
 )
 def test_values_that_are_sent_as_they_are_give_the_bits_of_the_host(spec, strategy, world_size):
     gradients = dyadic(np.random.default_rng(world_size), (2, world_size, PARTS[-1]))
-    there, noted = run_steps(spec, strategy, gradients, True)
-    here, _ = run_steps(spec, strategy, gradients, False)
+    there, noted = run_steps(spec, strategy, gradients, EVERY_RANK)
+    here, _ = run_steps(spec, strategy, gradients, ())
     for (results, residual), (wanted, wanted_residual) in zip(there, here, strict=True):
         assert [one.tobytes() for one in results] == [one.tobytes() for one in wanted]
         assert residual.tobytes() == wanted_residual.tobytes()
@@ -114,7 +126,7 @@ def test_a_rank_that_is_alone_loses_nothing_either():
 
 def check_nothing_is_lost(spec, strategy, world_size, steps):
     gradients = np.random.default_rng(5).normal(size=(steps, world_size, PARTS[-1])).astype(np.float32)
-    held, _ = run_steps(spec, strategy, gradients, True)
+    held, _ = run_steps(spec, strategy, gradients, EVERY_RANK)
     for step in zip(*(results for results, _ in held), strict=True):
         assert len({one.tobytes() for one in step}) == 1
     found = np.sum(held[0][0], axis=0) + np.sum([residual for _, residual in held], axis=0)
@@ -126,7 +138,7 @@ def check_nothing_is_lost(spec, strategy, world_size, steps):
 def test_a_gradient_that_is_not_finite_becomes_nan_on_every_rank_for_its_tensor(spec, strategy, world_size):
     gradients = np.ones((1, world_size, PARTS[-1]), np.float32)
     gradients[0, -1, 1000] = np.inf
-    held, noted = run_steps(spec, strategy, gradients, True)
+    held, noted = run_steps(spec, strategy, gradients, EVERY_RANK)
     for (result,), _ in held:
         assert np.isnan(result[1000])  # and the rest of its piece
         assert np.isfinite(result[:700]).all()
