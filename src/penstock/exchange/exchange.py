@@ -458,7 +458,7 @@ class Exchange:
     def recover(self) -> None:
         """Forget a gradient that was not finite, which all ranks raised alike; connections that are lost stay so.
 
-        Also one of which a device has yet to tell: the state that it spoilt is no longer there.
+        Also one that a device has not reported yet: the state that it made useless is no longer there.
         """
         self._averaging.forget_nonfinite()
         if isinstance(self.failure, NonFiniteError):
