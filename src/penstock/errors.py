@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+LONGEST = 2_000  # characters of a message
 SHOWN = 200  # characters of a line of source around a mistake in it
 EXTRAS = {  # packages that only some parts need: the extra that installs them
     "torch": "torch",
@@ -63,6 +64,10 @@ def naming_extra() -> Iterator[None]:
 
 class PenstockError(Exception):
     """The user's input or surroundings cannot be used as they are; the message says what to change."""
+
+    def __str__(self) -> str:
+        """Return the message; names in it may be of any length."""
+        return _without_middle(super().__str__(), LONGEST)
 
 
 class FormatError(PenstockError):

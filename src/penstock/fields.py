@@ -201,12 +201,22 @@ def _parse_int(text: str) -> int:
     return int(text)
 
 
+def json_text(document: Any, where: str, **layout: Any) -> str:
+    """Return `document` as JSON for `where`, laid out as `json.dumps` takes it; its numbers must be finite."""
+    try:
+        return json.dumps(document, allow_nan=False, **layout)
+    except ValueError as error:
+        wanted = "finite numbers: those it was made from are too large, or too small to divide by"
+        raise FormatError(where, "JSON", str(error), wanted) from error
+
+
 def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Write `document` to `path` whole or not at all: a reader never sees half a file."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    text = json_text(document, str(path), indent=1)
     try:
-        partial.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(target)
     except OSError as error:
         raise FormatError(str(path), "file", _reason(error), "a path that can be written") from error

@@ -5,10 +5,12 @@ import stat
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from penstock.errors import PenstockError
 
+_SETTING = Lock()  # numba's CACHE_DIR: put back by another thread, it would mean the working directory
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -57,16 +59,18 @@ def compiled(function: Callable[..., Any]) -> Any:
     import numba
 
     config: Any = numba.config  # a module without annotations
-    kernel, before = numba.njit(nogil=True)(function), config.CACHE_DIR
-    folder = before or private_cache("functions")
-    if folder is not None:
-        config.CACHE_DIR = str(folder)  # which numba looks at now, and not when it compiles
-        try:
-            kernel.enable_caching()
-        except RuntimeError:  # it cannot be written
-            pass
-        finally:
-            config.CACHE_DIR = before
+    kernel = numba.njit(nogil=True)(function)
+    with _SETTING:
+        before = config.CACHE_DIR
+        folder = before or private_cache("functions")
+        if folder is not None:
+            config.CACHE_DIR = str(folder)  # which numba looks at now, and not when it compiles
+            try:
+                kernel.enable_caching()
+            except RuntimeError:  # it cannot be written
+                pass
+            finally:
+                config.CACHE_DIR = before
     return kernel
 
 

@@ -1,15 +1,21 @@
 """JSON files of every kind with what no writer of ours puts there: one clear line each."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
-from penstock.errors import PenstockError
+from penstock.cli.main import app
+from penstock.cli.output import print_json
+from penstock.errors import FormatError, NetworkError, PenstockError
+from penstock.fields import write_json
 from penstock.network import load_network
 from penstock.plan import load_plan
 from penstock.program.document import load_program
 from penstock.run_record import load_run
-from penstock.trace import load_trace
+from penstock.trace import load_trace, save_trace
+from penstock.traces import load_shipped
 
 FORMATS = {
     "penstock-network/1": load_network,
@@ -54,3 +60,26 @@ def test_a_whole_pair_is_a_letter(tmp_path):
     path.write_text(json.dumps(document | {"beta_seconds_per_byte": 1e-9, "gamma_seconds_per_byte": 0}))
     assert "\\ud83d" in path.read_text()
     assert load_network(path).name == "\U0001f600"
+
+
+def test_numbers_that_are_finite_and_add_up_to_infinity_are_one_line(tmp_path):
+    path = tmp_path / "run.json"
+    with pytest.raises(FormatError, match="wanted finite numbers: those it was made from are too large") as raised:
+        write_json(path, {"seconds": 1e308 + 1e308})
+    assert str(raised.value).startswith(f"{path}: JSON: found ")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(FormatError, match="--json: JSON: found "):
+        print_json({"ratio": 1.0 / 5e-324})
+
+
+def test_a_study_of_seconds_without_end_is_one_line(tmp_path):
+    save_trace(replace(load_shipped("vgg16"), forward_seconds=1e308), tmp_path / "trace.json")
+    command = ["simulate", str(tmp_path / "trace.json"), "--network", "hipress-56gbps", "--workers", "4", "--json"]
+    assert isinstance(CliRunner().invoke(app, command).exception, FormatError)
+
+
+def test_a_long_name_does_not_make_a_long_message():
+    said = str(NetworkError(f"network {'x' * 10**6!r} has no curves of codec 'onebit'"))
+    assert len(said) < 2100
+    assert said.startswith("network 'xx")
+    assert said.endswith("has no curves of codec 'onebit'")

@@ -78,6 +78,8 @@ PROGRAMS = {
         LONG,
     ),
     "a number of 5000 digits": (encode(f"int32 x = {'9' * 5000};"), "the number is too long"),
+    "a number of 400 digits": (mapped(f"return x * {'9' * 400}.5;"), "the number does not fit a float"),
+    "a number beyond float32": (mapped("return x * 3.41e38;"), "the number does not fit a float"),
     "a parameter of 20 digits": (f"param P {{ uint8 A = {'9' * 20}; }}\n{encode('')}", "an integer that uint8 holds"),
     "a range of 20 digits": (
         f"param P {{ int32 A = {'9' * 20} in [0, {'9' * 20}]; }}\n{encode('')}",

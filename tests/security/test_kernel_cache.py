@@ -1,10 +1,12 @@
 """Compiled programs and kernels on disk: only what this user wrote is run, and only as it was written."""
 
+import contextlib
 import hashlib
 import os
 import pickle
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import numba
@@ -226,6 +228,33 @@ def test_machine_code_of_our_own_functions_is_kept_where_only_the_user_may_write
     assert compiled(twice)(2) == 4
     assert compiled(twice).stats.cache_path.startswith(str(tmp_path / ".cache/penstock/functions/"))
     assert stat.S_IMODE((tmp_path / ".cache/penstock/functions").stat().st_mode) == 0o700
+    assert numba.config.CACHE_DIR == ""
+
+
+def test_threads_that_compile_at_once_keep_nothing_in_the_working_directory(tmp_path, monkeypatch):
+    """numba reads its setting several times; another thread must not put it back in between."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", "")
+    both, left, seen = threading.Barrier(2), threading.Event(), []
+
+    class Slow:
+        def enable_caching(self):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                if both.wait(0.5):  # until the other is here too, or cannot come
+                    left.wait(5)
+            seen.append(numba.config.CACHE_DIR)
+
+    def compile_one():
+        compiled(twice)
+        left.set()
+
+    monkeypatch.setattr(numba, "njit", lambda nogil: lambda function: Slow())
+    threads = [threading.Thread(target=compile_one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [str(tmp_path / ".cache/penstock/functions")] * 2
     assert numba.config.CACHE_DIR == ""
 
 

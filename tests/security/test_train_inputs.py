@@ -59,6 +59,14 @@ def test_resuming_with_another_task_is_refused(planted, task):
         make_job({"resume": str(planted[0]), "steps": 9, "task": task})
 
 
+def test_resuming_starts_no_million_of_workers_that_the_checkpoint_names(tmp_path):
+    saved = Saved(tmp_path, 5, 1.0, 2, Job(workers=1_000_000, servers=999_998), None)
+    write_saved(saved, dict.fromkeys((MODEL, "rank-0.state", "rank-1.state"), "0" * 64))
+    with pytest.raises(TrainError, match="1000000 workers are not started because a checkpoint of 2 says so"):
+        make_job({"resume": str(tmp_path), "steps": 9})
+    assert make_job({"resume": str(tmp_path), "steps": 9, "workers": 3}).workers == 3
+
+
 NAMES = ["..", ".", "../up", "/etc/penstock", "a/b", "a\\b", "x" * 300, "x\0y", "a\nb", "\ud800", "---", "...."]
 
 

@@ -84,6 +84,8 @@ def state(**changes):
         ({"iterations": -1}, "iterations: found -1; wanted a whole number >= 0"),
         ({"scale": 0.0}, "scale: found 0.0; wanted a finite number > 0"),
         ({"scale": None}, "scale: found None; wanted a finite number > 0"),
+        ({"scale": 10**400}, "; wanted a finite number > 0"),
+        ({"iterations": 10**400}, "; wanted a whole number >= 0, of 64 bits"),
         ({"memories": None}, "memories: found None; wanted tensors by kind and name of the parameter"),
         ({"memories": {"residual": [1]}}, "wanted tensors by kind and name of the parameter"),
         ({"memories": {"debt": {}}}, "memories: found 'debt'; wanted one of residual, velocity"),

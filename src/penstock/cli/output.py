@@ -1,10 +1,11 @@
 """Printing results: a rich table for people, JSON for programs; never both."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from penstock.fields import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
 
 def print_json(document: Any) -> None:
     """Print `document` as JSON on standard output."""
-    json.dump(document, sys.stdout, indent=1, allow_nan=False)
-    print()
+    print(json_text(document, "--json", indent=1))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], note: str = "") -> None:

@@ -40,6 +40,11 @@ def make_job(given: Mapping[str, Any]) -> Job:
                 f"{option}: found {given[name]!r}, but the checkpoint was made with {before[name]!r}; "
                 "leave the option out to go on"
             )
+    if "workers" not in given and saved.job.workers > 2 * saved.world_size:  # the others would be servers
+        raise TrainError(
+            f"{saved.path}: {saved.job.workers} workers are not started because a checkpoint of {saved.world_size} "
+            "says so; wanted --workers"
+        )
     job = Job(**before | {"save": given["resume"], "resume": ""} | dict(given) | {"resume": str(saved.path)})
     if saved.step >= job.steps:
         raise TrainError(

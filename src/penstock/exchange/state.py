@@ -5,7 +5,7 @@ belongs to the same element of the parameter when they are loaded. They are of t
 """
 
 import json
-import math
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +24,7 @@ KINDS = (*OWED, FACTOR)
 State = dict[str, Any]  # plain values and arrays; with torch, CPU tensors: what torch.save takes
 Shapes = Mapping[str, tuple[int, ...]]  # of parameters, by name
 _WHERE = "exchange state"
+_LARGEST = 2**63 - 1  # of what is counted
 
 
 def state_for(states: Sequence[State], rank: int, world_size: int) -> State:
@@ -74,10 +75,10 @@ def _checked(state: Mapping[str, Any]) -> State:
     if found != FORMAT:
         raise FormatError(_WHERE, "format", found, FORMAT)
     for name, least in (("rank", 0), ("world_size", 1), ("iterations", 0)):
-        if not isinstance(state.get(name), int) or state[name] < least:
-            raise FormatError(_WHERE, name, state.get(name), f"a whole number >= {least}")
+        if not isinstance(state.get(name), int) or not least <= state[name] <= _LARGEST:
+            raise FormatError(_WHERE, name, state.get(name), f"a whole number >= {least}, of 64 bits")
     scale = state.get("scale")
-    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+    if not isinstance(scale, int | float) or not 0 < scale <= sys.float_info.max:  # a whole number may be larger
         raise FormatError(_WHERE, "scale", scale, "a finite number > 0")
     memories = state.get("memories")
     if not isinstance(memories, Mapping) or not all(map(_has_names, memories.values())):

@@ -3,6 +3,7 @@
 `extract` reads the compressed bytes in the order and with the types that `concat` wrote them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -160,7 +161,10 @@ class Evaluator:
 
     def _number(self, node: syntax.Number) -> Expr:
         if isinstance(node.value, float):
-            return scalar_ops.real(node.value)
+            found = scalar_ops.real(node.value)
+            if not math.isfinite(found.value):
+                raise self.error(node, "the number does not fit a float", "use at most 3.4028235e38")
+            return found
         if node.value > INT32.high:
             raise self.error(node, f"{node.value} does not fit int32", f"use at most {INT32.high}")
         return scalar_ops.integer(node.value)

@@ -29,8 +29,9 @@ def integer(value: int) -> Expr:
 
 
 def real(value: float) -> Expr:
-    """Return a float constant, rounded to single precision."""
-    return Expr("const", FLOAT, value=float(np.float32(value)))
+    """Return a float constant, rounded to single precision; infinity where it is too large for that."""
+    with np.errstate(over="ignore"):
+        return Expr("const", FLOAT, value=float(np.float32(value)))
 
 
 def truth(expr: Expr) -> Expr:
