@@ -1,8 +1,9 @@
 """What each process of a test with parameter servers does: train or serve, and report."""
 
+import os
 from contextlib import nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -10,12 +11,17 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.errors import PlanError, TransportError
+from penstock.exchange.averaging import Averaging
+from penstock.exchange.compression import Scheme
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
+from penstock.runtime import communicator
+from penstock.runtime.views import flat
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import ParameterServers
+from penstock.torch.arrays import TorchArrays
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.servers import ServedExchange
+from penstock.torch.servers import ServedExchange, Server
 
 sgd = partial(torch.optim.SGD, lr=0.125, momentum=0.5)
 
@@ -158,22 +164,80 @@ def refused(rank: int, options: dict[str, Any]) -> str:
     return "taken"
 
 
-def in_one_lane(rank: int) -> Any:
-    """Average three buckets as those of a device are; return an element of each."""
+def in_one_lane(rank: int, codec: str | None = None) -> Any:
+    """Average three buckets as those of a device are; return sums of what was applied and computed, and what is owed.
+
+    With a codec they are on one, so this rank is told: host memory, where kernels run in Triton's interpreter.
+    """
     servers = ParameterServers(1)
     if servers.is_server:
         servers.serve()
         return "served"
-    exchange = ServedExchange(servers, Route(servers.strategy), TorchMemory())
+    if codec is not None:
+        _take_tensors_for_a_devices()
+    memory = TorchMemory(Scheme(codec))
+    exchange = ServedExchange(servers, Route(servers.strategy, codec), memory)
     buckets = [exchange.bucket([name], [1000]) for name in ("a", "b", "c")]
-    for _ in range(2):
-        values = [torch.full((1000,), 1.0 + rank) for _ in buckets]
+    applied = torch.zeros(3, 1000)
+    for step in range(2):
+        values = gradients(rank, step)
         exchange.begin()
         each = zip(buckets, values, strict=True)
         handles = [exchange.start(bucket, value, around=lambda _: nullcontext()) for bucket, value in each]
         exchange.finish()
         for handle in handles:
             exchange.wait(handle)
+        applied += values
+    servers.collect_residuals(memory)
+    owed = memory.state_dict(rank, 2)["memories"].get("residual", {})
     exchange.close()
     servers.close()
-    return [float(value[-1]) for value in values]
+    return applied.numpy(), torch.stack([owed.get(name, torch.zeros(1000)) for name in "abc"]).numpy()
+
+
+def gradients(rank: int, step: int) -> torch.Tensor:
+    """Return those of three buckets, whose sums are exact."""
+    return torch.randint(-64, 65, (3, 1000), generator=torch.Generator().manual_seed(10 * step + rank)) / 64
+
+
+def _take_tensors_for_a_devices() -> None:
+    communicator.is_on_cuda = lambda data: isinstance(data, torch.Tensor)
+    communicator.flat = lambda data, on_device=False: flat(data)
+    TorchArrays.device = lambda self, values: values.device if isinstance(values, torch.Tensor) else None
+
+
+def broken(rank: int) -> str:
+    """Fail on the server, on its communication thread; return what each rank says."""
+    servers = ParameterServers(1)
+    try:
+        if servers.is_server:
+            Averaging.average = _fails
+            servers.serve()
+        else:
+            _train_with(servers, rank)
+    except (OSError, TransportError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "went on"
+
+
+def _fails(*_arguments: Any) -> None:
+    raise OSError("this server is out of memory")
+
+
+def killed(rank: int, word: str) -> str:
+    """End the server without a word when it is told something for the third time; return what each rank says."""
+    servers = ParameterServers(1)
+    if servers.is_server:
+        called, do = count(1), getattr(Server, f"_{word}")
+        setattr(Server, f"_{word}", lambda *arguments: os._exit(9) if next(called) == 3 else do(*arguments))
+        servers.serve()
+    try:
+        _train_with(servers, rank)
+    except TransportError as error:
+        return str(error)
+    return "went on"
+
+
+def _train_with(servers: ParameterServers, rank: int) -> None:
+    known = network(dist.get_world_size(), servers.strategy)
+    train(rank, OurDDP(model(), servers=servers, profile_iterations=2, network=known), range(9))

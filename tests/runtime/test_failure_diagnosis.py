@@ -1,5 +1,6 @@
 """Ranks that are in different calls are told both; nothing is asked while all goes well."""
 
+import json
 import threading
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from penstock.errors import TransportError
 from penstock.runtime import Communicator
-from penstock.runtime.failure_diagnosis import Note, began_with, diagnosis
+from penstock.runtime.failure_diagnosis import Note, began_with, diagnosis, explained
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from runtime.threads import outcomes
 
@@ -112,14 +113,40 @@ def test_a_dead_rank_is_named_by_all_others_through_survivors_that_hang_up(monke
         assert which == 1 or "rank 1 did not answer: it died, hangs, or has ended" in str(error)
 
 
-@pytest.mark.parametrize("cause", ["Timed out waiting 3000ms for recv", "wait timeout after 3000ms", "nothing for 3 s"])
-def test_a_timeout_says_that_the_silent_rank_may_live(cause: str) -> None:
-    said = diagnosis(0, Note(4, "a", peer=1), {1: None}, cause)
+UNTIL = "did not answer before the timeout: "
+FEWER = "died, hangs, has ended, or lives and makes fewer calls (fewer batches, or no_sync on some ranks only)"
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(True, False), (False, True)])
+def test_where_any_rank_waited_until_the_timeout_the_silent_one_may_live(mine: bool, theirs: bool) -> None:
+    """Who waits longest closes its connections, so that the others fail now: they see no timeout of their own."""
+    waiting, other = Note(4, "a", peer=1, timed_out=mine), Note(4, "a", peer=1, timed_out=theirs)
+    assert diagnosis(0, waiting, {1: None, 2: other}, "closed") == f"closed; rank 1 {UNTIL}it {FEWER}"
+    several = diagnosis(0, waiting, {1: other, 2: None, 3: None}, "closed")
+    assert several == f"closed; rank 2 and rank 3 {UNTIL}which of them {FEWER} cannot be told from here"
+
+
+@pytest.mark.parametrize(
+    ("cause", "timed_out"),
+    [
+        ("Timed out waiting 3000ms for recv", True),
+        ("wait timeout after 3000ms", True),
+        ("nothing for 3 s", True),
+        ("Connection closed by peer", False),
+    ],
+)
+def test_a_note_says_whether_its_rank_waited_until_the_timeout(cause: str, timed_out: bool) -> None:
+    fabric = Fabric(2)
+    explained(TransportError("ring", 0, "1", 1, cause), MemoryTransport(fabric, 0), Note(4, "a"), 0.1)
+    assert json.loads(fabric.notes[0])["timed_out"] is timed_out
+
+
+def test_where_all_ranks_live_one_that_did_something_else_is_told() -> None:
+    mine, saving = Note(0, "torch's", doing="averaging a bucket"), Note(0, "torch's", doing="writing a checkpoint")
+    said = diagnosis(0, mine, {1: mine, 2: saving}, "Timed out")
     assert said.startswith(
-        f"{cause}; no connection was closed, so it may also live and make fewer calls (fewer batches"
+        "Timed out; all ranks live, rank 2 in writing a checkpoint: some may make more or fewer calls"
     )
-    assert said.endswith("; rank 1 did not answer: it died, hangs, or has ended")
-
-
-def test_a_closed_connection_does_not_say_so() -> None:
-    assert "may also live" not in diagnosis(0, Note(4, "a", peer=1), {1: None}, "Connection closed by peer")
+    assert diagnosis(0, mine, {1: mine, 2: mine}, "Timed out") == "Timed out"
+    ring = Note(7, "all_reduce by ring", group="ours")
+    assert "; all ranks live, rank 1 in all_reduce by ring: " in diagnosis(0, saving, {1: ring}, "closed")

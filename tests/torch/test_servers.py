@@ -12,7 +12,7 @@ from penstock.exchange.exchange import Exchange
 from penstock.plan import Route
 from penstock.runtime.communicator import Communicator
 from runtime.threads import run_ranks
-from spawn import spawn
+from spawn import spawn, spawn_outcomes
 
 DENSE = "parameter_server(servers=1, dedicated=true)"
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -48,10 +48,20 @@ def check_conserved(found):
 
 @pytest.mark.gpu
 @NEEDS_GPU
-def test_workers_on_a_gpu_have_servers_without_one():
-    check_conserved(spawn(3, ranks.conserved, 1, {"codec": "onebit"}, "cuda"))
-    on_gpu, on_cpu = (spawn(3, ranks.conserved, 1, {}, device) for device in ("cuda", "cpu"))
-    assert on_gpu[0]["unbroken"] == on_cpu[0]["unbroken"]  # dense sums of two are the same everywhere
+def test_workers_on_a_gpu_have_with_a_server_without_one_the_bits_of_the_cpu():
+    """Dense sums of two are the same everywhere."""
+    there, here = (spawn(3, ranks.conserved, 1, {}, device) for device in ("cuda", "cpu"))
+    for rank in (0, 1):
+        assert there[rank]["unbroken"] == there[rank]["resumed"] == here[rank]["unbroken"]
+
+
+@pytest.mark.gpu
+@NEEDS_GPU
+def test_nothing_is_lost_between_workers_on_a_gpu_and_a_server_without_one():
+    pytest.importorskip("numba", reason="the server encodes in host memory")
+    found = spawn(3, ranks.conserved, 1, {"codec": "onebit"}, "cuda")
+    check_conserved(found)
+    assert found[0]["resumed"] == found[1]["resumed"] == found[0]["unbroken"]
 
 
 @pytest.mark.root
@@ -59,14 +69,28 @@ def test_workers_on_a_gpu_have_servers_without_one():
 def test_hosts_that_train_on_a_shared_gpu_have_a_server_on_a_host_without_one(device):
     """Torch's own collectives are NCCL's there; dense sums of two ranks are the same everywhere."""
     wanted = spawn(3, torch_cuda.served, "cpu", "gloo")
-    assert torch_cuda.on_hosts(3, device, "served", "dense") == [torch_cuda.digest(each) for each in wanted]
+    assert torch_cuda.on_hosts(3, device, "served", "dense")["dense"] == [torch_cuda.digest(each) for each in wanted]
 
 
 def test_buckets_of_a_device_which_are_in_one_lane_meet_those_of_the_server():
     """On a GPU one thread averages all buckets; a server that dealt them out to lanes would wait for other messages."""
-    one, other, served = spawn(3, ranks.in_one_lane)
-    assert one == other == [1.5, 1.5, 1.5]
+    check_lane(spawn(3, ranks.in_one_lane))
+
+
+@pytest.mark.parametrize("codec", ["onebit", "topk(density=0.25)", "sparse(density=0.05)"])
+def test_ranks_whose_codec_works_on_a_device_have_a_server_without_one(codec):
+    """They keep one program for buckets of one size, the server one for each; payloads of top-k, which vary in size,
+    lie otherwise on a device, so that these ranks encode them in host memory."""
+    pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a device")
+    check_lane(spawn(3, ranks.in_one_lane, codec))
+
+
+def check_lane(found):
+    (applied, owed), (other, other_owed), served = found
     assert served == "served"
+    np.testing.assert_array_equal(applied, other)
+    computed = sum(ranks.gradients(rank, step) for rank in (0, 1) for step in (0, 1)).numpy() / 2
+    np.testing.assert_allclose(applied + owed + other_owed, computed, rtol=0, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -83,6 +107,21 @@ def test_a_server_whose_workers_are_gone_says_so():
     assert "rank 0" in spawn(3, ranks.left_alone)[2]
 
 
+def test_a_server_that_cannot_go_on_keeps_none_waiting():
+    """It fails on a communication thread, while it waits for rank 0's next word."""
+    one, other, server = (outcome.value for outcome in spawn_outcomes(3, ranks.broken, seconds=60.0))
+    assert server == "OSError: this server is out of memory"
+    for said in (one, other):
+        assert said.startswith("TransportError")
+        assert "rank 2" in said
+
+
+@pytest.mark.parametrize("word", ["begin", "start"])
+def test_a_server_that_died_is_named_by_all_others(word):
+    for said in (outcome.value for outcome in spawn_outcomes(3, ranks.killed, word, seconds=60.0)[:2]):
+        assert "rank 2" in said
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -94,6 +133,10 @@ def test_a_server_whose_workers_are_gone_says_so():
         (
             {"codec": "onebit", "grad_scaler": True},
             "servers= with grad_scaler= and a codec: residuals of servers do not follow its scale",
+        ),
+        (
+            {"codec": "lowrank(rank=4)"},
+            "servers= with codec 'lowrank(rank=4)': servers do not know the shapes that it factors; leave one out",
         ),
         ({"count": 2}, "2 parameter servers; wanted at least 1, and at least one that trains of 2 ranks"),
     ],

@@ -14,7 +14,7 @@ Nothing is written or read while all goes well.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 
 from penstock.errors import TransportError
@@ -23,11 +23,9 @@ from penstock.runtime.transport import DeathError, Notes, Transport
 
 LONGEST_SECONDS = 2.0  # for reading notes
 SHARE = 0.1  # of the timeout, for reading notes
-SILENT = "did not answer: it died, hangs, or has ended"
-SEVERAL = "did not answer: which of them died, hangs, or has ended cannot be told from here"
-STILL_CONNECTED = (  # what a timeout says, and what it does not
-    "no connection was closed, so it may also live and make fewer calls (fewer batches, or no_sync on some ranks only)"
-)
+ENDED = "died, hangs, or has ended"  # what may have become of a silent rank: a connection was closed
+CALLS = "calls (fewer batches, or no_sync on some ranks only)"
+FEWER = f"died, hangs, has ended, or lives and makes fewer {CALLS}"
 _TIMED_OUT = re.compile(r"timed? ?out|nothing for", re.IGNORECASE)
 
 
@@ -39,6 +37,8 @@ class Note:
     what: str  # the call in words; the program's fingerprint is at the end, once ranks have compared it
     peer: int | None = None  # whose message did not come; None in the engine's own collective
     group: str = ""  # which ranks' calls are counted; groups of the same ranks have numbers of their own
+    timed_out: bool = False  # it waited until the timeout, and no connection was closed
+    doing: str = ""  # what a collective of torch's own is for; ranks in the same call may be a step apart
 
     def __str__(self) -> str:
         """Return which call it is, for people."""
@@ -65,7 +65,8 @@ def explained(error: TransportError, transport: Transport, where: Note, timeout_
     """Return the error with what the other ranks' notes say about it."""
     if not isinstance(transport, Notes) or isinstance(error.__cause__, DeathError):
         return error
-    mine = Note(where.call, where.what, error.peer, getattr(transport, "group_name", ""))
+    group, timed_out = getattr(transport, "group_name", ""), bool(_TIMED_OUT.search(error.cause))
+    mine = replace(where, peer=error.peer, group=group, timed_out=timed_out)
     transport.leave_note(json.dumps(asdict(mine)))
     transport.hang_up()
     try:
@@ -76,7 +77,7 @@ def explained(error: TransportError, transport: Transport, where: Note, timeout_
 
 
 def diagnosis(rank: int, mine: Note, notes: Mapping[int, Note | None], cause: str) -> str:
-    """Return what was found: ranks in different calls, or a rank that left no note, or only the cause.
+    """Return the cause, and what was found: ranks in different calls, or a rank that left no note.
 
     A different program under the same number is a mistake for certain. Under different numbers ranks may also be
     because some had less to do in a call that another rank's death broke off. A note of another group says only that
@@ -91,9 +92,19 @@ def diagnosis(rank: int, mine: Note, notes: Mapping[int, Note | None], cause: st
             f"rank {peer} is in {comparable[peer]}; this rank is in {mine}; all ranks must make the same calls in order"
         )
     if not silent:
-        return cause
-    known = f"{cause}; {STILL_CONNECTED}" if _TIMED_OUT.search(cause) else cause
-    return f"{known}; {' and '.join(f'rank {peer}' for peer in silent)} {SILENT if len(silent) == 1 else SEVERAL}"
+        return f"{cause}{_elsewhere(mine, notes)}"
+    timed_out = mine.timed_out or any(note is not None and note.timed_out for note in notes.values())
+    when, fate = (" before the timeout", FEWER) if timed_out else ("", ENDED)
+    known = f"it {fate}" if len(silent) == 1 else f"which of them {fate} cannot be told from here"
+    return f"{cause}; {' and '.join(f'rank {peer}' for peer in silent)} did not answer{when}: {known}"
+
+
+def _elsewhere(mine: Note, notes: Mapping[int, Note | None]) -> str:
+    """Say what another rank did, where it was something else and all live."""
+    for peer, note in notes.items():
+        if note is not None and note.doing != mine.doing:
+            return f"; all ranks live, rank {peer} in {note.doing or note.what}: some may make more or fewer {CALLS}"
+    return ""
 
 
 def began_with(rank: int, peer: int | None, notes: Mapping[int, Note | None]) -> list[int]:

@@ -22,7 +22,6 @@ from penstock.runtime.transport.c10d import C10dTransport, device_failure, named
 _SIGNS = re.compile("gloo/transport|pair closure|^wait timeout", re.IGNORECASE)
 # Of the store, in which ranks meet before they are connected, and of NCCL.
 _LOST = (dist.DistStoreError, dist.DistNetworkError, dist.DistBackendError)
-_WHERE = Note(0, "a collective of torch's own")  # the same for all: ranks may be a step apart
 
 
 class GroupRanks:
@@ -126,4 +125,5 @@ def who_is_gone(
     hang_up()
     lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(error))
     lost.__cause__ = error
-    return explained(lost, C10dTransport(group), _WHERE, TIMEOUT_SECONDS)
+    where = Note(0, "a collective of torch's own", doing=what)
+    return explained(lost, C10dTransport(group), where, TIMEOUT_SECONDS)

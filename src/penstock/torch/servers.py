@@ -39,7 +39,9 @@ from penstock.plan import Plan, Route
 from penstock.planning.agree import pack, text_nbytes, unpack
 from penstock.planning.measure import HostGauge
 from penstock.runtime.communicator import Communicator
+from penstock.runtime.failure_diagnosis import Note, explained
 from penstock.runtime.rehearse import Compiling
+from penstock.runtime.transport import Work
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.collective_errors import GroupRanks, together
@@ -54,6 +56,7 @@ Around = Callable[[int], AbstractContextManager[None]]
 _PATIENCE = timedelta(days=30)  # a server may wait for the next iteration while the others evaluate, or sleep
 _TAG, _HEAD_NBYTES = 1, 20
 _HERE = "a message of rank 0 to its servers"
+_TELLING = Note(-1, "rank 0 tells servers what to do")  # no call of a communicator
 
 
 class ParameterServers:
@@ -105,10 +108,13 @@ class ParameterServers:
             return
         head = np.array([_WORDS.index(word), number, bool(values)], np.int64).view(np.uint8)
         parts = [np.frombuffer(part, np.uint8).copy() for part in pack(values)] if values else []
-        with self._lock:
-            for peer in range(self.world_size - self.count, self.world_size):
-                for part in (head, *parts):
-                    self._control.isend(part, peer, _TAG).wait(_PATIENCE.total_seconds())
+        try:
+            with self._lock:
+                for peer in range(self.world_size - self.count, self.world_size):
+                    for part in (head, *parts):
+                        self._move(self._control.isend, part, peer)
+        except TransportError as error:  # the others that train wait for servers too: they find the note
+            raise explained(error, self.transport, _TELLING, message_seconds(self.workers)) from error.__cause__
 
     def gauge(self, most_nbytes: int) -> "ServedGauge":
         """Return what measures the network of workers and servers, in host memory."""
@@ -136,7 +142,12 @@ class ParameterServers:
         """Aggregate until the ranks that train are done."""
         if not self.is_server:
             raise PlanError(f"rank {self.rank} trains; only the last {self.count} ranks serve")
-        Server(self.transport, self.count, self._hear, self._reply).run()
+        Server(self.transport, self.count, self._hear, self._reply, self._hang_up).run()
+
+    def _hang_up(self) -> None:
+        """Let all ranks fail that wait for this server, and this server where it waits for rank 0."""
+        self.transport.hang_up()
+        self._control.hang_up()
 
     def _hear(self) -> tuple[str, int, tuple[Any, ...]]:
         """Return what rank 0 tells: a word, a number, and values."""
@@ -147,11 +158,10 @@ class ParameterServers:
 
     def _reply(self, kept: Mapping[str, Floats]) -> None:
         """Send residuals to rank 0."""
-        seconds = _PATIENCE.total_seconds()
         for part in pack([(name, values.size) for name, values in kept.items()]):
-            self._control.isend(np.frombuffer(part, np.uint8).copy(), 0, _TAG).wait(seconds)
+            self._move(self._control.isend, np.frombuffer(part, np.uint8).copy(), 0)
         for values in kept.values():
-            self._control.isend(values.view(np.uint8), 0, _TAG).wait(seconds)
+            self._move(self._control.isend, values.view(np.uint8), 0)
 
     def _received(self, peer: int) -> Any:
         head = np.zeros(_HEAD_NBYTES, np.uint8)
@@ -161,10 +171,13 @@ class ParameterServers:
         return unpack(head.tobytes(), text.tobytes(), _HERE)
 
     def _receive(self, view: Any, peer: int) -> None:
+        self._move(self._control.irecv, view, peer)
+
+    def _move(self, start: Callable[[Any, int, int], Work], view: Any, peer: int) -> None:
         try:
-            self._control.irecv(view, peer, _TAG).wait(_PATIENCE.total_seconds())
+            start(view, peer, _TAG).wait(_PATIENCE.total_seconds())
         except (TimeoutError, ConnectionError) as error:
-            raise TransportError("gloo", self.rank, f"rank {peer}", None, str(error)) from error
+            raise TransportError(self.strategy, self.rank, _TELLING.what, peer, str(error)) from error
 
 
 class _Planning(GroupRanks):
@@ -278,8 +291,10 @@ class Server:
         servers: int,
         hear: Callable[[], tuple[str, int, tuple[Any, ...]]],
         reply: Callable[[Mapping[str, Floats]], None],
+        hang_up: Callable[[], None],
     ) -> None:
-        self._transport, self._servers, self._hear, self._reply = transport, servers, hear, reply
+        self._transport, self._servers = transport, servers
+        self._hear, self._reply, self._hang_up = hear, reply, hang_up
         self._exchange: Exchange | None = None
         self._buckets: dict[int, tuple[ResolvedBucket, torch.Tensor]] = {}
         self._under_way: dict[int, Handle] = {}  # the last time that each bucket was started
@@ -287,7 +302,12 @@ class Server:
     def run(self) -> None:
         """Do as told, until the end."""
         while True:
-            word, number, values = self._hear()
+            try:
+                word, number, values = self._hear()
+            except TransportError:
+                if self._exchange is not None and self._exchange.failure is not None:
+                    raise self._exchange.failure from None  # on a communication thread, which hung up
+                raise
             if word == "stop":
                 break
             if word in _NUMBERED:
@@ -338,7 +358,12 @@ class Server:
         if number in self._under_way:
             self._wait(self._under_way[number])
         memory.zero_()  # its own gradients; what it aggregated the last time lies there
-        self._under_way[number] = self.exchange.start(bucket, memory, around=around)
+        self._under_way[number] = self.exchange.start(bucket, memory, failed=self._fail, around=around)
+
+    def _fail(self, error: Exception) -> None:
+        """Hang up, on a communication thread that cannot go on: the ranks that train wait for what it does not send."""
+        if not isinstance(error, NonFiniteError):
+            self._hang_up()
 
     def _finish(self) -> None:
         self.exchange.finish()
