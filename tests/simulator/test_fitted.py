@@ -28,8 +28,7 @@ def test_examples_in_the_docstrings_hold():
     assert doctest.testmod(fitted).failed == 0
 
 
-# Table 2's line for double trees is below what any all-reduce can do (tests/simulator/test_program.py).
-CLOSED = [one.name for one in STRATEGIES.values() if one.costs and one.hands_to is None and one.name != "double_tree"]
+CLOSED = [one.name for one in STRATEGIES.values() if one.costs and one.hands_to is None]
 
 
 @pytest.mark.parametrize("workers", [4, 8])
@@ -41,7 +40,7 @@ def test_a_closed_form_is_the_line_of_the_simulated_program(name, workers):
 
 
 @pytest.mark.parametrize("ranks_per_node", [2, 4])
-@pytest.mark.parametrize("outer", [name for name in CLOSED if name != "linear_pipeline"])
+@pytest.mark.parametrize("outer", [name for name in CLOSED if name not in ("linear_pipeline", "double_tree")])  # blocks
 def test_two_levels_cost_what_the_simulator_says_of_both(outer, ranks_per_node):
     route = Route(f"hierarchical(ranks_per_node={ranks_per_node}, outer={outer})")
     closed = way_for(FREE_SUMS, route, 16).seconds(NBYTES)

@@ -55,9 +55,9 @@ def plan(
 ) -> None:
     """Plan the messages of one iteration and predict its time.
 
-    With several --all-reduce, exact and joint pick one for each bucket; with --codecs, joint picks these too. Messages
-    are taken to go one after the other, as planners have it; in training on CPUs, and in `penstock replay`, several are
-    under way at a time.
+    With several --all-reduce, or with --codecs, exact and joint pick one way for each bucket. Messages are taken to go
+    one after the other, as planners have it; in training on CPUs, and in `penstock replay`, several are under way at a
+    time.
     """
     from penstock.cost.clusters import find_network
     from penstock.plan import plan_document, save_plan

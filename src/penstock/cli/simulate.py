@@ -28,7 +28,8 @@ def simulate(
     ] = "wfbp,single,threshold,greedy,exact",
     all_reduce: AllReduceOption = "ring",
     codecs: Annotated[
-        str, typer.Option(help="compressors that selective and joint choose from", autocompletion=complete_codecs)
+        str,
+        typer.Option(help="compressors that exact, selective and joint choose from", autocompletion=complete_codecs),
     ] = "",
     dtype: DtypeOption = "",
     jitter: Annotated[float, typer.Option(help="relative standard deviation of a worker's iteration")] = 0.0,

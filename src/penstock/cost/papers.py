@@ -6,10 +6,14 @@ and gamma are *counts* of serial sends, encodes and decodes (Table 3), not the n
 partitions go in ceil(K/N) batches, each of at most N. The paper writes T_dec of the payload's bytes; our curves are of
 the gradient's.
 
+MG-WFBP Table 2: the lines of most strategies are their own; that of double trees is not.
+
 gTop-k Table I: lines in the dense gradient's bytes. Of M bytes of float32, a share `density` of the elements is sent,
 each as an index and a value (8 bytes), so k elements are `2 density M` bytes. The paper counts elements; erratum 10.
 The programs of `strategies` have other startups, and their merging and selecting take time that the paper leaves out.
 """
+
+from dataclasses import replace
 
 from penstock.curves import CodecCurves, Curve
 from penstock.errors import NetworkError
@@ -50,6 +54,21 @@ def sync_seconds(
         return batches * count.sends * send.seconds(part)
     sending = count.sends * send.seconds(codec.payload_nbytes(part))
     return batches * (sending + count.encodes * codec.encode.seconds(part) + count.decodes * codec.decode.seconds(part))
+
+
+def double_tree(network: Network, p: int) -> LinearCost:
+    """Double binary trees (MG-WFBP Table 2, where `2 log N` lacks its alpha).
+
+    Not attainable: `beta` is what a reduce or a broadcast alone sends. An all-reduce has every byte sent in and out,
+    `2 (p-1)/p beta` on each NIC, as in the ring's row.
+    """
+    alpha, beta, gamma = network.alpha_seconds, network.beta_seconds_per_byte, network.gamma_seconds_per_byte
+    return LinearCost(2 * alpha * ceil_log2(p), beta + gamma)
+
+
+def with_published_double_tree(network: Network, p: int) -> Network:
+    """Return a network of `p` workers where double trees cost what MG-WFBP's Table 2 says: for its Fig. 11."""
+    return replace(network, workers=p, all_reduce={"double_tree": double_tree(network, p)})
 
 
 def dense(network: Network, p: int) -> LinearCost:

@@ -5,7 +5,6 @@ has the last steps of all runs, and one iteration of each, predicted above measu
 steps, and by a number of spans for each timeline.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError
-from penstock.fields import write_json
+from penstock.fields import json_text, write_json
 from penstock.report.found_runs import FoundRun, find_runs
 from penstock.report.perfetto import save_perfetto
 from penstock.report.run_report import report_document
@@ -49,7 +48,7 @@ def read_part(name: str) -> str:
 
 def embedded_json(document: Mapping[str, Any]) -> str:
     """Return JSON that can stand inside a script element: no `<` of a name can end the element."""
-    return json.dumps(document, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return json_text(document, "the report", separators=(",", ":")).replace("<", "\\u003c")
 
 
 def run_timelines(runs: Sequence[FoundRun], last_steps: int) -> dict[str, Timeline]:

@@ -26,7 +26,7 @@ from penstock.reproduce.claim import (
     not_here,
     quotient,
 )
-from penstock.reproduce.hipress_fig_11 import figure_8, figure_11, figure_12b
+from penstock.reproduce.hipress_fig_11 import figure_8, figure_11, figure_12b, own_efficiency
 from penstock.reproduce.hipress_table_7 import table_7
 from penstock.simulator.program import CodecCost, program_seconds
 from penstock.strategies import Options, build_compressed
@@ -98,6 +98,7 @@ def claims(record: Mapping[str, Any] | None = None) -> list[Claim]:
             "133.1%, 53.3%, 8.5%",
         ),
         *figure_11(),
+        own_efficiency(),
         *_steps_measured(record),
         not_here("fig-12a", "Fig. 12a, two networks each", "bars without printed numbers"),
         *figure_12b(),

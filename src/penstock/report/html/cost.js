@@ -54,7 +54,12 @@ function halvingDoublingLine(network, p) {
 function doubleTreeLine(network, p) {
   if (p === 1) return { a: 0, b: 0 };
   const [alpha, beta, gamma] = constantsOf(network);
-  return { a: 2 * alpha * ceilLog2(p), b: beta + gamma };
+  const steps = p === 2 ? 2 : p === 3 ? 3 : 4.5; // for a block of each half
+  const levels = ceilLog2(p);
+  const blockSeconds = DEFAULT_BLOCK_NBYTES * beta;
+  const filling = steps * Math.max(levels - 2, 0) * blockSeconds;
+  const perByte = (steps * (alpha + blockSeconds)) / (2 * DEFAULT_BLOCK_NBYTES);
+  return { a: (4 * levels - 2) * alpha + filling, b: perByte + gamma };
 }
 
 function spanningTreeLine(network, p) {
