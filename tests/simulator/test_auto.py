@@ -28,10 +28,10 @@ def test_a_slow_network_is_worth_compressing_for():
     assert decision.compresses
     assert decision.plan.iteration_seconds < 0.5 * decision.dense.iteration_seconds
     speed = decision.dense.iteration_seconds / decision.plan.iteration_seconds
-    assert decision.reason.startswith("compression is on: onebit for ")
+    assert decision.reason.startswith("compression is on: onebit for all gradients, ")
     times = [1e3 * plan.iteration_seconds for plan in (decision.dense, decision.candidates["onebit"])]
     assert decision.reason.endswith(
-        f" messages, {speed:.2f} times as fast as dense; "
+        f" gradients, {speed:.2f} times as fast as dense; "
         f"predicted iteration: dense {times[0]:.4g} ms, onebit {times[1]:.4g} ms"
     )
     again = simulate_iteration(trace, decision.plan.buckets, decision.ways)
@@ -72,6 +72,15 @@ def lines(**milliseconds):
     return replace(ways.pop("dense"), codec=None), {name: [way] for name, way in ways.items()}
 
 
+def test_where_some_gradients_stay_dense_it_says_how_many_bytes_are_compressed():
+    """A byte costs a tenth of a second dense; a codec a hundredth and ten seconds for each message."""
+    trace = Trace("toy", "cpu", 1, "float32", 0.0, (Tensor("large", 1000, 0.0), Tensor("small", 10, 100.0)))
+    dense, packed = Way("ring", (LinearCost(0.0, 0.1),)), Way("ring", (LinearCost(10.0, 0.01),), codec="onebit")
+    found = decide_among(trace, 4, [dense], {"onebit": [packed]})
+    assert [bucket.codec for bucket in found.plan.buckets] == ["onebit", None]
+    assert found.reason.startswith("compression is on: onebit for 99% of the gradients' bytes, 3.88 times as fast")
+
+
 @pytest.mark.parametrize(
     ("milliseconds", "wanted"),
     [
@@ -87,7 +96,7 @@ def test_a_bolder_codec_must_save_clearly_more_than_a_safer_one(milliseconds, wa
     dense, packed = lines(**milliseconds)
     found = decide_among(Trace("toy", "cpu", 1, "float32", 0.0, (Tensor("t", 1000, 0.0),)), 4, [dense], packed)
     assert found.plan_codec == wanted
-    assert found.reason.startswith("compression is " + (f"on: {wanted} for 1 of 1" if wanted else "left off: "))
+    assert found.reason.startswith("compression is " + (f"on: {wanted} for all gradients" if wanted else "left off: "))
     times = {name: min(each, milliseconds["dense"]) for name, each in milliseconds.items()}  # each may stay dense
     said = ", ".join(f"{name} {each} ms" for name, each in times.items())
     assert found.reason.endswith(f"; predicted iteration: {said}")

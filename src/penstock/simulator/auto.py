@@ -106,13 +106,13 @@ def _compresses(plan: Plan) -> bool:
 
 
 def _why_on(chosen: Plan, dense: Plan) -> str:
+    """Say which codecs are used, and what they gain. Not for how many messages: lanes and races may cut them anew."""
     packed = [bucket for bucket in chosen.buckets if bucket.codec is not None]
     speed = dense.iteration_seconds / chosen.iteration_seconds
     codecs = ", ".join(dict.fromkeys(str(bucket.codec) for bucket in packed))
-    return (
-        f"compression is on: {codecs} for {len(packed)} of {len(chosen.buckets)} messages, "
-        f"{speed:.2f} times as fast as dense"
-    )
+    share = sum(bucket.nbytes for bucket in packed) / chosen.nbytes
+    what = "all gradients" if len(packed) == len(chosen.buckets) else f"{100 * share:.3g}% of the gradients' bytes"
+    return f"compression is on: {codecs} for {what}, {speed:.2f} times as fast as dense"
 
 
 def _why_off(found: Mapping[str, Plan], dense: Plan, missing: Sequence[str], workers: int, least_gain: float) -> str:
