@@ -5,9 +5,12 @@ r"""What do exchanges cost on GPU ranks: bits over gloo and NCCL, milliseconds p
 
 Every rank runs this; rank 0 prints and writes OUT.json. `--rate` and `--ranks-per-host` repeat what the hosts were made
 with, for the record, because a rank cannot read it. `--methods` names rows of METHODS, `--bits` and `--kernels` try
-those too. Rows of penstock's wrapper are timed once its plan is in force; `held_mb` is what a method keeps on the
-device between iterations: weights, buckets, what is owed, messages, the optimizer's state. It needs root, one NVIDIA
-GPU and Triton.
+those too. Rows of penstock's wrapper are timed once its plan is in force; `start` says when that was, in seconds since
+the wrapper was made, how much of it training was held up, and whether a job before had left measurements and kernels on
+disk. `--rounds 0` looks at starts alone: once for cold ones, once more for warm ones. `held_mb` is what a method keeps
+on the device between iterations: weights, buckets, what is owed, messages, the optimizer's state; `outside_mb` what it
+adds for a rank beside torch's allocator, as NCCL's buffers, which the first method that connects pays for. It needs
+root, one NVIDIA GPU and Triton.
 """
 
 import argparse
@@ -33,12 +36,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.bench.record import make_record, save_record
+from penstock.codecs.graphs import urgent_stream
 from penstock.codecs.registry import make_codec
 from penstock.errors import PenstockError
+from penstock.planning.measurement_cache import measurement_folder
 from penstock.runtime import Communicator
 from penstock.runtime.device import messages
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.strategies.batches import make_batches
+from penstock.strategies.batches import make_batches, one_batch
 from penstock.torch import DistributedDataParallel, comm_hook
 from penstock.torch.optim import CompressedAdamW
 from penstock.zoo.image_models import ResNet, vgg16_cifar
@@ -58,6 +63,11 @@ CASES = (
     ("fp8", "parameter_server"),
     ("bf16", "ring"),
     ("tbq", "all_gather"),
+    ("sparse(density=0.001)", "gtopk"),
+    ("sparse(density=0.001)", "gtopk_doubling"),
+    ("sparse(density=0.01, value_bits=16)", "gtopk_doubling"),
+    ("sparse(density=0.01, value_bits=16)", "topk_allgather"),
+    ("sparse(density=0.001)", "hierarchical(ranks_per_node=2, outer=gtopk)"),
 )
 PARTS = (0, 700, 700, 300_000, 3_000_017, 3_000_117)  # bounds of the tensors in the bucket whose bits are compared
 # Tensors of the bucket whose kernels are timed, as ResNet-50 has them.
@@ -88,12 +98,16 @@ class Results:
     rate: str  # of the links
     per_host: int  # ranks
     gpus: str  # how the ranks have them
+    rounds: int  # of all methods
+    caches: str  # cold or warm
     started: float = field(default_factory=time.time)
     bits_equal: dict[str, bool] = field(default_factory=dict)  # by codec and strategy
     weights_equal: dict[str, bool] = field(default_factory=dict)  # by model and method
     ms: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # per iteration, by model and method
     host_ms: dict[str, dict[str, float]] = field(default_factory=dict)  # of them, rank 0's host in the hook
     held_mb: dict[str, dict[str, float]] = field(default_factory=dict)  # by torch's allocator between iterations
+    outside_mb: dict[str, dict[str, float]] = field(default_factory=dict)  # beside the allocator
+    starts: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)  # of wrappers, by model and method
     said: dict[str, str] = field(default_factory=dict)  # what the wrapper decided, by model and method
 
     def say(self, *words: Any) -> None:
@@ -120,6 +134,8 @@ class Results:
                 "ranks_per_host": self.per_host,
                 "ms_per_iteration": ms,
                 "held_mb": self.held_mb[name][method],
+                "outside_mb": self.outside_mb[name][method],
+                **({"start": self.starts[name][method]} if method in self.starts.get(name, {}) else {}),
                 **({"host_ms_in_hook": self.host_ms[name][method]} if method in self.host_ms.get(name, {}) else {}),
             }
             for name, methods in self.ms.items()
@@ -127,7 +143,7 @@ class Results:
         ]
 
     def _notes(self) -> str:
-        how = f"up to {ROUNDS} rounds, methods interleaved, SGD unless a row says AdamW"
+        how = f"up to {self.rounds} rounds, methods interleaved, SGD unless a row says AdamW"
         if not self.weights_equal:
             return how
         different = [where for where, equal in self.weights_equal.items() if not equal]
@@ -213,28 +229,40 @@ def check_nan(communicator: Communicator) -> tuple[bool, bool, str]:
 def time_kernels(results: Results) -> None:
     """Print microseconds of device and host that each codec's kernels take for a bucket of 6.4M values."""
     if dist.get_rank() == 0:
-        for spec in ("onebit", "terngrad", "fp8", "blocks(bits=4)", "onebit(block=256)"):
+        for spec in ("onebit", "terngrad", "fp8", "blocks(bits=4)", "onebit(block=256)", "sparse(density=0.001)"):
             results.say("kernels, us on the device and on the host", spec, kernel_times(spec))
+        spec = "sparse(density=0.001)"
+        results.say("kernels for GPT-2's table of words", spec, kernel_times(spec, (50257 * 768,)))
     dist.barrier()
 
 
-def kernel_times(spec: str) -> dict[str, Any]:
-    """Return the bucket's size, and microseconds of encode, decode, three added decodes, and a plain multiply."""
+def kernel_times(spec: str, sizes: Sequence[int] = SIZES) -> dict[str, Any]:
+    """Return the bucket's size, and microseconds of encode, decode, three added decodes, and a plain multiply; where
+    payloads are merged, of that too. All as in training: captured, on a stream of their own."""
     codec = make_codec(spec)
-    form = codec.on_device(DEVICE)
-    bounds = [0, *accumulate(SIZES)]
-    pieces = sorted(piece for batch in make_batches(bounds, 4, None, 1 << 30).pieces for piece in batch)
-    ends = list(accumulate(-(-codec.max_nbytes(stop - start) // 16) * 16 for start, stop in pieces))
+    form, merges = codec.on_device(DEVICE), codec.capabilities.merging
+    bounds = [0, *accumulate(sizes)]
+    batches = one_batch(bounds) if merges else make_batches(bounds, 4, None, 1 << 30)
+    pieces = sorted(piece for batch in batches.pieces for piece in batch)
+    ends = list(accumulate(-(-form.max_nbytes(stop - start) // 16) * 16 for start, stop in pieces))
     places = [0, *ends[:-1]]
-    memory = torch.zeros(ends[-1], dtype=torch.uint8, device=DEVICE)
+    memory = torch.zeros(2 * ends[-1], dtype=torch.uint8, device=DEVICE)
     bucket, residual = torch.randn(bounds[-1], device=DEVICE), torch.zeros(bounds[-1], device=DEVICE)
+    encode = form.queued_encoder(bucket, residual, memory, pieces, places, range(len(pieces)))
     work = {
-        "encode": form.queued_encoder(bucket, residual, memory, pieces, places, range(len(pieces))),
+        "encode": lambda: encode(0),
         "decode": form.queued_decoder(bucket, memory, pieces, [places], False),
         "add 3": form.queued_decoder(bucket, memory, pieces, [places] * 3, True),
         "mul": lambda: bucket.mul_(0.999),
     }
-    times = {label: device_and_host_us(queue) for label, queue in work.items()}
+    if merges:
+        others = [ends[-1] + place for place in places]
+        form.queued_encoder(bucket, None, memory, pieces, others, range(len(pieces)))(0)
+        work["merge"] = form.queued_merger(residual, memory, pieces, places, others)
+    stream = urgent_stream(DEVICE)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        times = {label: device_and_host_us(form.replayed(queue)) for label, queue in work.items()}
     return {"elements": bounds[-1], "pieces": len(pieces), **times}
 
 
@@ -414,10 +442,10 @@ def power_hook() -> tuple[Any, Hook]:
     return powersgd.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2), powersgd.powerSGD_hook
 
 
-def host_hook() -> tuple[Any, Hook]:
-    """Return penstock's hook for onebit without messages between devices, so that all goes through the host."""
-    sender, hook = comm_hook("parameter_server", codec="onebit")
-    sender._communicator.messages = None
+def host_hook(strategy: str, codec: str) -> tuple[Any, Hook]:
+    """Return penstock's hook without messages between devices, so that all goes through the host."""
+    sender, hook = comm_hook(strategy, codec=codec)
+    sender.exchange.communicator.messages = None
     return sender, hook
 
 
@@ -462,7 +490,10 @@ METHODS = {
     "fp16 hook": stock(lambda: (None, default_hooks.fp16_compress_hook)),
     "powersgd 4": stock(power_hook),
     "plain hook": stock(lambda: (PlainState(), plain_hook)),
-    "onebit by host": stock(host_hook),
+    "onebit by host": stock(lambda: host_hook("parameter_server", "onebit")),
+    "gtopk by host": stock(lambda: host_hook("gtopk_doubling", "gtopk")),
+    "gtopk hook": stock(lambda: comm_hook("gtopk_doubling", codec="gtopk")),
+    "gtopk hook, tree": stock(lambda: comm_hook("gtopk", codec="gtopk")),
     "onebit hook": stock(lambda: comm_hook("parameter_server", codec="onebit")),
     "onebit hook, ring": stock(lambda: comm_hook("ring", codec="onebit")),
     "onebit hook, all_gather": stock(lambda: comm_hook("all_gather", codec="onebit")),
@@ -475,6 +506,7 @@ METHODS = {
     "blocks(bits=4)": ours(codec="blocks(bits=4)"),
     "blocks(bits=4), bucket view": ours(codec="blocks(bits=4)", **VIEWS),
     "gtopk": ours(codec="gtopk"),
+    "terngrad": ours(codec="terngrad"),
     "auto": ours(codec="auto"),
     "none, AdamW": Method(lambda model: model, adamw),
     "CompressedAdamW onebit(block=256)": Method(ours(codec="onebit(block=256)").wrap, compressed_adamw),
@@ -505,16 +537,27 @@ class Contestant:
 
     def __init__(self, name: str, method: Method) -> None:
         self.model, self._inputs, self._targets = make_model(name)
+        begun = time.perf_counter()
         self.wrapped = method.wrap(self.model)
         self.optimizer = method.optimizer(self.model, self.wrapped)
-        self.steps(4)
+        self.start: dict[str, Any] = {}  # of a wrapper that plans
         if isinstance(self.wrapped, DistributedDataParallel):
-            for _ in range(PATIENCE):  # it profiles, measures and plans, and plans race
-                if self.wrapped.plan is not None and not self.wrapped._planning.is_racing:
-                    break
-                self.steps(3)
-            self.steps(4)  # with the planned buckets
+            self._start(self.wrapped, begun)
+        self.steps(4)  # with the planned buckets
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _start(self, wrapped: DistributedDataParallel, begun: float) -> None:
+        """Train until a plan is in force, and until no plans race any more; note when either was."""
+        iterations = 0
+        while wrapped.plan is None and iterations < PATIENCE:  # it profiles, measures and plans
+            self.steps(1)
+            iterations += 1
+        self.start = {"seconds": since(begun), "held_seconds": round(wrapped.held_seconds, 2), "iterations": iterations}
+        for _ in range(PATIENCE):
+            if not wrapped._planning.is_racing:
+                break
+            self.steps(1)
+        self.start["raced_seconds"] = since(begun)
 
     def steps(self, count: int) -> None:
         """Do some iterations and wait for the device."""
@@ -540,7 +583,26 @@ class Contestant:
         return ms, None if timed is None else round(timed.seconds / iterations * 1e3, 3)
 
 
-PATIENCE = 30  # times three iterations until a plan is in force
+PATIENCE = 90  # iterations until a plan is in force, or until it has raced
+
+
+def since(begun: float) -> float:
+    """Return the seconds since a moment."""
+    return round(time.perf_counter() - begun, 2)
+
+
+def outside_mb() -> float:
+    """Return what each rank has on the device beside torch's allocator, in MB: kernels, contexts, NCCL's buffers."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    free, total = torch.cuda.mem_get_info()
+    return (total - free - sum(gathered(torch.cuda.memory_reserved()))) / dist.get_world_size() / 1e6
+
+
+def caches() -> str:
+    """Return whether a job before has left measured networks on this machine, and so kernels: cold or warm."""
+    folder = measurement_folder(None)
+    return "warm" if folder is not None and folder.is_dir() and any(folder.iterdir()) else "cold"
 
 
 def time_methods(results: Results, name: str, methods: Sequence[str]) -> None:
@@ -548,13 +610,17 @@ def time_methods(results: Results, name: str, methods: Sequence[str]) -> None:
     begun, contestants = time.time(), {}
     for label in methods:
         gc.collect()
-        before = torch.cuda.memory_allocated()
-        contestants[label] = Contestant(name, METHODS[label])
+        before, outside = torch.cuda.memory_allocated(), outside_mb()
+        contestants[label] = made = Contestant(name, METHODS[label])
+        gc.collect()
         held = results.held_mb.setdefault(name, {})[label] = round((torch.cuda.memory_allocated() - before) / 1e6, 1)
-        results.say(name, label, "ready,", held, "MB")
+        beside = results.outside_mb.setdefault(name, {})[label] = round(outside_mb() - outside, 1)
+        if made.start:
+            results.starts.setdefault(name, {})[label] = {"caches": results.caches, **made.start}
+        results.say(name, label, "ready,", held, "MB,", beside, "MB outside", made.start)
     rows, host_ms = results.ms.setdefault(name, {}), results.host_ms.setdefault(name, {})
     rows |= {label: [] for label in methods}
-    for turn in range(ROUNDS):
+    for turn in range(results.rounds):
         for label, contestant in contestants.items():
             iterations = WORKLOADS[name].iterations
             slow = label in ("stock", "stock, bucket view", "fp16 hook", "dense plan") and dist.get_world_size() > 1
@@ -607,6 +673,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT.json")
     parser.add_argument("models", nargs="*", help=f"any of {' '.join(WORKLOADS)}")
     parser.add_argument("--rate", required=True, help="of the links, for the record: 10gbit")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="0: starts and memory alone")
     parser.add_argument("--ranks-per-host", type=int, default=1, help="for the record")
     parser.add_argument("--methods", type=lambda text: text.split(";"), help="rows, with ; between them")
     parser.add_argument("--bits", action="store_true", help="compare the bits of both routes")
@@ -620,7 +687,7 @@ def main() -> None:
     service = " through CUDA's multi-process service" if "CUDA_MPS_PIPE_DIRECTORY" in os.environ else ""
     gpus = f"1 x {torch.cuda.get_device_name(DEVICE)}, shared by all ranks{service}"
     try:
-        measure(Results(options.out, options.rate, options.ranks_per_host, gpus), options)
+        measure(Results(options.out, options.rate, options.ranks_per_host, gpus, options.rounds, caches()), options)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

@@ -1,7 +1,8 @@
 """NCCL between ranks that share a GPU on emulated hosts: what is run and checked, with pytest or as a script.
 
-PYTHONPATH=src python tests/gpu_hosts.py            all cases on the GPU, a line each; the exit code counts failures
-PYTHONPATH=src python tests/gpu_hosts.py --cpu      the same over gloo, to try the script itself
+PYTHONPATH=src python tests/gpu_hosts.py               all cases on the GPU, a line each; the exit code counts failures
+PYTHONPATH=src python tests/gpu_hosts.py --only=waves  those with this word in their name
+PYTHONPATH=src python tests/gpu_hosts.py --cpu         the same over gloo, to try the script itself
 """
 
 import hashlib
@@ -118,7 +119,62 @@ def die_as_a_rank(device_name: str, numel: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-ROLES: Mapping[str, Callable[[str, int], Any]] = {"rank": be_a_rank, "dying-rank": die_as_a_rank}
+WAVE_CASES = tuple(
+    (codec, strategy)
+    for codec in ("onebit", "blocks(bits=4)", "terngrad")
+    for strategy in ("parameter_server", "ring", "hierarchical(ranks_per_node=2)")
+)
+WAVE_NUMEL = 200_000  # elements of a wave
+
+
+def queue_in_waves(device_name: str, numel: int) -> dict[str, Any]:
+    """Average three buckets by the host, queued as they are, and queued in waves beside one another; return digests."""
+    import torch
+    import torch.distributed as dist
+
+    from penstock.codecs.graphs import urgent_stream
+    from penstock.codecs.registry import make_codec
+    from penstock.runtime import communicator
+    from penstock.runtime.device.messages import device_messages
+    from penstock.runtime.transport.c10d import C10dTransport
+
+    rank, device = int(os.environ["RANK"]), torch.device(device_name, 0)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    gloo, messages = dist.new_group(backend="gloo"), device_messages(dist.group.WORLD, 60.0)
+    bounds = [[0, size // 7, size // 7, size - 100, size] for size in (numel, numel // 3 + 5, numel // 2 + 1)]
+    kept = communicator.numel_of_a_wave
+    communicator.numel_of_a_wave = lambda codec, nbytes: WAVE_NUMEL
+
+    def digest(codec_name: str, strategy: str, how: str) -> tuple[str, int]:
+        codec = make_codec(codec_name, rank, defers_nonfinite_check=True)
+        ranks = communicator.Communicator(C10dTransport(gloo), timeout_seconds=60, messages=messages)
+        ranks.gradient_nbytes = 1
+        how_sent = {"by_host": how == "host", "in_waves": how == "waves"}
+        calls = [ranks.prepare_all_reduce(strategy, codec, parts, **how_sent) for parts in bounds]
+        data, residuals = ([torch.zeros(parts[-1], device=device) for parts in bounds] for _ in range(2))
+        for step in range(4):  # launched, captured, and twice replayed
+            for number, (call, values, residual) in enumerate(zip(calls, data, residuals, strict=True)):
+                seed = 100 * step + 10 * number + rank
+                values.copy_(torch.randn(len(values), generator=torch.Generator().manual_seed(seed)))
+                call.run(values, residual, 0.25, lands=how != "waves")
+            messages.land()
+        torch.cuda.synchronize()
+        said = b"".join(each.cpu().numpy().tobytes() for each in (*data, *residuals))
+        return hashlib.sha256(said).hexdigest(), max(len(getattr(call._prepared, "_ready", [0])) for call in calls)
+
+    with torch.cuda.stream(urgent_stream(device)):
+        found = {str(case): [digest(*case, how) for how in ("host", "whole", "waves")] for case in WAVE_CASES}
+    communicator.numel_of_a_wave = kept
+    dist.barrier()
+    return {"rank": rank, "found": found}
+
+
+ROLES: Mapping[str, Callable[[str, int], Any]] = {
+    "rank": be_a_rank,
+    "dying-rank": die_as_a_rank,
+    "waves": queue_in_waves,
+}
 
 
 # What is checked of them.
@@ -128,10 +184,12 @@ def command(role: str, device: str, numel: int) -> list[str]:
     return [sys.executable, str(Path(__file__).resolve()), role, device, str(numel)]
 
 
-def run_ranks(cluster: EmulatedCluster, device: str, per_host: int, numel: int) -> list[dict[str, Any]]:
+def run_ranks(
+    cluster: EmulatedCluster, device: str, per_host: int, numel: int, role: str = "rank"
+) -> list[dict[str, Any]]:
     """Run the ranks; return their results in order, or fail with what they said."""
     seen = Collected()
-    outcome = cluster.run(command("rank", device, numel), per_host=per_host, sink=seen, timeout_seconds=TIMEOUT_SECONDS)
+    outcome = cluster.run(command(role, device, numel), per_host=per_host, sink=seen, timeout_seconds=TIMEOUT_SECONDS)
     said = seen.text(outcome.failed_rank or 0, "stderr")[-2000:]
     assert outcome.exit_code == 0, f"rank {outcome.failed_rank} ended with {outcome.exit_code}:\n{said}"
     ranks = range(len(cluster.layout.hosts) * per_host)
@@ -193,6 +251,20 @@ def check_crash(device: str) -> str:
     return f"{running} processes of the service before, none after"
 
 
+def check_waves(device: str) -> str:
+    """Buckets in waves, one among the other, have the bits of one program for each, and of the route by the host."""
+    if device == "cpu":
+        return "not tried: nothing is queued in host memory"
+    with emulated_cluster(4, "10gbit", gpus="shared") as cluster:
+        ranks = run_ranks(cluster, device, 1, 1_500_000, "waves")
+    for case in map(str, WAVE_CASES):
+        for number, rank in enumerate(ranks):
+            (host, _), (whole, uncut), (waves, count) = rank["found"][case]
+            assert host == whole == waves, f"{case}: bits differ on rank {number}"
+            assert (uncut, count > 2) == (1, True), f"{case}: {uncut} and {count} waves"
+    return f"{len(WAVE_CASES)} codecs and strategies"
+
+
 def check_command_line(device: str) -> str:
     """`penstock cluster run --gpus shared` does the same."""
     if find_spec("typer") is None:
@@ -222,6 +294,7 @@ def processes_with(text: str) -> list[int]:
 CHECKS: dict[str, Callable[[str], str]] = {
     **{f"all-reduce, {case}": (lambda device, case=case: check_all_reduce(case, device)) for case in CASES},
     "two ranks inside a host": check_inside_a_host,
+    "buckets in waves": check_waves,
     "a rank is killed": check_crash,
     "the command line": check_command_line,
 }
@@ -245,4 +318,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         print(json.dumps(ROLES[sys.argv[1]](sys.argv[2], int(sys.argv[3]))), flush=True)
     else:
-        sys.exit(run_checks(CHECKS, "cpu" if "--cpu" in sys.argv else "cuda"))
+        words = [each.removeprefix("--only=") for each in sys.argv[1:] if each.startswith("--only=")]
+        chosen = {name: check for name, check in CHECKS.items() if all(word in name for word in words)}
+        sys.exit(run_checks(chosen, "cpu" if "--cpu" in sys.argv else "cuda"))

@@ -1,7 +1,7 @@
 """What ranks that share a GPU do in tests; the same on the CPU gives the bits to compare with.
 
 As a script, what one rank of `penstock cluster run --gpus shared` does, over NCCL (`cpu`: over gloo):
-python tests/torch_cuda.py cuda next_forward layers
+python tests/torch_cuda.py cuda next_forward layers split
 """
 
 import hashlib
@@ -19,6 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import torch_servers
+from penstock.codecs.graphs import urgent_stream
+from penstock.codecs.registry import make_codec
+from penstock.runtime import Communicator
+from penstock.runtime.device.messages import device_messages
+from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch import BulkSynchronous, DistributedDataParallel, comm_hook, layered
 from sparse_oracle import dyadic
 
@@ -38,6 +43,13 @@ class Weights(nn.Module):
 
 def exchanged(rank: int, device: str, options: dict[str, Any], spoilt_step: int = -1) -> tuple[list[bytes], Any]:
     """Return the averaged gradients of three steps, and what this rank owes then."""
+    return exchanged_by(rank, device, options, spoilt_step)[1:]
+
+
+def exchanged_by(
+    rank: int, device: str, options: dict[str, Any], spoilt_step: int = -1
+) -> tuple[Any, list[bytes], Any]:
+    """Return the same with what sent them."""
     module = Weights().to(device)
     sender, hook = comm_hook(**options, module=module)
     ddp = TorchDDP(module)
@@ -51,7 +63,7 @@ def exchanged(rank: int, device: str, options: dict[str, Any], spoilt_step: int 
         ddp(inputs).backward()
         found += [one.grad.cpu().numpy().tobytes() for one in module.weights]
     owed = {name: values.numpy() for name, values in sender.exchange_state_dict()["memories"]["residual"].items()}
-    return found, owed
+    return sender, found, owed
 
 
 def planned_over_nccl(rank: int, options: dict[str, Any]) -> tuple[str, str, float]:
@@ -118,33 +130,112 @@ def served(rank: int, device: str, backend: str) -> list[bytes]:
     return [b"served"] if found == "served" else [found["unbroken"], found["resumed"]]
 
 
-def on_hosts(hosts: int, device: str, *arguments: str) -> list[str]:
-    """Run this script on emulated hosts, which share the GPU if `device` is one; return a digest of each rank."""
+SPARSE_OPTIONS = {"codec": "gtopk", "density": 0.01}
+SPARSE_PARTS = (0, 700, 700, 701, 703, 300_000, 2_000_017)  # of a bucket: nothing, a scalar, some that are sent whole
+SPARSE_CASES = [
+    ("sparse(density=0.001)", "gtopk"),
+    ("sparse(density=0.01, value_bits=16)", "gtopk"),
+    ("sparse(density=0.001)", "gtopk_doubling"),
+    ("sparse(density=0.05)", "gtopk_doubling"),
+    ("sparse(density=0.01, value_bits=16)", "topk_allgather"),
+    ("sparse(density=0.001)", "hierarchical(ranks_per_node=2, outer=gtopk)"),
+]
+
+
+def sparse(rank: int, device: str) -> list[bytes]:
+    """Return what a rank's wrapper averaged with gTop-k, and what it owes; over NCCL, look that all was queued."""
+    sender, averaged, owed = exchanged_by(rank, device, SPARSE_OPTIONS)
+    if device == "cuda":
+        parcels = [parcel for bucket, _ in sender._buckets.values() for parcel in bucket.parcels]
+        assert [parcel.is_queued for parcel in parcels] == [True] * len(parcels) != []
+    return [*averaged, *(owed[name].tobytes() for name in sorted(owed))]
+
+
+def sparse_routes(rank: int) -> list[bytes]:
+    """Return sums that were queued over NCCL, after a look that the route through the host gives their bits."""
+    gloo, messages = dist.new_group(backend="gloo"), device_messages(dist.group.WORLD, 60.0)
+    found = []
+    for spec, strategy in SPARSE_CASES:
+        communicator = Communicator(C10dTransport(gloo), timeout_seconds=60, messages=messages)
+        by_host, queued = (sparse_sums(rank, communicator, spec, strategy, by_host) for by_host in (True, False))
+        assert [one == other for one, other in zip(queued, by_host, strict=True)] == [True] * 5, (spec, strategy)
+        found += queued[:-1]  # the last is the rank's own residual
+    return found
+
+
+def sparse_sums(rank: int, communicator: Communicator, spec: str, strategy: str, by_host: bool) -> list[bytes]:
+    """Return the sums of four steps, in which graphs are captured and replayed, and the residual after them.
+
+    In the last step a tensor of one rank holds infinity, and the sums of another overflow.
+    """
+    codec = make_codec(spec, rank, on_nonfinite="note", defers_nonfinite_check=True)
+    stream, sums = urgent_stream(torch.device("cuda", 0)), []
+    data, residual = torch.zeros(SPARSE_PARTS[-1], device="cuda"), torch.zeros(SPARSE_PARTS[-1], device="cuda")
+    for step in range(4):
+        values = torch.randn(SPARSE_PARTS[-1], generator=torch.Generator().manual_seed(10 * step + rank))
+        if step == 3:
+            values[1000], values[400_000] = float("inf") if rank == 1 else 1.0, 3e38
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            data.copy_(values)
+            communicator.all_reduce(
+                data, strategy, codec, residual, SPARSE_PARTS, scale=0.5 if step < 3 else 1.0, by_host=by_host
+            )
+        stream.synchronize()
+        sums.append(torch.nan_to_num(data, nan=7.0).cpu().numpy().tobytes())
+        assert bool(data.isnan().any()) == (step == 3)
+    return [*sums, torch.nan_to_num(residual, nan=7.0).cpu().numpy().tobytes()]
+
+
+def sparse_plan(rank: int) -> list[bytes]:
+    """Return the weights that a wrapper trained by a plan of gTop-k."""
+    weights, explained, fell = planned(rank, {"codec": "gtopk(density=0.05)"})
+    assert "gtopk" in explained, explained
+    assert fell < 0.9, explained
+    return [weights.encode()]
+
+
+def on_hosts(hosts: int, device: str, what: str, *hows: str) -> dict[str, list[str]]:
+    """Run this script on emulated hosts, which share the GPU if `device` is one; return each rank's digest, by `hows`.
+
+    Standard error is not kept back: where a rank hangs, what faulthandler writes is seen.
+    """
     gpus = ("--gpus", "shared") if device == "cuda" else ()
     command = [sys.executable, "-m", "penstock", "cluster", "run", "--hosts", str(hosts), *gpus, "--"]
     result = subprocess.run(
-        [*command, sys.executable, __file__, device, *arguments],
-        capture_output=True,
+        [*command, sys.executable, __file__, device, what, *hows],
+        stdout=subprocess.PIPE,
         text=True,
         timeout=240,
         check=False,
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    digests = dict(re.findall(r"rank (\d+): ([0-9a-f]{64})", result.stdout))
-    return [digests[str(rank)] for rank in range(hosts)]
+    assert result.returncode == 0, result.stdout
+    found = {(how, int(rank)): each for rank, how, each in re.findall(r"rank (\d+), (\w+): (\w{64})", result.stdout)}
+    return {how: [found[how, rank] for rank in range(hosts)] for how in hows}
 
 
 def digest(parts: list[bytes]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-if __name__ == "__main__":
-    device, what, how = sys.argv[1:4]
+def be_a_rank(device: str, what: str, *hows: str) -> None:
+    """Do one thing in several ways and print a digest of each."""
     rank, nccl = int(os.environ["RANK"]), "nccl" if device == "cuda" else "gloo"
     if device == "cuda":
         torch.cuda.set_device(0)
     dist.init_process_group("gloo" if what == "served" else nccl)
-    parts = served(rank, device, nccl) if what == "served" else next_forward(rank, device, how, {})
-    print(f"rank {rank}: {digest(parts)}", flush=True)
+    roles = {
+        "served": lambda _: served(rank, device, nccl),
+        "next_forward": lambda how: next_forward(rank, device, how, {}),
+        "sparse": lambda _: sparse(rank, device),
+        "sparse_routes": lambda _: sparse_routes(rank),
+        "sparse_plan": lambda _: sparse_plan(rank),
+    }
+    for how in hows:
+        print(f"rank {rank}, {how}: {digest(roles[what](how))}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    be_a_rank(*sys.argv[1:])

@@ -19,7 +19,7 @@ from penstock.planning import survey as surveying
 from penstock.planning.choose import Choice
 from penstock.planning.survey import Question, Survey
 from penstock.torch import DistributedDataParallel as OurDDP
-from penstock.torch import device_measure
+from penstock.torch import device_measure, wrapper_planning
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.device_measure import device_link_holds, measure_all_reduce, measure_device_links
 from penstock.trace import Tensor, Trace
@@ -69,6 +69,22 @@ def raced(rank: int, iterations: int) -> tuple[list[str], str, bool]:
     theirs = weights.clone()
     dist.broadcast(theirs, 0)
     return hashes, wrapper.explain(), torch.equal(weights, theirs)
+
+
+def profiled_less(rank: int) -> list[int]:
+    """Return the iterations after which wrappers have a plan: of all 8 that were asked for, and of iterations on a GPU
+    that take long, or do not."""
+    found = []
+    for may, long_seconds in ((False, 0.0), (True, 0.0), (True, 600.0)):
+        wrapper_planning.LONG_PROFILE_SECONDS = long_seconds
+        wrapper = OurDDP(plain(), **quick() | {"profile_iterations": 8})
+        wrapper._planning._may_profile_less = may
+        for step in range(10):
+            _loss(wrapper, rank, step, {}).backward()
+            if wrapper.plan is not None:
+                found.append(step)
+                break
+    return found
 
 
 def timelines(rank: int) -> tuple[Any, Any, list[str]]:

@@ -34,7 +34,7 @@ class LinearCost:
     least_seconds: float | None = None  # of a message of `least_nbytes`, as measured; None: not measured
     least_core_seconds: float | None = None  # what one rank's process takes of the cores for that message
     core_seconds_per_byte: float | None = None  # and for each byte of longer ones
-    rounds: float | None = None  # of messages queued on a device; 2: the second goes with the first of the next bucket
+    rounds: float | None = None  # of messages queued on a device: later ones go with the first of the next buckets
 
     def __post_init__(self) -> None:
         for name in _LINE:

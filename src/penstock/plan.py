@@ -125,6 +125,11 @@ class Plan:
                 )
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of all gradients, as they are."""
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    @property
     def merged(self) -> "Plan":
         """The same with each bulk as one bucket: for adaptors that can let its gradients lie side by side."""
         if not self.bulks:

@@ -279,3 +279,19 @@ def test_a_bulk_takes_the_instructions_of_one_bucket_and_not_of_all_of_them() ->
 
     each, together = (run_ranks(2, lambda at, p=p: notes(at, p))[0] for p in (alone, replace(alone, bulks=(7,))))
     assert 3 * together < each
+
+
+def test_threads_start_with_the_exchange_not_with_the_plan_that_needs_them() -> None:
+    def work(transport) -> tuple[int, int]:
+        exchange = Exchange(Communicator(transport, timeout_seconds=TIMEOUT), route=Route("ring"), lanes=4)
+        before = threading.active_count()
+        exchange.begin()
+        handles = []
+        for index, values in enumerate(gradients(transport.rank, 0)):
+            handles.append(exchange.start(exchange.bucket([f"p{index}"], [values.size]), values))
+        for handle in handles:
+            exchange.wait(handle)
+        return before, threading.active_count()
+
+    [(before, after)] = run_ranks(1, work)
+    assert after == before

@@ -10,7 +10,7 @@ from penstock.errors import PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
 from penstock.planners import PLANNERS
-from penstock.planning.decide import MIXING, decide, decide_whether
+from penstock.planning.decide import MIXING, decide, decide_in_lanes, decide_whether, learnt
 from penstock.simulator.iteration import predict
 from penstock.trace import Tensor, Trace
 from planners.instances import lines as whole_lines
@@ -93,3 +93,60 @@ def test_auto_says_in_one_line_what_dense_and_every_candidate_would_take(planner
     (said,) = decision.reason.splitlines()
     assert said.startswith("compression is on: onebit for ")
     assert said.endswith("predicted iteration: dense 45 ms, bf16 25 ms, onebit 9 ms")
+
+
+def test_a_bucket_that_is_queued_in_waves_is_predicted_to_start_as_many_groups_of_messages():
+    """One tensor of 40M elements in four bits: 21 MB of payloads, 3.2 MB (a fiftieth of 160 MB) at a time, 7 waves.
+
+    By hand, of a line of two rounds with 2 ms and 1 ns a byte: 7 groups carry all first rounds and six seventh of the
+    second ones, 1 ms each, the last one the rest.
+    """
+    trace = Trace("toy", "a GPU", 1, "float32", 1e-3, (Tensor("a", 40_000_000, 1e-3),))
+    route = Route("parameter_server", "blocks(bits=4)")
+    predicted = {}
+    for rounds in (2.0, None):
+        network = Network(4, 1e-4, 1e-9, 1e-10, {str(route): LinearCost(2e-3, 1e-9, 0.0, rounds=rounds)})
+        predicted[rounds] = decide(trace, network, "exact", [route]).plan.iteration_seconds
+    assert predicted[None] == pytest.approx(2e-3 + 2e-3 + 0.16)
+    assert predicted[2.0] == pytest.approx(2e-3 + 7 * 1e-3 + 0.16 + 1e-3)
+
+
+SERVED = Route("parameter_server", "blocks(bits=4)")
+
+
+def queued_network(a_seconds=2e-3, b_seconds_per_byte=1e-9):
+    return Network(4, 1e-4, 1e-9, 1e-10, {str(SERVED): LinearCost(a_seconds, b_seconds_per_byte, 0.0, rounds=2.0)})
+
+
+def test_what_iterations_took_says_how_much_longer_messages_take_beside_computation():
+    """The slowdown is the one that gives the measured time, of which simulating with it is the oracle."""
+    tensors = tuple(Tensor(name, 1 << 20, 1e-2) for name in "hgfedcba")
+    trace, network = Trace("toy", "a GPU", 1, "float32", 1e-3, tensors), queued_network(1e-3, 2.2e-9)
+    decision = decide(trace, network, "exact", [SERVED])
+    for slowdown in (1.4, 2.5):
+        taken = decide(trace, network, "exact", [SERVED], slowdown).plan.iteration_seconds
+        found = learnt(decision, taken)
+        assert found.slowdown == pytest.approx(slowdown, abs=0.02)
+        assert found.plan.iteration_seconds == pytest.approx(taken, rel=0.01)
+        assert found.plan.buckets == decision.plan.buckets
+
+
+def test_a_prediction_that_was_about_right_is_kept_and_one_that_nothing_explains_is_slowed_as_far_as_that_goes():
+    decision = decide(TRACE, queued_network(), "exact", [SERVED])
+    assert learnt(decision, 1.04 * decision.plan.iteration_seconds).plan == decision.plan
+    assert learnt(decision, 0.5 * decision.plan.iteration_seconds).slowdown == 1.0
+    assert learnt(decision, 9.0).slowdown == 4.0
+
+
+def test_no_plan_that_races_has_a_bucket_before_the_last_that_is_larger_than_a_wave():
+    """A wave is 1 MB of payloads, 7.9 MB of gradients: of tensors of 4 MB, three that are ready early go by themselves.
+
+    As one message they would take as long, before the last is ready: by hand, 0.13 s of its 0.2 s.
+    """
+    times = zip("dcba", (1e-3, 1e-4, 1e-4, 0.2), strict=True)
+    tensors = tuple(Tensor(name, 1 << 20, seconds) for name, seconds in times)
+    trace = Trace("toy", "a GPU", 1, "float32", 1e-3, tensors)
+    decision = decide(trace, queued_network(2e-4, 1e-8), "exact", [SERVED])
+    plans = decision.plan, *decide_in_lanes(decision, [SERVED], 1, bulk=True).rivals
+    assert [len(bucket.tensors) for bucket in decision.plan.buckets] == [1, 1, 1, 1]
+    assert all(bucket.nbytes <= 7.9e6 for plan in plans for bucket in plan.buckets[:-1])

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from penstock.cost.ways import Way
@@ -51,3 +53,13 @@ def test_planners_are_compared_by_one_model_and_the_plans_own_time_in_it_is_said
     assert "other planners would take: exact 400 ms" in told(None, decision)
     slowed = Decision(PLAN, TRACE, alternatives=(("single", 0.45), ("exact", 0.4)), slowdown=1.5)
     assert "planners compared without that: single 450 ms, exact 400 ms" in told(None, slowed)
+
+
+def test_what_iterations_have_shown_is_said_behind_what_they_took():
+    learnt = Decision(replace(PLAN, iteration_seconds=0.61), TRACE, slowdown=1.7)
+    words = explain(Decision(PLAN, TRACE), "", 5, 5, [0.6], Drift(0.0), learnt=learnt).splitlines()
+    assert words[3] == (
+        "so messages take 1.70 times as long while gradients are computed: predicted iteration 610 ms with that, which "
+        "a next plan counts"
+    )
+    assert "so messages" not in explain(Decision(PLAN, TRACE), "", 5, 5, [0.6], Drift(0.0), learnt=Decision(PLAN))

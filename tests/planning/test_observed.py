@@ -9,7 +9,7 @@ from penstock.cost.ways import Way
 from penstock.network import LinearCost
 from penstock.plan import Route, cut_into_buckets
 from penstock.planners import Planner
-from penstock.planning.observed import MOST, Sending, bucket_nbytes, message_slowdown
+from penstock.planning.observed import MOST, Between, Sending, bucket_nbytes, message_slowdown
 from penstock.simulator.iteration import predict
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Tensor, Trace
@@ -83,3 +83,15 @@ def test_rank_0_watches_what_profiled_iterations_send():
     assert (sent, iterations) == (nbytes, 4)
     assert others == 0
     assert slowdown == agreed == 1.0  # the network that was given is slower than this
+
+
+def test_what_lies_between_the_last_message_and_the_next_forward_pass_is_the_optimizers_step():
+    """Iterations that send until 1.0 s after their forward pass begins, 0.2 s of other work between them."""
+    between, timeline = Between(), Timeline((Span("backward", COMPUTE, 0.0, 0.7), Span("all", "network", 0.5, 1.0)))
+    assert between.seconds == 0.0
+    for now in (5.0, 6.2, 7.4, 8.7):  # the last was disturbed
+        between.note(timeline, now)
+    assert between.seconds == pytest.approx(0.2)
+    between.note(None, 20.0)  # torch did not time it
+    between.note(timeline, 21.2)
+    assert len(between.found) == 3

@@ -11,10 +11,10 @@ from penstock.codecs.registry import make_codec
 from penstock.runtime.device.coded import prepare_coded
 from penstock.runtime.device.messages import GroupedMessages
 from penstock.runtime.device.mirror import Mirror
-from penstock.runtime.device.queued import prepare_queued
+from penstock.runtime.device.queued import prepare_queued, prepare_waves
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.strategies import Options, build_compressed
+from penstock.strategies import Options, build_compressed, build_waves
 from triton_interpreter import hasten
 
 hasten()
@@ -22,11 +22,23 @@ DEVICE = torch.device("cpu")
 PARTS = [0, 300, 300, 4800, 4903]
 NUMEL = PARTS[-1]
 _FACTORS = (1, 3, 1, 2, 4, 1)  # fourths that buckets have: what one writes must not be what another still reads
+HOST, WHOLE, WAVES = "by the host", "queued as one program", "queued in waves"  # how a bucket is averaged
+_PIECES = 6  # of a tensor that is large enough: more than one for each of two to five chunks
 
 
-def both_routes(rank, cases, steps=2):
-    """Return, for each (spec, strategy), the bytes of results and residual by the host and queued."""
-    return [[_run(rank, spec, strategy, steps, queued) for queued in (False, True)] for spec, strategy in cases]
+def every_route(rank, cases, routes=(HOST, WHOLE), steps=2):
+    """Return, for each (spec, strategy), the bytes of results and residual by each route."""
+    return [[_run(rank, spec, strategy, steps, route) for route in routes] for spec, strategy in cases]
+
+
+def prepared(rank, strategy, parts, codec, messages, route=WHOLE, form=None):
+    """Return a bucket that is ready to be queued as one program, or in waves as small as its pieces allow."""
+    form, world_size = form or codec.on_device(DEVICE), dist.get_world_size()
+    options = Options(block_numel=1 if route == WAVES else parts[-1], ranks_per_node=2, partitions=_PIECES)
+    if route == WAVES:
+        return prepare_waves(build_waves(strategy, world_size, parts, options), rank, codec, form, messages)
+    program, batches = build_compressed(strategy, world_size, parts, options)
+    return prepare_queued(program, rank, codec, form, batches, messages)
 
 
 class CountedMessages(GroupedMessages):
@@ -39,17 +51,12 @@ class CountedMessages(GroupedMessages):
         return super()._start(calls)
 
 
-def several_buckets(rank, spec, strategy, together, count=4, orders=None):
+def several_buckets(rank, spec, strategy, together, count=4, orders=None, route=WHOLE):
     """Average buckets, each on its own or with its later rounds among those of the next; return their bytes, when each
     one was through, and how many groups of messages were started. `orders`: of the buckets, in each step."""
     codec, messages = make_codec(spec, rank, defers_nonfinite_check=True), CountedMessages(dist.group.WORLD)
-    form = codec.on_device(DEVICE)
     sizes = [[part * factor // 4 for part in PARTS] for factor in _FACTORS[:count]]
-    ready = []
-    for parts in sizes:
-        options = Options(block_numel=parts[-1], ranks_per_node=2)
-        program, batches = build_compressed(strategy, dist.get_world_size(), parts, options)
-        ready.append(prepare_queued(program, rank, codec, form, batches, messages))
+    ready = [prepared(rank, strategy, parts, codec, messages, route) for parts in sizes]
     buckets, residuals = ([torch.zeros(parts[-1]) for parts in sizes] for _ in range(2))
     through = []
     for step, order in enumerate(orders or [range(count)] * 2):
@@ -68,36 +75,31 @@ def gradients(rank, step, numel=NUMEL):
     return torch.randn(numel, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def _run(rank, spec, strategy, steps, queued):
+def _run(rank, spec, strategy, steps, route):
     codec, transport = make_codec(spec, rank, defers_nonfinite_check=True), C10dTransport()
-    form = codec.on_device(DEVICE)
-    # Through the host messages are cut into blocks; queued ones are not. It must make no difference.
-    block = NUMEL if queued else 1200
-    options = Options(block_numel=block, ranks_per_node=2)
-    program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
-    if queued:
-        ready = prepare_queued(program, rank, codec, form, batches, GroupedMessages(dist.group.WORLD))
+    if route == HOST:  # there messages are cut into blocks; it must make no difference
+        options = Options(block_numel=1200, ranks_per_node=2, partitions=_PIECES)
+        program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
+        ready = prepare_coded(program, transport, codec, codec.on_device(DEVICE), WINDOW, Mirror(DEVICE), batches)
     else:
-        ready = prepare_coded(program, transport, codec, form, WINDOW, Mirror(DEVICE), batches)
+        ready = prepared(rank, strategy, PARTS, codec, GroupedMessages(dist.group.WORLD), route)
     data, residual, results = torch.zeros(NUMEL), torch.zeros(NUMEL), []
     for step in range(steps):
         data.copy_(gradients(rank, step))
         ready.run(data, step, 60.0, residual=residual, scale=0.25)
-        if queued:
+        if route != HOST:
             ready.messages.land()
         assert not ready.was_sent_nan(data)  # the communicator asks after every call
         results.append(data.numpy().tobytes())
     return [*results, residual.numpy().tobytes()]
 
 
-def spoil_one_rank(rank, spec, strategy):
+def spoil_one_rank(rank, spec, strategy, route=WHOLE):
     """Put infinity into the last rank's first bucket; return in which call the host heard of it, and which are NaN."""
     heard, call = [], 0
     codec = make_codec(spec, rank, defers_nonfinite_check=True)
     form = codec.on_device(DEVICE, lambda: heard.append(call))
-    options = Options(block_numel=NUMEL, ranks_per_node=2)
-    program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
-    ready = prepare_queued(program, rank, codec, form, batches, GroupedMessages(dist.group.WORLD))
+    ready = prepared(rank, strategy, PARTS, codec, GroupedMessages(dist.group.WORLD), route, form)
     data, spoilt = torch.zeros(NUMEL), []
     for call in (1, 2):
         data.copy_(gradients(rank, call))

@@ -112,6 +112,20 @@ def test_the_second_call_of_a_kind_uses_the_first_ones_program() -> None:
     assert run_ranks(2, rank) == [[1, 1, 2, 2]] * 2
 
 
+def test_a_rank_with_one_codec_for_all_calls_meets_one_with_a_codec_for_each() -> None:
+    """As ranks on a device meet hosts: they keep different programs, and compare them at the same calls."""
+
+    def rank(transport: MemoryTransport) -> np.ndarray:
+        communicator, one = Communicator(transport, TIMEOUT_SECONDS), Halves()
+        values = np.ones(12, np.float32)
+        for codec in (one, one if transport.rank == 0 else Halves()):
+            communicator.all_reduce(values, codec=codec)
+        return values
+
+    for found in run_ranks(2, rank):
+        np.testing.assert_array_equal(found, np.full(12, 4.0))
+
+
 def test_any_program_can_be_run_also_through_a_codec() -> None:
     tensors = random_tensors(2, 50, "float32")
     wanted = sum(tensor.astype(np.float16).astype(np.float32) for tensor in tensors)

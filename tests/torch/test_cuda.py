@@ -5,7 +5,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from spawn import spawn  # noqa: E402
-from torch_cuda import exchanged, next_forward, next_forward_by_layers, planned, planned_over_nccl  # noqa: E402
+from torch_cuda import (  # noqa: E402
+    digest,
+    exchanged,
+    next_forward,
+    next_forward_by_layers,
+    on_hosts,
+    planned,
+    planned_over_nccl,
+    sparse,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,6 +82,24 @@ def test_a_worker_that_is_alone_keeps_its_gradients_and_what_is_not_finite_in_th
     assert found == wanted
     assert not np.isfinite(np.frombuffer(found[4], np.float32)).all()
     assert not owed
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hosts", [3, 4])
+def test_gtopk_queued_over_nccl_has_the_bits_of_cpus_over_gloo(hosts):
+    """Averages, and what each rank owes: program, order of sums and arithmetic are the same."""
+    assert on_hosts(hosts, "cuda", "sparse", "gtopk")["gtopk"] == [digest(each) for each in spawn(hosts, sparse, "cpu")]
+
+
+@pytest.mark.root
+def test_sparse_sums_queued_over_nccl_have_the_bits_of_those_merged_on_the_host():
+    """Each rank compares both routes, of what is not finite and of sums that overflow too."""
+    assert len(set(on_hosts(4, "cuda", "sparse_routes", "every")["every"])) == 1
+
+
+@pytest.mark.root
+def test_ranks_that_train_by_a_plan_of_gtopk_over_nccl_end_with_the_same_weights():
+    assert len(set(on_hosts(4, "cuda", "sparse_plan", "gtopk")["gtopk"])) == 1
 
 
 ALGORITHMS = ["reduce_broadcast", "all_reduce", "layers", "split"]

@@ -82,6 +82,9 @@ class QueuedForm(Protocol):
     def begin(self, count: int) -> int:
         """Begin with a bucket of `count` pieces; return what its encoders start their random numbers from."""
 
+    def max_nbytes(self, numel: int) -> int:
+        """Return how many bytes the payload of `numel` elements takes on the device, all of which are sent."""
+
     def compile(self) -> None:
         """Compile the kernels of all that was made to be queued, before the first of it is."""
 
@@ -117,6 +120,23 @@ class QueuedForm(Protocol):
 
     def replayed(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what queues the kernels of `work` again and again, as one CUDA graph where that does the same."""
+
+
+class QueuedMergingForm(QueuedForm, Protocol):
+    """The form of a codec whose payloads can be added without decoding them."""
+
+    def queued_merger(
+        self,
+        residual: torch.Tensor | None,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[int],
+        others: Sequence[int],
+    ) -> Callable[[], None]:
+        """Return what queues the sum of two payloads of each piece, at `places` and at `others`, to `places`.
+
+        What falls out is added to the residual, where there is one.
+        """
 
 
 class Look(Protocol):

@@ -4,8 +4,12 @@ What a route costs was measured, or its strategy has a closed form, or the calle
 simulator times any strategy's program (`simulator.fitted`), and is not known here.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from penstock.errors import NetworkError
 from penstock.network import LinearCost, Network
@@ -30,6 +34,7 @@ class Way:
     partitions: int = 1  # pieces of each tensor; 1: as the strategy cuts it
     seconds_per_tensor: float = 0.0  # of the first stage: each tensor's own calls of the codec
     coupled: bool = False  # the second stage goes with the first of the next bucket, as one: without its startup
+    wave_nbytes: float = math.inf  # coupled: of a larger bucket that comes last, so many bytes go at a time
 
     @property
     def source(self) -> str:
@@ -57,6 +62,17 @@ class Way:
         """Return how long each stage takes for a bucket of `tensors` tensors and `nbytes` dense bytes."""
         first, *rest = (stage.seconds(nbytes) for stage in self.stages)
         return first + self.seconds_per_tensor * tensors, *rest
+
+    def coupled_seconds(self, nbytes: Any, tensors: Any, comes_last: bool = False) -> tuple[Any, Any]:
+        """Return what a bucket's groups of messages take, and what is left for the next group, without its startup.
+
+        In w waves, all but the last wave's second stage are in w groups of its own. Numbers, or arrays of them.
+        """
+        first, second = self.stages
+        waves = np.maximum(1, np.ceil(nbytes / self.wave_nbytes)) if comes_last else 1
+        left = second.b_seconds_per_byte * nbytes / waves
+        own = waves * first.a_seconds + first.b_seconds_per_byte * nbytes + self.seconds_per_tensor * tensors
+        return own + (waves - 1) * left, left
 
     def seconds(self, nbytes: float, tensors: int = 1) -> float:
         """Return how long a bucket takes, all stages one after the other."""
@@ -219,6 +235,10 @@ def _measured_way(network: Network, route: Route) -> Way:
 
     Those are of calls by themselves, and much too high for an executor that has looked everything up before: measured
     to add nothing is not the same as not measured.
+
+    What is queued on a device in several rounds is coupled: its first round, and all later ones as one stage. These go
+    with the first rounds of several buckets, and here with that of the next: R rounds of B buckets start B + R - 1
+    groups of messages in either case, and no byte of a bucket travels before its own first round.
     """
     line = network.all_reduce[str(route)]
     further = line.c_seconds_per_tensor
@@ -226,11 +246,13 @@ def _measured_way(network: Network, route: Route) -> Way:
         further = _closed_further_seconds(network, route)
     further = further or 0.0
     whole = LinearCost(max(0.0, line.a_seconds - further), line.b_seconds_per_byte) if further else line
-    coupled = line.rounds == 2
-    half = LinearCost(whole.a_seconds / 2, whole.b_seconds_per_byte / 2)
+    rounds = line.rounds or 1
+    coupled = rounds >= 2
+    first = LinearCost(whole.a_seconds / rounds, whole.b_seconds_per_byte / rounds)
+    later = LinearCost((rounds - 1) * first.a_seconds, (rounds - 1) * first.b_seconds_per_byte)
     return Way(
         route.strategy,
-        (half, half) if coupled else (whole,),
+        (first, later) if coupled else (whole,),
         (NETWORK_LANE, NETWORK_LANE) if coupled else (NETWORK_LANE,),
         coupled=coupled,
         measured=True,

@@ -55,6 +55,7 @@ class Parcel:
     dtype: str = "float32"
     dense_below: int = 0  # tensors of fewer elements travel dense, beside the others
     select: str = "tensor"  # "tensor": a codec sees each tensor by itself; else all together
+    comes_last: bool = False  # in its iteration: queued on a device, a large one goes in waves
     name: str = field(init=False)  # short, for pictures, as a plan's bucket has it
     bounds: tuple[Bounds, ...] = field(init=False)  # of each tensor
     small: tuple[Bounds, ...] = field(init=False)  # of those that travel dense
@@ -122,6 +123,7 @@ class Averaging:
         self._lanes = communicator.lanes(lanes)
         self.transports = [each.transport for each in self._lanes]  # of each lane
         self._rank = communicator.transport.rank
+        self._servers = servers  # which need no device
         self._trained = communicator.transport.world_size - servers  # ranks whose gradients are averaged
         self._sent_before = communicator.transport.sent_nbytes
         self._codecs: dict[str, Codec] = {}
@@ -295,7 +297,7 @@ class Averaging:
             parcel.codec.begin(self.memory.iterations)
             self._resolved.add(parcel)
         self._outside(self._prepare, parcel)
-        parcel.device = there if there is not None and parcel.codec.on_device(there) is not None else None
+        parcel.device = there if self._works_there(parcel.codec, there) else None
         parcel.in_place = parcel.dtype == "float32" and there == parcel.device
         parcel.version, parcel.places = -1, None
         if parcel.small:
@@ -303,6 +305,11 @@ class Averaging:
             parcel.places = self._arrays.indices(places, parcel.device)
         if parcel.in_place and there is None:
             self._move_once(self._arrays.float32(values, None))
+
+    def _works_there(self, codec: Codec, device: Device) -> bool:
+        """Say whether a codec works on a device: not where its payloads, which lie otherwise there, go to servers."""
+        varies_for_servers = self._servers > 0 and codec.capabilities.variable_size
+        return device is not None and not varies_for_servers and codec.on_device(device) is not None
 
     def _resolve_factors(self, parcel: Parcel, codec: LowRank, there: Device) -> None:
         """Find what a parcel needs with a low-rank codec, which works wherever the gradients are."""
@@ -339,7 +346,13 @@ class Averaging:
         route, communicator, codec = parcel.route, self._lanes[parcel.lane], parcel.codec
         assert codec is not None
         call = communicator.prepare_all_reduce(
-            route.strategy, codec, parcel.parts, not parcel.is_queued, self._halves, **route.options
+            route.strategy,
+            codec,
+            parcel.parts,
+            not parcel.is_queued,
+            self._halves,
+            parcel.comes_last,
+            **route.options,
         )
         parcel.call = partial(call.steps, lands=False) if parcel.is_queued else call.steps
         encodes = communicator.encodes(route.strategy)  # else what is owed goes to the rank that does

@@ -150,6 +150,8 @@ class Exchange:
         self._threads = [
             ThreadPoolExecutor(1, f"penstock-exchange-{lane}") for lane, _ in enumerate(self._averaging.transports)
         ]
+        for thread in self._threads:
+            thread.submit(int)  # starts it: how many threads a job has does not hang on the plans it comes to
         self._iteration = Iteration([], in_turn(len(self._threads)))
         self.sent: list[Sent] = []  # this iteration's parcels
         self.used: list[Used] = []  # their routes and bytes
@@ -164,6 +166,7 @@ class Exchange:
         `network`, where it was measured, is the same on all ranks: linear pipelines take the block size best on it.
         """
         self.communicator.network = network or self.communicator.network
+        self.communicator.gradient_nbytes = plan.nbytes
         self._overlap = plan.overlap
         self._averaging.forget_programs()
         self.memory.compresses |= self._encodes and any(bucket.codec for bucket in plan.buckets)

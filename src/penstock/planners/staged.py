@@ -18,6 +18,7 @@ the first stage carries, to nothing else: the result is at most (backward + b S)
 
 **Coupled stages.** Coded messages that are queued on a GPU (`runtime/device/queued.py`) have two rounds: with bucket k,
 one group of messages carries its first round and the second round of bucket k - 1; the last second round goes alone.
+Of ways with more rounds, as gTop-k's, all later ones are the second here (`cost/ways.py`).
 
     ready:         b1        b2             b3
     wire:          |1a       |1b 2a         |2b 3a|3b|
@@ -30,6 +31,12 @@ is h+1..i. A group starts up once, so
 
 F never decreases in F(h, i): the recurrence is exact. It is kept apart by the number of messages, as every message
 costs the host and the device time that is in no line: `CoupledCuts` has the best cuts of each number.
+
+The last bucket comes in waves where it is large (`runtime/device/queued.py`): in w of them, w groups, of which the last
+wave's second round is left. In place of a + b S there is w a + b S + d (w - 1) / w S, and in place of d S there is
+d S / w (`Way.coupled_seconds`). The second wave is queued with the first, behind a wait for its messages: were the
+backward pass not over, it would wait too where a device has fewer queues than streams. So other buckets are not cut,
+and for the memory of their messages, several tensors before the last bucket are not larger than a wave together.
 """
 
 from bisect import bisect_right
@@ -41,6 +48,7 @@ from numpy.typing import NDArray
 from penstock.cost.ways import Way
 
 MOST, COUPLED_GRAINS, MOST_MESSAGES = 200, 48, 24  # coupled: tensors that are not glued, else grains; messages
+APART = 0.02  # of the end: what buckets may cost that are not larger than a wave
 MOST_STATES = 200_000  # pairs looked at before tensors are glued: some tenths of a second
 GRAINS = (128, 48)  # the second where the first has too many pairs too
 _Floats = NDArray[np.float64]
@@ -145,23 +153,30 @@ class CoupledCuts:
 
     def __init__(self, ready: Sequence[float], prefix: Sequence[int], way: Way) -> None:
         ends = range(1, len(ready) + 1) if len(ready) <= MOST else grain_ends(ready, prefix, COUPLED_GRAINS)
-        edges, (first, second) = [0, *ends], way.stages  # where messages may begin and end, in tensors
-        nbytes = np.array([prefix[edge] for edge in edges], dtype=float)
+        edges = [0, *ends]  # where messages may begin and end, in tensors
         self._edges, self._ready = edges, np.array([0.0, *(ready[edge - 1] for edge in edges[1:])])
-        self._first = first.b_seconds_per_byte * nbytes + way.seconds_per_tensor * np.array(edges)
-        self._second = second.b_seconds_per_byte * nbytes
-        self._startup, self._last_startup = first.a_seconds, second.a_seconds
+        nbytes, tensors = (np.array(each, dtype=float) for each in ([prefix[edge] for edge in edges], edges))
+        sizes, counts = (np.maximum(0.0, each[None, :] - each[:, None]) for each in (nbytes, tensors))
+        own, self._left = way.coupled_seconds(sizes, counts)  # of a bucket between two edges
+        own[:, -1], self._left[:, -1] = way.coupled_seconds(sizes[:, -1], counts[:, -1], comes_last=True)
+        self._last_startup = way.stages[1].a_seconds
+        together = (sizes > way.wave_nbytes) & (np.subtract.outer(range(len(edges)), range(len(edges))) < -1)
+        together[:, -1] = False
+        self._find(own)
+        earliest = min(self.seconds)
+        if together.any():
+            self._find(np.where(together, np.inf, own))
+            if min(self.seconds) > (1 + APART) * earliest:  # as where it takes more messages than are tried
+                self._find(own)
 
-        self._find()
-
-    def _find(self) -> None:
+    def _find(self, own: _Floats) -> None:
         size = len(self._edges)
         free = np.full((size, size), np.inf)  # F(i, j)
-        free[0, 1:] = self._ready[1:] + self._startup + self._first[1:] - self._first[0]
+        free[0, 1:] = self._ready[1:] + own[0, 1:]
         self._before: list[NDArray[np.int64]] = [np.zeros((size, size), dtype=np.int64)]
         finishes = [self._finish(free)]
         for _ in range(min(size - 1, MOST_MESSAGES) - 1):
-            free, chosen = self._one_more(free)
+            free, chosen = self._one_more(free, own)
             self._before.append(chosen)
             finishes.append(self._finish(free))
         self.seconds = [end for end, _ in finishes]  # when all has travelled at the earliest, with 1, 2, ... messages
@@ -181,18 +196,17 @@ class CoupledCuts:
 
     def _finish(self, free: _Floats) -> tuple[float, int]:
         """Return when all has travelled at the earliest, and where the last message begins."""
-        ends = free[:-1, -1] + self._last_startup + self._second[-1] - self._second[:-1]
+        ends = free[:-1, -1] + self._last_startup + self._left[:-1, -1]
         return float(ends.min()), int(ends.argmin())
 
-    def _one_more(self, free: _Floats) -> tuple[_Floats, NDArray[np.int64]]:
+    def _one_more(self, free: _Floats, own: _Floats) -> tuple[_Floats, NDArray[np.int64]]:
         """Return F with one more message, and where the message before each last one begins."""
         size = len(self._edges)
         more, chosen = np.full((size, size), np.inf), np.zeros((size, size), dtype=np.int64)
         for i in range(1, size - 1):
-            earlier = self._second[i] - self._second[:i]
-            starts = np.maximum(free[:i, i, None], self._ready[None, i + 1 :]) + earlier[:, None]
+            starts = np.maximum(free[:i, i, None], self._ready[None, i + 1 :]) + self._left[:i, i, None]
             chosen[i, i + 1 :] = starts.argmin(axis=0)
-            more[i, i + 1 :] = starts.min(axis=0) + self._startup + self._first[i + 1 :] - self._first[i]
+            more[i, i + 1 :] = starts.min(axis=0) + own[i, i + 1 :]
         return more, chosen
 
 

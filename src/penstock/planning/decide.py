@@ -13,12 +13,14 @@ from penstock.plan import Plan, Route, cut_into_buckets
 from penstock.planners import PLANNERS, Planner
 from penstock.planners.batched import plan_batched
 from penstock.planners.staged import CoupledCuts
+from penstock.planning.observed import ABOUT, MOST
 from penstock.planning.planning import Decision
+from penstock.runtime.request import numel_of_a_wave
 from penstock.simulator.auto import CodecDecision, decide_among
 from penstock.simulator.composition import plans_in_lanes, timed_lanes
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import TIE, fewest_messages, predict, predict_robust, timed
-from penstock.trace import Trace
+from penstock.trace import ITEMSIZE, Trace
 
 MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
     "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
@@ -37,7 +39,7 @@ def decide(trace: Trace, network: Network, planner: str, routes: Sequence[Route]
     plans = {name: best_plan(trace, network, name, routes) for name in PLANNERS if name not in mixing}
     plans |= {name: _mixed_plan(trace, network, name, routes, plans["exact"]) for name in mixing}
     alternatives = tuple((name, plan.iteration_seconds) for name, plan in plans.items())
-    plan = timed(plans[planner], trace, comparable(_ways(network, routes)), slowdown)
+    plan = timed(plans[planner], trace, comparable(_ways(trace, network, routes)), slowdown)
     return Decision(plan, trace, network, alternatives, notes=_notes(routes), slowdown=slowdown)
 
 
@@ -50,7 +52,7 @@ def best_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Rou
 
 
 def _mixed_plan(trace: Trace, network: Network, planner: str, routes: Sequence[Route], plain: Plan) -> Plan:
-    ways = comparable(_ways(network, routes))
+    ways = comparable(_ways(trace, network, routes))
     mixed = predict_robust(trace, MIXING[planner], ways, network.workers)
     return fewest_messages([mixed, replace(plain, planner=mixed.planner)])
 
@@ -78,7 +80,7 @@ def compared(
     trace: Trace, network: Network, planner: str, routes: Sequence[Route], slowdown: float = 1.0
 ) -> CodecDecision:
     """Return the best plan without a codec and with each that `routes` name, the safest first, and which to run."""
-    ways = _ways(network, routes)
+    ways = _ways(trace, network, routes)
     packed: dict[str, list[Way]] = {}
     for way in ways:
         if way.codec is not None:
@@ -104,7 +106,7 @@ def _clearly_best(trace: Trace, network: Network, planner: Planner, routes: Sequ
     The first takes the least processor time (the engine's own runs without the interpreter, a ring decodes the least),
     and what communication takes from computation on the same cores is in no prediction.
     """
-    ways = _ways(network, routes)
+    ways = _ways(trace, network, routes)
     first, best = (predict(trace, planner, some, network.workers) for some in (ways[:1], ways))
     return best if best.iteration_seconds < (1 - TIE) * first.iteration_seconds else first
 
@@ -114,7 +116,7 @@ def decide_in_lanes(decision: Decision, routes: Sequence[Route], lanes: int, bul
     plan, trace, network = decision.plan, decision.trace, decision.network
     if (lanes == 1 and not bulk) or trace is None or network is None or network.workers == 1:
         return decision
-    ways = comparable(_ways(network, routes))
+    ways = comparable(_ways(trace, network, routes))
     by_route = {way.route: way for way in ways}
     if by_route[plan.buckets[0].route].coupled:
         return replace(decision, rivals=_coupled_rivals(plan, trace, by_route[plan.buckets[0].route]))
@@ -141,7 +143,30 @@ def _coupled_rivals(plan: Plan, trace: Trace, way: Way) -> tuple[Plan, ...]:
     return tuple(found)
 
 
-def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
+def learnt(decision: Decision, measured_seconds: float) -> Decision:
+    """Return a decision whose slowdown is the one with which its plan takes what its iterations were measured to take.
+
+    On a GPU, messages wait for room among the model's kernels, and take some from them: how much, only iterations of
+    the plan tell. It is 1 where the prediction was about right: of what is hidden anyway, noise would make anything.
+    """
+    trace, network = decision.trace, decision.network
+    if trace is None or network is None:
+        return decision
+    routes = list(dict.fromkeys(bucket.route for bucket in decision.plan.buckets))
+    ways = comparable(_ways(trace, network, routes))
+    low, high = 1.0, MOST
+    if measured_seconds <= ABOUT * timed(decision.plan, trace, ways).iteration_seconds:
+        high = low
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if timed(decision.plan, trace, ways, middle).iteration_seconds < measured_seconds:
+            low = middle
+        else:
+            high = middle
+    return replace(decision, plan=timed(decision.plan, trace, ways, high), slowdown=high)
+
+
+def _ways(trace: Trace, network: Network, routes: Sequence[Route]) -> list[Way]:
     """Return what a bucket may cost; the engine's own way only where it was measured, since it has no closed form."""
     alone = network.workers == 1  # it sends nothing, whatever the engine
     wanted = [route for route in routes if route.strategy != NATIVE or alone or str(route) in network.all_reduce]
@@ -149,11 +174,15 @@ def _ways(network: Network, routes: Sequence[Route]) -> list[Way]:
         raise PlanError(
             f"network {network.name!r} has no measured line for {NATIVE!r}; measure it, or choose a strategy"
         )
-    return [_way(network, route) for route in wanted]
+    return [_way(trace, network, route) for route in wanted]
 
 
-def _way(network: Network, route: Route) -> Way:
+def _way(trace: Trace, network: Network, route: Route) -> Way:
     """Return what a route costs; one worker sends nothing, by whatever route."""
     if network.workers == 1:
         return Way(route.strategy, (LinearCost(0.0, 0.0),), codec=route.codec, partitions=route.partitions)
-    return way_for(network, route, estimate=fitted_cost)
+    way = way_for(network, route, estimate=fitted_cost)
+    if not way.coupled or route.codec is None:
+        return way
+    numel = numel_of_a_wave(make_codec(route.codec), sum(trace.nbytes))
+    return replace(way, wave_nbytes=float(numel * ITEMSIZE[trace.dtype]))

@@ -22,10 +22,12 @@ def explain(
     last: Timeline | None = None,
     used: Sequence[RouteUse] = (),
     first_buckets: str = "torch's own buckets",
+    learnt: Decision | None = None,
 ) -> str:
     """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured.
 
-    `used` is how the buckets of the last iteration really travelled, `first_buckets` what there is without a plan.
+    `used` is how the buckets of the last iteration really travelled, `first_buckets` what there is without a plan,
+    `learnt` the decision with what its iterations have shown.
     """
     if obstacle:
         return "\n".join([f"{first_buckets} are kept: {obstacle}", *_used(used)])
@@ -34,7 +36,7 @@ def explain(
         return "\n".join([waiting, *_used(used)])
     return "\n".join(
         [
-            *_summary(decision, measured_seconds),
+            *_summary(decision, measured_seconds, learnt),
             *_slowed(decision, last),
             *_drift(drift),
             *_buckets(decision),
@@ -52,7 +54,7 @@ def summary(decision: Decision) -> list[str]:
     return said + ([decision.reason] if decision.reason else [])
 
 
-def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[str]:
+def _summary(decision: Decision, measured_seconds: Sequence[float], learnt: Decision | None) -> Iterator[str]:
     plan = decision.plan
     routes = ", ".join(sorted({str(bucket.route) for bucket in plan.buckets}))
     yield f"plan {plan.hash} by {plan.planner}: {_messages(plan)} by {routes} on {plan.workers} workers"
@@ -64,10 +66,15 @@ def _summary(decision: Decision, measured_seconds: Sequence[float]) -> Iterator[
     if decision.slowdown > 1:
         yield (
             f"this counts that messages take {decision.slowdown:.2f} times as long while gradients are computed: the "
-            "same cores do both"
+            "same processor does both"
         )
     if measured_seconds:
         yield f"measured iteration {_ms(median(measured_seconds))} (median of {len(measured_seconds)})"
+    if learnt is not None and learnt.slowdown > decision.slowdown:
+        yield (
+            f"so messages take {learnt.slowdown:.2f} times as long while gradients are computed: predicted iteration "
+            f"{_ms(learnt.plan.iteration_seconds)} with that, which a next plan counts"
+        )
     if decision.reason:
         yield decision.reason
     yield from decision.notes

@@ -53,6 +53,29 @@ class Sending:
         return message_slowdown(trace, self.nbytes, line, median(self.ends))
 
 
+@dataclass(slots=True)
+class Between:
+    """What profiled iterations on a GPU took from the last message to the next forward pass: the optimizer's step.
+
+    torch's clocks are read once the device has come to the end of the last message. From one such moment to the next it
+    took a step, a forward and a backward pass and messages, of which the clocks say all but the step.
+    """
+
+    found: list[float] = field(default_factory=list)  # seconds
+    before: float | None = None  # when the last message of the iteration before had arrived
+
+    def note(self, timeline: Timeline | None, now_seconds: float) -> None:
+        """Take an iteration whose last message has just arrived; None where torch has not timed it."""
+        if timeline is not None and self.before is not None:
+            self.found.append(now_seconds - self.before - timeline.iteration_seconds)
+        self.before = None if timeline is None else now_seconds
+
+    @property
+    def seconds(self) -> float:
+        """What an iteration takes so; 0 where nothing is known."""
+        return max(0.0, median(self.found)) if self.found else 0.0
+
+
 def bucket_nbytes(data: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the sizes of torch's buckets.
 

@@ -32,7 +32,7 @@ from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
-from penstock.runtime.request import OwnProgram, Request, compressed_request, with_block
+from penstock.runtime.request import OwnProgram, Request, compressed_request, numel_of_a_wave, with_block
 from penstock.runtime.transport import Lanes, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.strategies import Options, parse_strategy
@@ -75,6 +75,7 @@ class Communicator:
     ) -> None:
         self.transport, self.timeout_seconds, self.window = transport, timeout_seconds, window
         self._host, self.messages = host, messages
+        self.gradient_nbytes: int | None = None  # of a model, on all ranks alike: how large waves are
         self._common = _Common(network)
         self._nodes: Nodes | None = None  # the ranks of each host, once they were asked for
         self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
@@ -84,6 +85,7 @@ class Communicator:
         """Keep nothing yet of what belongs to one lane."""
         self._scratch = Scratch()
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._agreed: set[str] = set()  # fingerprints of programs that ranks have compared: the same on all of them
         self._queued_at: dict[Any, int] = {}  # call in which a program was queued last
         self._staging: Any = None  # pinned memory, made when the first tensor on a device comes
         self._mirrors: dict[Any, Any] = {}  # scratch on each device where a codec works
@@ -178,19 +180,22 @@ class Communicator:
         parts: Sequence[int] | None = None,
         by_host: bool = False,
         halves: bool = False,
+        in_waves: bool = False,
         **options: Any,
     ) -> "Call":
         """Return an all-reduce to be run many times, with everything resolved that does not depend on the data.
 
-        Arguments are those of `all_reduce`; with `halves` it is for `Call.steps`, on values in host memory. No message
-        is sent here, except that the first `hierarchical` call without a number of ranks asks all ranks where they are:
+        Arguments are those of `all_reduce`; with `halves` it is for `Call.steps`, on values in host memory. `in_waves`:
+        where it is queued on a device, large data go a part at a time, for less memory (`request`). No message is sent
+        here, except that the first `hierarchical` call without a number of ranks asks all ranks where they are:
         all of them make it together.
         """
         strategy, named = parse_strategy(strategy)
         options = self._with_nodes(strategy, named | options)
         if codec is None:
             return self._call(Collective.ALL_REDUCE, strategy, options, halves)
-        return self._compressed(strategy, codec, None if parts is None else tuple(parts), by_host, options, halves)
+        bounds = None if parts is None else tuple(parts)
+        return self._compressed(strategy, codec, bounds, by_host, options, halves, in_waves)
 
     def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on every rank by the root's."""
@@ -273,15 +278,19 @@ class Communicator:
         by_host: bool,
         options: dict[str, Any],
         halves: bool,
+        in_waves: bool,
     ) -> "Call":
         def ask(target: Flat, queued: bool) -> Request:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
-            world_size = self.transport.world_size
-            return compressed_request(strategy, codec, world_size, ends, options, target.dtype, queued)
+            world_size, most = self.transport.world_size, None
+            if queued:
+                known = self.gradient_nbytes if in_waves else None
+                most = max(target.numel, 1) if known is None else numel_of_a_wave(codec, known)
+            return compressed_request(strategy, codec, world_size, ends, options, target.dtype, most)
 
-        key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
+        key = (strategy, bounds, id(codec), in_waves, *sorted(options.items()))  # the scale may differ between ranks
         return Call(self, key, ask, codec, by_host, self._encodes(strategy, options), halves)
 
     def forget_programs(self) -> None:
@@ -290,6 +299,7 @@ class Communicator:
         All ranks do this alike, after the same calls: the next one of each kind compares programs again.
         """
         self._prepared.clear()
+        self._agreed.clear()
         self._queued_at.clear()
 
     def _forget_unused(self) -> None:
@@ -345,6 +355,9 @@ class Communicator:
     ) -> Prepared:
         """Return the program for this kind of call, cut in `halves` or not; the first time, after ranks have agreed.
 
+        Ranks may differ in which programs they keep: one whose codec works on a device has one for all buckets of a
+        size, a host has one for each. Whether ranks compare must not depend on that.
+
         `form` is the codec's on the device that the data are on, with memory on both sides for what the host sends,
         None where nothing is: the program is queued there.
         """
@@ -361,11 +374,13 @@ class Communicator:
             with contextlib.suppress(PenstockError):  # the others learn why we do not come
                 agree(self.transport, Claim(error=str(error)), self.timeout_seconds)
             raise
-        cores = self._agree(prepared, codec)
-        if self._shared_cores is None:  # the first agreement says where all ranks are
-            self._shared_cores = cores
-            if cores:
-                return self._prepare(key[0], ask, target, codec, form, halves)  # perhaps with other blocks
+        if prepared.digest not in self._agreed:
+            cores = self._agree(prepared, codec)
+            self._agreed.add(prepared.digest)
+            if self._shared_cores is None:  # the first agreement says where all ranks are
+                self._shared_cores = cores
+                if cores:
+                    return self._prepare(key[0], ask, target, codec, form, halves)  # perhaps with other blocks
         self._prepared[key] = prepared
         if len(self._prepared) > KEPT_PROGRAMS:
             self._prepared.popitem(last=False)
@@ -375,13 +390,12 @@ class Communicator:
         """Build this rank's part and resolve all of it that does not depend on the tensor."""
         transport, dtype = self.transport, request.dtype
         if form is not None and form[1] is None:
-            from penstock.runtime.device.queued import prepare_queued
+            from penstock.runtime.device.queued import prepare_waves
 
-            program, batches = request.program()
             assert codec is not None
-            assert batches is not None
-            queued: Prepared = prepare_queued(  # type: ignore[assignment]  # used as if it were one
-                program, transport.rank, codec, form[0], batches, self.messages
+            assert isinstance(request, Request), "a program of the caller's has no batches to encode on a device"
+            queued: Prepared = prepare_waves(  # type: ignore[assignment]  # used as if it were one
+                request.waves(), transport.rank, codec, form[0], self.messages
             )
             return queued
         part, batches = request.part(transport.rank)

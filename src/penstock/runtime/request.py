@@ -9,6 +9,10 @@ message keeps the core of its sender and that of its receiver busy, so only `cor
 the program says, and cutting finer only adds what a message costs. With gloo over loopback that is much: 0.3 ms of
 processor time each, as its thread polls the socket while the caller's thread writes to it (4 ranks, 2 cores, 16 MB
 pipelined: 75 ms of processor time in blocks of 256 KB, 23 ms in blocks of 4 MB).
+
+What is queued on a device holds memory there: about 2.5 payloads of what is on its way at a time. So buckets are
+planned as small parts of the model, and the last one is queued in waves (`build_waves`) where a tensor makes it large:
+each a fiftieth of the model in bytes sent, and not so small that starting it is what takes the time.
 """
 
 import hashlib
@@ -26,12 +30,23 @@ from penstock.plan import Plan
 from penstock.program import Collective, Part, Program
 from penstock.program.composition import LANES, Composition, compose
 from penstock.runtime.views import Flat, storage_dtype
-from penstock.strategies import build, build_coded_part, build_compressed, build_part, parse_strategy
+from penstock.strategies import (
+    Wave,
+    build,
+    build_coded_part,
+    build_compressed,
+    build_part,
+    build_waves,
+    find_strategy,
+    parse_strategy,
+)
 from penstock.strategies.batches import Batches
 from penstock.strategies.linear_pipeline import NAME as LINEAR_PIPELINE
 from penstock.strategies.linear_pipeline import best_block_nbytes
 from penstock.strategies.strategy import SMALLEST_BLOCK, Options, coded_block
 
+WAVE_SHARE = 0.02  # of the bytes of all gradients: the payloads of a wave; 2.5 times that is held
+LEAST_WAVE_NBYTES = 1 << 20  # of payloads; at 10 Gb/s a round of less takes about as long as starting it
 CROWDED_NBYTES = 4 << 20  # of a block where ranks outnumber half the cores of their one host
 
 
@@ -59,6 +74,11 @@ class Request:
             return build_compressed(self.strategy, self.world_size, self.bounds, self.options)
         return build(self.collective, self.strategy, self.world_size, self.numel, self.options), None
 
+    def waves(self) -> list[Wave]:
+        """Return the same as programs to be queued on a device one after the other."""
+        assert self.bounds is not None, "dense data are not queued in waves"
+        return build_waves(self.strategy, self.world_size, self.bounds, self.options)
+
     def digest(self, codec: Codec | None) -> str:
         """Return a fingerprint of all that ranks must agree on; the version stands for how strategies build."""
         named = f"{codec.name} {codec.fingerprint}" if codec else None
@@ -72,24 +92,32 @@ def compressed_request(
     bounds: tuple[int, ...],
     options: dict[str, Any],
     dtype: str = "float32",
-    queued: bool = False,
+    wave_numel: int | None = None,
 ) -> Request:
     """Return the request for an all-reduce of the tensors between `bounds`, through a codec.
 
-    Blocks have the size that is best for what the codec makes of them; where messages are queued on a device, a round's
-    are one group, and nothing is cut.
+    Blocks have the size that is best for what the codec makes of them. Where messages are queued on a device, a round's
+    are one group: of `wave_numel` elements at a time, each chunk is one block.
     """
-    block = max(bounds[-1], 1) if queued else coded_block(codec.max_nbytes(1 << 20))
+    block = coded_block(codec.max_nbytes(1 << 20))
+    if wave_numel is not None:
+        block = -(-wave_numel // find_strategy(strategy).cut(world_size, Options(**options)).chunks)
     chosen = Options(**{"block_numel": block, **options})
     return Request(Collective.ALL_REDUCE, strategy, world_size, bounds[-1], dtype, chosen, bounds)
 
 
-def plan_composition(plan: Plan, numel: Mapping[str, int], lanes: int = LANES) -> Composition:
+def numel_of_a_wave(codec: Codec, gradient_nbytes: float) -> int:
+    """Return of how many elements a codec makes the payloads of a wave, where all gradients have so many bytes."""
+    return int(max(WAVE_SHARE * gradient_nbytes, LEAST_WAVE_NBYTES) * (1 << 20)) // codec.max_nbytes(1 << 20)
+
+
+def plan_composition(plan: Plan, numel: Mapping[str, int], lanes: int = LANES, queued: bool = False) -> Composition:
     """Return the iteration that a plan is, for `verify`: the programs of its messages, dealt out to lanes.
 
-    `numel`: elements of each tensor. Dense messages have the strategies' own blocks.
+    `numel`: elements of each tensor. Dense messages have the strategies' own blocks. `queued`: as on a device, where a
+    compressed message is one block, the last one perhaps in waves, and all of them are in one lane.
     """
-    programs = []
+    programs: list[Program] = []
     for bucket in plan.messages:
         bounds = tuple(accumulate((numel[name] for name in bucket.tensors), initial=0))
         name, options = parse_strategy(bucket.strategy)
@@ -99,9 +127,13 @@ def plan_composition(plan: Plan, numel: Mapping[str, int], lanes: int = LANES) -
             request = Request(Collective.ALL_REDUCE, name, plan.workers, bounds[-1], "float32", chosen)
         else:
             options = {**options, **bucket.route.options}
-            request = compressed_request(name, codec, plan.workers, bounds, options)
-        programs.append(request.program()[0])
-    return compose(programs, lanes)
+            most = max(bounds[-1], 1) if queued else None
+            if queued and bucket is plan.messages[-1]:
+                most = numel_of_a_wave(codec, plan.nbytes)
+            request = compressed_request(name, codec, plan.workers, bounds, options, wave_numel=most)
+        in_waves = queued and request.bounds is not None
+        programs += [wave.program for wave in request.waves()] if in_waves else [request.program()[0]]
+    return compose(programs, 1 if queued else lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def simulate_iteration(
     tasks, spans = computation(trace, ready)
     last_of = last_tensors(trace, buckets)
     free: dict[str, int] = {}  # the latest task of each lane
-    second: tuple[str, float, float] | None = None  # of a coupled bucket: its name, seconds, and the startup in these
+    second: tuple[str, float, float] | None = None  # of a coupled bucket: its name, what is left, and its startup
 
     def add(name: str, lane: str, seconds: float, after: int) -> int:
         before = (free[lane],) if lane in free else ()
@@ -55,20 +55,21 @@ def simulate_iteration(
         free[lane] = len(tasks) - 1
         return free[lane]
 
-    for bucket, last in zip(buckets, last_of, strict=True):
+    for number, (bucket, last) in enumerate(zip(buckets, last_of, strict=True), 1):
         way = way_of(by_route, bucket)
         after = len(ready) if not overlap else last + 1  # task 0 is the forward pass
-        taken = way.stage_seconds(bucket.nbytes, len(bucket.tensors))
         if way.coupled:
             if second is not None:
-                add(second[0], NETWORK_LANE, second[1] - second[2], after)
-            add(bucket.name, NETWORK_LANE, taken[0], after)
-            second = bucket.name, taken[1], way.stages[1].a_seconds
+                add(second[0], NETWORK_LANE, second[1], after)
+            own, left = map(float, way.coupled_seconds(bucket.nbytes, len(bucket.tensors), number == len(buckets)))
+            add(bucket.name, NETWORK_LANE, own, after)
+            second = bucket.name, left, way.stages[1].a_seconds
             continue
+        taken = way.stage_seconds(bucket.nbytes, len(bucket.tensors))
         for seconds, lane in zip(taken, way.lanes, strict=True):
             after = add(bucket.name, lane, seconds, after)
     if second is not None:
-        add(second[0], NETWORK_LANE, second[1], 0)
+        add(second[0], NETWORK_LANE, second[1] + second[2], 0)
     ran = run_tasks(tasks)
     return Timeline(
         tuple(Span(name, lane, r.start_seconds, r.end_seconds) for (name, lane), r in zip(spans, ran, strict=True))

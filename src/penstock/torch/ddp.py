@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import JoinHook
 
 from penstock.codecs.codec import Codec
+from penstock.codecs.registry import is_low_rank
 from penstock.errors import PlanError, did_you_mean
 from penstock.exchange.compression import AUTO, Compression, CompressionOptions, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
@@ -325,6 +326,8 @@ def _with_servers(
         raise PlanError(
             "servers= with grad_scaler= and a codec: residuals of servers do not follow its scale; leave one out"
         )
+    if is_low_rank(codec):
+        raise PlanError(f"servers= with codec {codec!r}: servers do not know the shapes that it factors; leave one out")
     options["process_group"] = servers.workers
     return replace(settings, strategy=servers.strategy)
 

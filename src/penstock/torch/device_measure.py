@@ -25,7 +25,7 @@ from penstock.planning.measure import HostGauge, with_line
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.connect import release
 from penstock.runtime.measure_compressed import factored_round
-from penstock.runtime.measure_network import CHECKS, NATIVE, OFF
+from penstock.runtime.measure_network import CHECK_SECONDS, CHECKED, CHECKS, NATIVE, OFF
 from penstock.runtime.timed import SIZES
 from penstock.runtime.transport import Transport
 from penstock.runtime.transport.c10d import C10dTransport
@@ -38,7 +38,7 @@ _LEAST, _MOST = 3, 50  # timed rounds per size
 _TENSORS, _TENSOR_NUMEL = 32, 4096  # of the bucket that shows what one more tensor costs
 _SHARE = 0.06  # of the budget, for one size
 _SURELY = 1 << 22  # bytes that are measured whatever the budget: below, a busy machine's noise hides the bandwidth
-_CHECKED = 1 << 24  # bytes of the messages that check a measurement
+_CHECKED = (1 << 24, *CHECKED)  # bytes of the message that checks a measurement: the largest that is quick
 _LARGER = (1 << 26, 1 << 28)  # a GPU's links are fast: smaller messages show their startup only
 
 Round = Callable[[torch.Tensor, torch.Tensor], None]
@@ -103,10 +103,14 @@ def device_link_holds(group: dist.ProcessGroup, device: torch.device, network: N
     """Say whether messages between neighbours still take what `network` says; as `runtime.measure.link_holds`."""
     if dist.get_world_size(group) == 1:
         return True
-    first, second = (torch.zeros(_CHECKED // 4, device=device) for _ in range(2))
-    expected = network.link.seconds(_CHECKED)
-    taken = min(_agreed_seconds(group, partial(_link, group), first, second, _LEAST) for _ in range(CHECKS))
-    return 1 / OFF <= taken / expected <= OFF
+    nbytes = next((size for size in _CHECKED if network.link.seconds(size) <= CHECK_SECONDS), _CHECKED[-1])
+    first, second = (torch.zeros(nbytes // 4, device=device) for _ in range(2))
+    taken = float("inf")
+    for _ in range(CHECKS):
+        taken = min(taken, _agreed_seconds(group, partial(_link, group), first, second, 1))
+        if 1 / OFF <= taken / network.link.seconds(nbytes) <= OFF:
+            return True
+    return False
 
 
 def measure_all_reduce(group: dist.ProcessGroup, device: torch.device, seconds: float) -> LinearCost:

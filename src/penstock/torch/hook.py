@@ -204,7 +204,7 @@ class BucketSender:
         is_last = bucket.is_last() or (self._knows_names and self._come == self._averaged_count)  # nor is any the last
         buffer, exchange = bucket.buffer(), self.exchange
         resolved, by_engine = self._buckets.get(key := (buffer.dtype, *map(id, parameters))) or self._resolve(
-            key, bucket
+            key, bucket, is_last
         )
         if buffer.is_sparse:
             future = self._average_sparse(buffer, resolved.parcels[0].name)
@@ -232,7 +232,12 @@ class BucketSender:
         if self._followed <= 2:  # torch rebuilds its buckets after the first iteration
             self._buckets.clear()
 
-    def _resolve(self, key: Any, bucket: dist.GradBucket) -> tuple[ResolvedBucket, bool]:  # type: ignore[name-defined]
+    def _resolve(
+        self,
+        key: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+        is_last: bool,
+    ) -> tuple[ResolvedBucket, bool]:
         """Return what the exchange makes of one of torch's buckets, and whether the engine alone can average it."""
         parameters, dtype = bucket.parameters(), str(bucket.buffer().dtype).removeprefix("torch.")
         names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
@@ -242,6 +247,8 @@ class BucketSender:
             self._compare_with_plan(names)
         sizes = [each.numel() * (1 + each.is_complex()) for each in parameters]  # torch shows complex numbers as pairs
         found = self.exchange.bucket(names, sizes, dtype)
+        for parcel in found.parcels:
+            parcel.comes_last = is_last
         self._buckets[key] = found, found.is_native and self._engine is None and self.exchange.only_averages
         return self._buckets[key]
 
@@ -451,6 +458,9 @@ def _make_sender(
     route = Route(strategy, scheme.codec)
     count = 0 if module is None else _averaged_count(module)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine, count)
+    if module is not None:
+        nbytes = [each.numel() * each.element_size() for each in module.parameters() if each.requires_grad]
+        sender.exchange.communicator.gradient_nbytes = sum(nbytes)
     _get_ready(route, module, group)
     return sender
 

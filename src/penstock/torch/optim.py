@@ -93,14 +93,26 @@ class CompressedAdamW(torch.optim.AdamW):
             return
         codec = ddp.exchange_memory.compression.codec
         _check(codec, warmup_steps, warmup_codec, max_norm, options)
-        if max_norm is not None and isinstance(ddp, ShardedModule):
+        if isinstance(ddp, ShardedModule):
+            self._check_shards(max_norm)
+        assert warmup_steps is not None
+        self._moments = Moments(self, ddp, warmup_steps, warmup_codec, max_norm)
+        ddp.exchange_memory.moments = self._moments
+
+    def _check_shards(self, max_norm: float | None) -> None:
+        """Refuse what momentum of shards cannot be exchanged with."""
+        if max_norm is not None:
             raise CodecError(
                 "max_norm with shards: a rank knows the norm of its own part only; leave it out, and clip gradients "
                 "with torch.nn.utils.clip_grad_norm_ while warming up"
             )
-        assert warmup_steps is not None
-        self._moments = Moments(self, ddp, warmup_steps, warmup_codec, max_norm)
-        ddp.exchange_memory.moments = self._moments
+        for each in (parameter for group in self.param_groups for parameter in group["params"]):
+            if isinstance(each, DTensor) and each.device.type == "cpu" != each.device_mesh.device_type:
+                raise CodecError(
+                    "CompressedAdamW with CPU offload: its moments are in host memory, and the gradients that become "
+                    "momentum on a GPU; leave the offload policy out, or use torch.optim.AdamW with "
+                    "codec='blocks(bits=4)'"
+                )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state; torch's own AdamW has counted no steps of ours."""

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
@@ -23,7 +24,7 @@ from penstock.planning.agree import from_rank_0, nodes_of
 from penstock.planning.candidates import candidates, first_of_each_codec
 from penstock.planning.explain import explain, summary, text_picture
 from penstock.planning.given import Given
-from penstock.planning.observed import Drift, Race, Sending, communication_seconds, measured_timeline
+from penstock.planning.observed import Between, Drift, Race, Sending, communication_seconds, measured_timeline
 from penstock.planning.planning import WARMUP, Decision, Settings
 from penstock.program.composition import LANES
 from penstock.runtime.hosts import Nodes, share_hosts
@@ -57,6 +58,8 @@ if TYPE_CHECKING:  # planners and the simulator are imported where a plan is mad
 
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
 KEPT_TIMES = 50  # iterations whose times `explain` reports
+LEARNT_FROM = 10  # iterations of a plan on a GPU
+LEAST_PROFILED, LONG_PROFILE_SECONDS = WARMUP + 2, 2.0  # on a GPU, whose iterations are alike: no more after so long
 
 
 class WrapperPlanning:
@@ -84,8 +87,10 @@ class WrapperPlanning:
         self._voice = Voice(self._is_first)
         self._drift = Drift(settings.replan_drift)
         self._race: Race | None = None  # of plans that are predicted to take about the same, while it lasts
-        self._sending = Sending()  # of profiled iterations, on rank 0
+        self._sending, self._between = Sending(), Between()  # of profiled iterations, on rank 0
         self._profiled = 0  # synchronised backward passes before the plan, on all ranks alike
+        self._may_profile_less = wrapper.device.type != "cpu"
+        self._asked_after = 0  # so many, rank 0 was asked whether they are enough
         self._finished = False  # the iteration that was begun last had its backward pass
         self._unwatched = False  # and was not yet compared with the plan
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
@@ -192,9 +197,21 @@ class WrapperPlanning:
         wanted = self.settings.profile_iterations
         last = self.measured_timeline() if self._decision else None
         used = self.buckets.routes_used()
-        words = explain(self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used)
+        learnt = self._learnt()
+        words = explain(
+            self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used, learnt=learnt
+        )
         words = words if self._race is None else f"{words}\n{self._race.said()}"
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
+
+    def _learnt(self) -> Decision | None:
+        """Return the decision in force with what its iterations on a GPU have shown; as it is where they are few."""
+        periods = [after - before for before, after in pairwise(self._started)]
+        if self._decision is None or self._device.type == "cpu" or len(periods) < LEARNT_FROM or self.is_racing:
+            return self._decision
+        from penstock.planning.decide import learnt
+
+        return learnt(self._decision, median(periods))
 
     def _timelines(self) -> dict[str, Timeline]:
         found = {"predicted": self.plan.timeline if self.plan else None, "measured": self.measured_timeline()}
@@ -204,7 +221,8 @@ class WrapperPlanning:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
         if self.buckets.servers is not None:
             raise PlanError("another process group with servers, which are those of the first; wrap the module anew")
-        self._decision, self._nodes, self._profiled, self._seen, self._race = None, (), 0, None, None
+        self._decision, self._nodes, self._seen, self._race = None, (), None, None
+        self._profiled = self._asked_after = 0
         self._voice.speaks = self._is_first
         self.settings = replace(self.settings, network=None, plan=None)
         self.memory.change_group(self._group)
@@ -254,7 +272,7 @@ class WrapperPlanning:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: hooks."""
         left_out = dict.fromkeys(("_profiler", "_passes", "_optimizer", "_compiling", "_race"))
-        return vars(self) | left_out | {"_profiled": 0, "_finished": False, "_unwatched": False}
+        return vars(self) | left_out | {"_profiled": 0, "_asked_after": 0, "_finished": False, "_unwatched": False}
 
     # Planning
 
@@ -279,10 +297,23 @@ class WrapperPlanning:
                 self._compile_for(self.settings.plan)
                 self._adopt(Decision(self.settings.plan))
                 outcome += summary(Decision(self.settings.plan))
-        elif self.settings.trace is not None or self._profiled >= self.settings.profile_iterations:
+        elif self.settings.trace is not None or self._has_profiled_enough():
             self._plan_together(self.settings.network)
         else:
             self._profile()
+
+    def _has_profiled_enough(self) -> bool:
+        """Say whether the iterations that were asked for are over, or fewer that took long on a GPU; all ranks alike.
+
+        Over a slow network torch's own buckets take seconds, and the plan is what ends that.
+        """
+        if self._profiled >= self.settings.profile_iterations:
+            return True
+        if not self._may_profile_less or self._profiled < max(LEAST_PROFILED, self._asked_after + 1):
+            return False
+        self._asked_after = self._profiled
+        took_long = perf_counter() - self._started[0] > LONG_PROFILE_SECONDS
+        return bool(self._ranks.from_first(took_long, "asking rank 0 whether it has profiled enough"))
 
     def _profile(self) -> None:
         """Let rank 0 watch the iterations from now on; nothing is compiled beside those that count."""
@@ -318,15 +349,15 @@ class WrapperPlanning:
                 self._compiling.ready(route)
 
     def _note_sending(self) -> None:
-        """Note what the last profiled iteration sent while it computed, and when that had arrived."""
-        if (
-            self._profiler is not None
-            and self._finished
-            and self._device.type == "cpu"
-            and self.buckets.user_hook is None
-        ):
+        """Note what the last profiled iteration sent while it computed, when that had arrived, and what came then."""
+        if self._profiler is None or not self._finished or self.buckets.user_hook is not None:
+            return
+        if self._device.type == "cpu":
             data = self._logged()
             self._sending.note(data, self._timeline_of(data))
+        elif self.buckets.sender is None:
+            timeline = self.measured_timeline()
+            self._between.note(timeline, perf_counter())
 
     def _plan_together(self, network: Network | None) -> None:
         """Measure on all ranks, plan on rank 0, tell all ranks and change the buckets."""
@@ -380,7 +411,7 @@ class WrapperPlanning:
         """Return what the plan is to be chosen from, on rank 0."""
         from penstock.planning.choose import Choice
 
-        trace, known, settings = self._trace(), self._decision, self.settings
+        trace, known, settings = self._trace(), self._learnt(), self.settings
         slowdown = known.slowdown if known else self._sending.slowdown(trace, network.all_reduce.get(NATIVE))
         auto, trusted = self.memory.compression.codec == AUTO, settings.network is not None and known is None
         lanes = LANES if self._device.type == "cpu" else 1  # on a GPU, what is queued is not timed in lanes
@@ -401,7 +432,7 @@ class WrapperPlanning:
         known = self.settings.trace or (self._decision.trace if self._decision else None) or self._seen
         if known is None:
             assert self._profiler is not None
-            self._seen = known = self._profiler.trace()
+            self._seen = known = _with_step(self._profiler.trace(), self._between.seconds)
         _, planned = gradient_sizes(dense(self.buckets.parameters))
         match sending_order(self._wrapper):
             case Order.READY:
@@ -519,6 +550,14 @@ def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Sche
     routes = candidates(strategy, compression, planner, world_size=world_size)
     planned = routes if plan is None else [bucket.route for bucket in plan.buckets]
     return Compiling(first_of_each_codec(planned) if on_cpu else ())
+
+
+def _with_step(trace: Trace, seconds: float) -> Trace:
+    """Return a trace that computes for so many seconds more before its backward pass: the optimizer's step."""
+    if not seconds:
+        return trace
+    said = f"forward with {1e3 * seconds:.3g} ms between iterations"
+    return replace(trace, forward_seconds=trace.forward_seconds + seconds, source=f"{trace.source}; {said}")
 
 
 def _detach(profiler: "ref[Profiler]") -> None:

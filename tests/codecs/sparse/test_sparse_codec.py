@@ -134,6 +134,18 @@ def test_values_that_cancel_stay_entries():
     assert decode(codec, block, 4).tolist() == [0, 0, 0, 0]
 
 
+def test_a_value_without_another_adds_zero_wherever_it_stands():
+    """So -0 becomes 0 among the other block's entries as behind them: what a kernel on a GPU does with each entry."""
+    codec, blocks = SparseCodec(0.5), []
+    for indices, values in (([0, 2, 6, 7], [-0.0, 1, -0.0, 2]), ([1, 2, 3, 4], [3, 1, 1, 1])):
+        blocks.append(np.zeros(codec.max_nbytes(9), np.uint8))
+        codec.write(Entries(np.array(indices, np.int32), np.array(values, np.float32)), blocks[-1], 9)
+    dropped = []
+    codec.merge(blocks[1], blocks[0], lambda indices, values: dropped.extend(zip(indices, values, strict=True)))
+    assert [index for index, _ in dropped] == [0, 4, 6]
+    assert not np.signbit([value for _, value in dropped]).any()
+
+
 def test_decode_add_adds():
     codec = SparseCodec(0.1)
     rng = np.random.default_rng(1)

@@ -52,6 +52,10 @@ class WireForm:
 
     # Without the host
 
+    def max_nbytes(self, numel: int) -> int:
+        """Return the bytes of the payload of `numel` elements."""
+        return self.codec.codec.max_nbytes(numel)
+
     def queued_encoder(
         self,
         bucket: torch.Tensor,

@@ -106,6 +106,7 @@ def unite(one: Any, one_values: Any, other: Any, other_values: Any, indices: Any
     """Write the sum of two sparse vectors; return how many entries it has.
 
     Which comes next is as good as random, so the loop has no branch to guess wrong: an entry that is not next adds 0.
+    So do those at the end: a value without another has one rule wherever it stands, -0 becomes 0.
     """
     i, j, count, zero = 0, 0, 0, np.float32(0)
     while i < one.size and j < other.size:
@@ -117,10 +118,10 @@ def unite(one: Any, one_values: Any, other: Any, other_values: Any, indices: Any
         j += second
         count += 1
     for k in range(i, one.size):
-        indices[count], values[count] = one[k], one_values[k]
+        indices[count], values[count] = one[k], one_values[k] + zero
         count += 1
     for k in range(j, other.size):
-        indices[count], values[count] = other[k], other_values[k]
+        indices[count], values[count] = other[k], other_values[k] + zero
         count += 1
     return count
 

@@ -226,8 +226,10 @@ class SparseCodec(HeaderCodec):
         from penstock.codecs.graphs import Replays
         from penstock.codecs.sparse.sparse_form import SparseForm
         from penstock.compll.backends.triton.select_kernels import Selector
+        from penstock.compll.backends.triton.sparse_blocks import SparseBlocks
 
-        form = SparseForm(self, device, Selector(device), note or self.note_nonfinite, Replays(device))
+        kernels = Selector(device), SparseBlocks(device, self.value_bits)
+        form = SparseForm(self, device, *kernels, note or self.note_nonfinite, Replays(device))
         return form if note is not None else self._forms.setdefault(device, form)
 
     # Inside

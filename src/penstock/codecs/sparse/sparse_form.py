@@ -1,11 +1,14 @@
-"""Sparse blocks of a bucket on a device: selected there, merged on the host, and put in place there.
+"""Sparse blocks of a bucket on a device: selected there, and put in place there.
 
-Only the k chosen entries of each piece leave the device. A merge of two blocks is work for microseconds and its result
-is needed on the host, where messages are; what falls out of it goes up to the residual. Entries of all pieces of a
-block are moved, gathered and put in place together, by their index in the bucket.
+Where the host sends them, only the k chosen entries of each piece leave the device. A merge of two blocks is work for
+microseconds and its result is needed on the host, where messages are; what falls out of it goes up to the residual.
+Entries of all pieces of a block are moved, gathered and put in place together, by their index in the bucket.
+
+Where blocks never leave the device (`queued_*`), kernels write, merge and read them (`triton/sparse_blocks.py`), with
+indices as int32 whatever the codec's form of them is: gaps have a size that the host would have to know.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.codecs.graphs import Replays
+from penstock.codecs.graphs import Replays, Work
 from penstock.codecs.header import NOT_FINITE
 from penstock.codecs.payload_block import Block, Note, Piece, pinned, runs
 from penstock.codecs.sparse.block import Entries, index_dtype
@@ -28,13 +31,14 @@ class SparseForm:
     codec: SparseCodec
     device: torch.device
     select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
+    blocks: Any  # `SparseBlocks`: kernels for blocks that stay on the device
     note: Note
     replays: Replays
 
     @property
     def queues(self) -> bool:
-        """No: blocks are merged on the host."""
-        return False
+        """Yes: it is a `QueuedMergingForm` too."""
+        return True
 
     def begin(self, count: int) -> int:
         """Return 0: the largest entries are no matter of chance."""
@@ -51,6 +55,98 @@ class SparseForm:
     def merger(self, read: Block, write: Block, residual: torch.Tensor | None) -> "_Merger":
         """Return what adds a block to another, on the host."""
         return _Merger(self, read, write, residual)
+
+    # Without the host
+
+    def max_nbytes(self, numel: int) -> int:
+        """Return the bytes of a block of `numel` elements."""
+        return int(self.blocks.nbytes(numel, self.codec.entries(numel)))
+
+    def compile(self) -> None:
+        """Nothing: kernels are compiled when they are first launched, as those that select are."""
+
+    def queued_encoder(
+        self,
+        bucket: torch.Tensor,
+        residual: torch.Tensor | None,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[int],
+        ordinals: Sequence[int],
+    ) -> Callable[[int], None]:
+        """Return what queues the selection from all pieces; a block of what is not finite says so."""
+        selection, table, at = (
+            _Selection(self, bucket, residual, pieces),
+            self._table(pieces),
+            self.blocks.places(places),
+        )
+
+        def start(seed: int) -> None:
+            selection.queue()
+            self.blocks.pack(table, payloads, at, selection.indices, selection.values)
+
+        return start
+
+    def queued_merger(
+        self,
+        residual: torch.Tensor | None,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[int],
+        others: Sequence[int],
+    ) -> Work:
+        """Return what queues the sum of two blocks of each piece; what falls out is added to the residual."""
+        at, others_at = (self.blocks.places(each) for each in (places, others))
+        return partial(self.blocks.merge, self._table(pieces), payloads, at, others_at, residual)
+
+    def queued_decoder(
+        self,
+        bucket: torch.Tensor,
+        payloads: torch.Tensor,
+        pieces: Sequence[Piece],
+        places: Sequence[Sequence[int]],
+        adds: bool,
+    ) -> Work:
+        """Return what queues the entries of all pieces from each source in turn; NaN for what was not finite."""
+        table, spans, sources = self._table(pieces), runs(pieces), [self.blocks.places(each) for each in places]
+
+        def start() -> None:
+            if not adds:
+                for first, last in spans:
+                    bucket[first:last] = 0.0
+            for number, at in enumerate(sources):
+                self.blocks.put(table, payloads, at, bucket, adds or number > 0)
+
+        return start
+
+    def queued_look(self, bucket: torch.Tensor, pieces: Sequence[Piece]) -> "_Look":
+        """Return what finds out, behind everything else, whether a piece became NaN."""
+        return _Look(self, bucket, pieces)
+
+    def replayed(self, work: Work) -> Work:
+        """Return what queues kernels again and again, as one CUDA graph."""
+        return self.replays.make(work)
+
+    def _table(self, pieces: Sequence[Piece]) -> Any:
+        return self.blocks.table(pieces, [self.codec.entries(stop - start) for start, stop in pieces])
+
+
+class _Look:
+    def __init__(self, form: SparseForm, bucket: torch.Tensor, pieces: Sequence[Piece]) -> None:
+        self._form, self._bucket = form, bucket
+        self._firsts = torch.tensor([start for start, _ in pieces], dtype=torch.int64).to(bucket.device)
+        self._found = torch.zeros(2, dtype=torch.int32, device=bucket.device)
+        self._here = pinned(2, torch.int32, bucket.device)
+
+    def start(self) -> None:
+        """Queue the look and a copy of what it finds."""
+        self._form.blocks.look(self._bucket, self._firsts, self._found)
+        self._here.copy_(self._found, non_blocking=True)
+
+    def finish(self) -> None:
+        """Tell of gradients that are not finite."""
+        if self._here[0]:
+            self._form.note()
 
 
 @dataclass(slots=True)
@@ -69,11 +165,6 @@ class Pairs:
         self.values = torch.zeros(self.count, dtype=torch.float32, device=self.device)
         self.indices_here = pinned(self.count, torch.int64, self.device)
         self.values_here = pinned(self.count, torch.float32, self.device)
-
-    def fetch(self) -> None:
-        """Queue a copy down."""
-        self.indices_here.copy_(self.indices, non_blocking=True)
-        self.values_here.copy_(self.values, non_blocking=True)
 
     def bring(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Queue a copy of the first entries up; return them."""
@@ -98,7 +189,8 @@ class _Selection:
         self._form, self._bucket, self._residual = form, bucket, residual
         counts = [form.codec.entries(stop - start) for start, stop in pieces]
         self.ends = list(accumulate(counts, initial=0))
-        self.pairs = Pairs(self.ends[-1], bucket.device)
+        self.indices = torch.zeros(self.ends[-1], dtype=torch.int64, device=bucket.device)  # in the bucket
+        self.values = torch.zeros(self.ends[-1], dtype=torch.float32, device=bucket.device)  # not rounded
         self.runs, small, self._large = runs(pieces), [], []
         for (start, stop), low, high in zip(pieces, self.ends, self.ends[1:], strict=False):
             if form.select.is_small(stop - start, high - low):
@@ -111,42 +203,45 @@ class _Selection:
     def _source(self) -> torch.Tensor:
         return self._bucket if self._residual is None else self._residual
 
-    def queue(self) -> torch.Tensor:
-        """Queue all of it; return where the values will be, rounded as they are sent."""
-        source, pairs = self._source, self.pairs
+    def queue(self) -> None:
+        """Queue all of it."""
+        source = self._source
         if self._residual is not None:
             for start, stop in self.runs:
                 source[start:stop] += self._bucket[start:stop]
         self._form.replays.side_by_side([self._select_small, *self._large])
-        torch.index_select(source, 0, pairs.indices, out=pairs.values)
-        sent = pairs.values if self._form.codec.value_bits == 32 else pairs.values.bfloat16().float()
+        torch.index_select(source, 0, self.indices, out=self.values)
         if self._residual is not None:
-            source.index_add_(0, pairs.indices, sent, alpha=-1)
-        return sent
+            sent = self.values if self._form.codec.value_bits == 32 else self.values.bfloat16().float()
+            source.index_add_(0, self.indices, sent, alpha=-1)
 
     def _select_small(self) -> None:
-        self._form.select.each(self._source, self._small, self.pairs.indices)
+        self._form.select.each(self._source, self._small, self.indices)
 
     def _select(self, start: int, stop: int, low: int, high: int) -> None:
         chosen = self._form.select(self._source[start:stop], high - low)
-        torch.add(chosen, start, out=self.pairs.indices[low:high])
+        torch.add(chosen, start, out=self.indices[low:high])
 
 
 class _Encoder:
     def __init__(self, form: SparseForm, bucket: torch.Tensor, residual: torch.Tensor | None, block: Block) -> None:
         self._form, self._block = form, block
         self._selection = _Selection(form, bucket, residual, block.pieces)
+        self._indices, self._values = (
+            pinned(each.numel(), each.dtype, bucket.device)
+            for each in (self._selection.indices, self._selection.values)
+        )
         self.start = form.replays.make(self._queue)
 
     def _queue(self) -> None:
-        """Queue the selection of each piece."""
+        """Queue the selection of each piece, and a copy of it down."""
         self._selection.queue()
-        self._selection.pairs.fetch()
+        self._indices.copy_(self._selection.indices, non_blocking=True)
+        self._values.copy_(self._selection.values, non_blocking=True)
 
     def finish(self) -> None:
         """Write the blocks."""
-        codec, pairs = self._form.codec, self._selection.pairs
-        indices, values = pairs.indices_here.numpy(), pairs.values_here.numpy()
+        codec, indices, values = self._form.codec, self._indices.numpy(), self._values.numpy()
         edges = pairwise(self._selection.ends)
         for ((start, stop), payload, _), (low, high) in zip(self._block.payloads(), edges, strict=True):
             if np.isfinite(values[low:high]).all():

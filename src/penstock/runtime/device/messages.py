@@ -49,9 +49,10 @@ class GroupedMessages:
         self._advance()
 
     def behind(self, work: Callable[[], None]) -> None:
-        """Do `work` once everything of the last bucket is queued; at once where none is on its way."""
+        """Do `work` once everything of all buckets so far is queued; at once where none is on its way."""
         if self._flights:
-            self._flights[-1].behind.append(work)
+            most = max(flight.left for flight in self._flights)
+            [flight for flight in self._flights if flight.left == most][-1].behind.append(work)
         else:
             work()
 
@@ -69,7 +70,7 @@ class GroupedMessages:
         for work in self._works:
             work.wait()  # the current stream does, not the host
         calls = [call for flight in self._flights for call in flight.advance()]
-        self._flights = [flight for flight in self._flights if not flight.has_landed]
+        self._flights = [flight for flight in self._flights if flight.left]
         self._works = self._start(calls) if calls else []
 
     def _start(self, calls: Sequence[Call]) -> list[Any]:

@@ -9,6 +9,7 @@
 The program is the one that ranks run over gloo, without its messages' turns (`rounds.widen`), and so are its pieces,
 its kernels and the order of every sum: the result has the same bits. Messages have the largest size that the codec can
 need, since only the device knows a smaller one: codecs whose payloads vary in size stay on the route through the host.
+Blocks of a sparse codec, which vary on the host, have indices of one size here.
 
 Everything that does not change is resolved when a bucket is first seen: memory, launches, groups of messages. What is
 not finite is NaN on every rank, as kernels see to it; the host learns of it when the bucket comes the next time.
@@ -21,19 +22,25 @@ group of messages, and what was queued last is waited for then, not before:
 Kernels of the model that the host queues after a bucket would otherwise stand behind a wait for its messages wherever
 a device has fewer queues than there are streams, as CUDA's devices have: the backward pass then stops while messages
 are under way. On GPT-2 over 10 Gb/s, that was a third of what communication cost.
+
+A large bucket can come in waves (`strategies.build_waves`): programs of some of its pieces each, queued one after the
+other as if they were buckets. Payloads then take the memory of a wave. Random numbers are drawn for the bucket as a
+whole, so its bits are those of one program. As a wave stands behind a wait for the one before, only the last bucket of
+an iteration comes so: no kernel of the backward pass is behind it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from itertools import accumulate, groupby
 from typing import Any, Protocol
 
 import torch
 
 from penstock.codecs.codec import Codec
-from penstock.codecs.payload_block import Look, Piece, QueuedForm
+from penstock.codecs.payload_block import Look, Piece, QueuedForm, QueuedMergingForm
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
 from penstock.runtime.device.coded import numbered
@@ -41,6 +48,7 @@ from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import Round, rounds, widen
 from penstock.runtime.executor import program_digest
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout, lay_out
+from penstock.strategies import Wave
 from penstock.strategies.batches import Batches
 
 Work = Callable[[], None]
@@ -64,7 +72,7 @@ class Messages(Protocol):
         """
 
     def behind(self, work: Work) -> None:
-        """Do `work` once everything of the last bucket is queued; at once where none is on its way."""
+        """Do `work` once everything of all buckets so far is queued; at once where none is on its way."""
 
     def land(self) -> None:
         """Queue all that is left of all buckets on their way."""
@@ -114,9 +122,9 @@ class Flight:
         self.behind: list[Work] = []
 
     @property
-    def has_landed(self) -> bool:
-        """Whether nothing is left."""
-        return not self._left
+    def left(self) -> int:
+        """Stages that are not queued yet."""
+        return len(self._left)
 
     def advance(self) -> Sequence[Any]:
         """Queue the next stage; return what starts its messages."""
@@ -127,20 +135,53 @@ class Flight:
         return stage.calls
 
 
+def prepare_waves(
+    waves: Sequence[Wave], rank: int, codec: Codec, form: QueuedForm, messages: Messages
+) -> "Queued | InWaves":
+    """Resolve all that does not depend on the bucket, which is float32 and consists of these waves."""
+    known = dict[int, _Resolved]()  # by program: many waves have the same
+    ready = [prepare_queued(one.program, rank, codec, form, one.batches, messages, known) for one in waves]
+    return ready[0] if len(ready) == 1 else InWaves(waves, ready)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """A program as it is queued, whatever its pieces are."""
+
+    program: Program
+    steps: list[tuple[Step, ...]]  # of each rank
+    rooms: int  # of all ranks, which must queue alike
+
+
 def prepare_queued(
-    program: Program, rank: int, codec: Codec, form: QueuedForm, batches: Batches, messages: Messages
+    program: Program,
+    rank: int,
+    codec: Codec,
+    form: QueuedForm,
+    batches: Batches,
+    messages: Messages,
+    known: dict[int, _Resolved] | None = None,
 ) -> "Queued":
-    """Resolve all that does not depend on the bucket, which is float32."""
+    """Resolve all that does not depend on the bucket, which is float32; what is `known` of a program is used again."""
+    known = {} if known is None else known
+    found = known[id(program)] = known.get(id(program)) or _resolved(program, rank, codec)
+    digest = f"{program_digest(found.program, 'float32', codec, batches)} queued"
+    layout = lay_out(found.program.part(rank), _ITEMSIZE, form.max_nbytes, batches)
+    return Queued(found.program, rank, form, messages, layout, found.steps[rank], found.rooms, digest)
+
+
+def _resolved(program: Program, rank: int, codec: Codec) -> _Resolved:
     wide = widen(program)
     encoded = {buffer.name for buffer in wide.buffers if buffer.encoded}
     for one in wide.ranks[rank]:
-        if one.op is Op.NATIVE or (one.op is Op.MERGE and one.write is not None and one.write.buffer in encoded):
+        if one.op is Op.NATIVE:
             raise StrategyError(f"{program.strategy}: {one} on the device; send it over gloo or MPI")
-    digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
-    layout = lay_out(wide.part(rank), _ITEMSIZE, codec.max_nbytes, batches)
+        if one.op is Op.MERGE and _is_in(one.write, encoded) and not codec.capabilities.merging:
+            raise StrategyError(
+                f"{program.strategy}: adds encoded blocks, which {codec.name} cannot; use a sparse codec"
+            )
     ordered = steps_of_all(wide)
-    rooms = max(map(rooms_needed, wide.ranks, ordered))  # of all ranks, which must queue alike
-    return Queued(wide, rank, form, messages, layout, ordered[rank], rooms, digest)
+    return _Resolved(wide, ordered, max(map(rooms_needed, wide.ranks, ordered)))
 
 
 def steps_of_all(program: Program) -> list[tuple[Step, ...]]:
@@ -265,7 +306,13 @@ class Queued:
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
         self.rooms, self.rounds = rooms, sum(step.op is Op.SEND for step in steps)
         self.regions = {(program.strategy, name): bounds for name, bounds in layout.buffers().items()}
-        self.pieces = sorted(piece for batch in layout.batches.pieces for piece in batch)
+        self.needed = {region: stop - start for region, (start, stop) in self.regions.items()}  # of a room, in bytes
+        self.ordinals = numbered(layout)  # of its pieces among those of the bucket
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What is encoded by itself, in the order of the bucket."""
+        return list(self.ordinals)
 
     def run(
         self,
@@ -282,33 +329,101 @@ class Queued:
         Its later rounds are queued with the next program, or when the messages `land`. The other arguments are those
         of `Prepared.run`; the host sees nothing that it could number, stop or record.
         """
-        if data.numel() != self.numel or data.dtype is not torch.float32:
-            raise StrategyError(
-                f"{self.program.strategy}: {data.numel()} elements of {data.dtype}; "
-                f"prepared for {self.numel} of {self.dtype}"
-            )
-        if residual is not None and (residual.numel() != self.numel or residual.dtype is not torch.float32):
-            found = f"a residual of {residual.numel()} elements of {residual.dtype}"
-            raise StrategyError(f"{self.program.strategy}: {found}; wanted {self.numel} of float32")
-        bound = self._bind(data.detach().view(-1), residual)
-        bound.settle()
+        _check(data, residual, self.numel, self.program.strategy)
+        bound = self.bind(data.detach().view(-1), residual)
         if scale != 1.0:
             data.mul_(scale)
-        self.messages.launch(bound.fly(self.form.begin(len(self.pieces))), self.rooms)
+        self.messages.launch(bound.fly(self.form.begin(len(self.ordinals))), self.rooms)
 
     def was_sent_nan(self, data: torch.Tensor) -> bool:
         """Say nothing: whether a sum is NaN is heard of through the codec, when the bucket comes again."""
         return False
+
+    def bind(self, data: torch.Tensor, residual: torch.Tensor | None) -> "_Bound":
+        """Return the program on the memory of a bucket and its residual, once it has told what its last run found."""
+        bound = self._bind(data, residual)
+        bound.settle()
+        return bound
 
     def _bind(self, data: torch.Tensor, residual: torch.Tensor | None) -> "_Bound":
         bindings = self.messages.bindings
         key = id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()
 
         def make() -> _Bound:
-            needed = {region: stop - start for region, (start, stop) in self.regions.items()}
-            return _Bound(self, data, residual, bindings.room(self.rooms, needed, data.device))
+            return _Bound(self, data, residual, bindings.room(self.rooms, self.needed, data.device))
 
         return bindings.use(key, make)
+
+
+class InWaves:
+    """A bucket that is queued as several programs, one after the other; used as a `Queued` is."""
+
+    dtype = "float32"
+
+    def __init__(self, waves: Sequence[Wave], ready: Sequence[Queued]) -> None:
+        """`ready`: each wave, prepared."""
+        self._waves, self._ready = waves, ready
+        first = ready[0]
+        self.form, self.messages, self.part = first.form, first.messages, first.part
+        self.numel = max(wave.stop for wave in waves)
+        self.rounds = max(turn + each.rounds for turn, each in enumerate(ready))  # groups, where no other bucket comes
+        self.digest = sha256(" ".join([each.digest for each in ready]).encode()).hexdigest()
+        self._share_rooms()
+        self._number_pieces()
+
+    def _share_rooms(self) -> None:
+        """Have all waves take rooms of one kind, large enough for each."""
+        rooms, needed = max(each.rooms for each in self._ready), dict[tuple[str, str], int]()
+        for each in self._ready:
+            needed |= {region: max(nbytes, needed.get(region, 0)) for region, nbytes in each.needed.items()}
+        for each in self._ready:
+            each.rooms, each.needed = rooms, needed
+
+    def _number_pieces(self) -> None:
+        """Have each piece draw the random numbers that it draws in one program for the whole bucket."""
+        starts = [wave.start for wave in self._waves]
+        placed = [
+            (start + low, each, (low, high))
+            for start, each in zip(starts, self._ready, strict=True)
+            for low, high in each.pieces
+        ]
+        for number, (_, each, piece) in enumerate(sorted(placed, key=lambda one: one[0])):
+            each.ordinals[piece] = number
+        self._pieces = len(placed)
+
+    def run(
+        self,
+        data: torch.Tensor,
+        call: int = 0,
+        timeout_seconds: float = 0.0,
+        recorder: Any = None,
+        staged: Any = None,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Queue all waves on the current stream; arguments are those of `Queued.run`."""
+        _check(data, residual, self.numel, self.part.strategy)
+        flat, bound = data.detach().view(-1), list[_Bound]()
+        for wave, each in zip(self._waves, self._ready, strict=True):
+            kept = None if residual is None else residual[wave.start : wave.stop]
+            bound.append(each.bind(flat[wave.start : wave.stop], kept))
+        if scale != 1.0:
+            data.mul_(scale)
+        seed = self.form.begin(self._pieces)
+        for each, own in zip(self._ready, bound, strict=True):
+            self.messages.launch(own.fly(seed), each.rooms)
+
+    def was_sent_nan(self, data: torch.Tensor) -> bool:
+        """Say nothing, as `Queued` does."""
+        return False
+
+
+def _check(data: torch.Tensor, residual: torch.Tensor | None, numel: int, strategy: str) -> None:
+    if data.numel() != numel or data.dtype is not torch.float32:
+        raise StrategyError(f"{strategy}: {data.numel()} elements of {data.dtype}; prepared for {numel} of float32")
+    if residual is not None and (residual.numel() != numel or residual.dtype is not torch.float32):
+        found = f"a residual of {residual.numel()} elements of {residual.dtype}"
+        raise StrategyError(f"{strategy}: {found}; wanted {numel} of float32")
 
 
 class _Bound:
@@ -320,7 +435,6 @@ class _Bound:
         self._moved = {region[1]: room.regions[region][0] - start for region, (start, _) in owner.regions.items()}
         self._instructions = owner.program.ranks[owner.rank]
         self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
-        self._ordinals = numbered(owner.layout)
         self._outcome = _Outcome(owner.form.queued_look(bucket, owner.pieces), Mark(bucket.device))
         self._seed = [0]  # of what is encoded in this run; no work refers to `self`, which dies when it is let go
         self._sent_nbytes = 0
@@ -374,7 +488,8 @@ class _Bound:
     def _decoded(self, step: Step) -> tuple[Slice | None, ...] | None:
         """Return what a step decodes or adds to; None where it does something else."""
         ones = [self._instructions[index] for index in step.indices]
-        if step.op not in (Op.DECODE, Op.MERGE) or any(self._coded(one) is None for one in ones):
+        decodes = step.op in (Op.DECODE, Op.MERGE)
+        if not decodes or any(self._coded(one) is None or _is_in(one.write, self._encoded) for one in ones):
             return None
         return tuple(one.write for one in ones)
 
@@ -383,7 +498,7 @@ class _Bound:
         if step.op is Op.ENCODE:
             yield self._encoding(ones)
         else:
-            yield from map(self._dense, ones)
+            yield from (self._dense(one) if self._coded(one) is None else self._merging(one) for one in ones)
 
     def _message(self, one: Instruction) -> Message:
         sent = one.op is Op.SEND
@@ -394,14 +509,21 @@ class _Bound:
         """Return the encoded slice of a computation that codes; a copy of one moves bytes."""
         if one.op is Op.COPY:
             return None
-        return next((each for each in (one.write, one.read) if each is not None and each.buffer in self._encoded), None)
+        return next((each for each in (one.write, one.read) if _is_in(each, self._encoded)), None)
 
     def _encoding(self, ones: Sequence[Instruction]) -> Work:
         pieces, places = self._pieces(ones)
-        ordinals = [self._ordinals[piece] for piece in pieces]
+        ordinals = [self._owner.ordinals[piece] for piece in pieces]
         encode = self._owner.form.queued_encoder(self._bucket, self._residual, self._memory, pieces, places, ordinals)
         seed = self._seed
         return lambda: encode(seed[0])
+
+    def _merging(self, one: Instruction) -> Work:
+        """Return what adds encoded blocks to others."""
+        form: QueuedMergingForm = self._owner.form  # type: ignore[assignment]  # `prepare_queued` looked
+        assert one.read is not None
+        (pieces, places), others = self._pieces([one]), self._places(one.read, self._owner.layout.pieces(one.read))
+        return form.queued_merger(self._residual if one.keeps else None, self._memory, pieces, places, [*others])
 
     def _decoding(self, steps: Sequence[Step]) -> Work:
         found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
@@ -459,6 +581,10 @@ class _Outcome:
             self._is_open = False
             self._mark.wait()
             self._look.finish()
+
+
+def _is_in(slice_: Slice | None, buffers: Collection[str]) -> bool:
+    return slice_ is not None and slice_.buffer in buffers
 
 
 def _each(works: Sequence[Work]) -> None:

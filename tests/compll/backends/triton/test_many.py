@@ -125,3 +125,20 @@ def test_kernels_are_compiled_before_the_first_launch_and_the_launch_compiles_no
     for each in launches:
         each.start()
     assert len(compiled) == before
+
+
+def test_encoders_share_the_memory_of_their_sums_and_those_made_with_less_keep_it():
+    """Encoders run one after the other: 331 pieces of ResNet-50 had 5 MB of sums that nothing reads again."""
+    case = Case("onebit")
+    headers, skipped = ([case.device.header(700, flag) for _ in range(9)] for flag in (False, True))
+    places = [[4096 * number for number in range(9)]]
+    many = Batch([(0, 700)] * 9, places, range(9), headers, skipped, case.device.kernels.kernels)
+    gradient, payloads = values(1), torch.zeros(9 * 4096, dtype=torch.uint8, device=DEVICE)
+    small = case.many.encoder(case.batches[0], gradient, None, case.payloads)
+    first, again = case.many._partials, case.many.encoder(case.batches[1], gradient, None, case.payloads)
+    assert case.many._partials is first
+    case.many.encoder(many, gradient, None, payloads).start()
+    assert case.many._partials is not first
+    for which, each in enumerate((small, again)):
+        each.start()
+        assert torch.equal(case.payload(which, 0), payloads[: case.nbytes[0]])

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from triton import AsyncCompileMode
 
-from penstock.compll.backends.triton.fill_nan import look_at_firsts, mark
 from penstock.compll.backends.triton.kernel_text import argument_kind, wrapped
+from penstock.compll.backends.triton.prelude import look_at_firsts, mark
 from penstock.compll.backends.triton.run import load_source, shape_of
 from penstock.compll.backends.triton.write_triton import Kernels, Launch
 from penstock.compll.ir import NUMEL, Reduce
@@ -73,7 +73,7 @@ _DECODE = """
             {later}
         tl.debug_barrier()  # the next source may have another thread add to an element
 """
-_HEAD = "\n\nfrom penstock.compll.backends.triton.fill_nan import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
+_HEAD = "\n\nfrom penstock.compll.backends.triton.prelude import FLAGS_OFFSET, NOT_FINITE_FLAG, fill_nan\n"
 
 
 def qualifies(kernels: Kernels) -> bool:
@@ -162,9 +162,7 @@ class Batch:
         self.starts_even = all(start % 4 == 0 for start, _ in pieces)
         self.flags = torch.zeros(count, dtype=torch.int32, device=device) if flags is None else flags
         self.tickets = torch.zeros(count, dtype=torch.int32, device=device)
-        slots, parts = max(1, len(kernels.slots["encode"])), max(launch.parts for launch in kernels.encode)
-        self.scalars = torch.empty(count * slots, dtype=torch.int32, device=device)
-        self.partials = torch.empty(count * parts * PROGRAMS, dtype=torch.float64, device=device)
+        self.scalars = torch.empty(count * max(1, len(kernels.slots["encode"])), dtype=torch.int32, device=device)
 
 
 def _programs(numel: int) -> int:
@@ -194,6 +192,7 @@ class ManyKernels:
         self.kernels, self._status = kernels, status
         self._functions = load_source(f"{kernels.program.name}_many", many_source(kernels))
         self._new: list[_Bound] = []  # launches whose kernels may not be compiled yet
+        self._partials = torch.empty(0, dtype=torch.float64, device=status.device)
         self._parameters = {f"float_{name}": float(value) for name, value in arguments.items()}
         self._parameters |= {f"int_{name}": int(value) for name, value in arguments.items()}
 
@@ -207,7 +206,7 @@ class ManyKernels:
         given = self._given(batch, payloads) | {
             "gradient_ptr": bucket, "latest_ptr": bucket, "residual_ptr": bucket if residual is None else residual,
             "last_ptr": payloads, "status_ptr": batch.flags, "seed": 0, "FEEDBACK": residual is not None,
-            "SETTLE": residual is not None and self.kernels.settles,
+            "SETTLE": residual is not None and self.kernels.settles, "partials_ptr": self._partials_for(batch.count),
         }  # fmt: skip
         found: list[_Bound] = []
         for launch in self.kernels.encode:
@@ -217,6 +216,19 @@ class ManyKernels:
         if residual is not None and not self.kernels.settles:
             found += self._decodes(batch, payloads, residual, True, -1.0, 0)
         return self._launches(found)
+
+    def _partials_for(self, count: int) -> torch.Tensor:
+        """Return memory for what the programs of so many pieces add up.
+
+        All encoders share it, since they run one after the other on one stream; those that were made with less keep
+        it. Sizes are powers of two, so that all of them together have at most twice the largest.
+        """
+        wanted = max(launch.parts for launch in self.kernels.encode) * PROGRAMS * count
+        if wanted > self._partials.numel():
+            self._partials = torch.empty(
+                1 << (wanted - 1).bit_length(), dtype=torch.float64, device=self._status.device
+            )
+        return self._partials
 
     def marker(self, batch: Batch, payloads: torch.Tensor) -> "Launches":
         """Return what makes payloads of values that are not finite say so."""
@@ -253,7 +265,7 @@ class ManyKernels:
     def _given(self, batch: Batch, payloads: torch.Tensor) -> dict[str, Any]:
         return {
             **self._parameters, "payload_ptr": payloads, "header_ptr": batch.headers, "status_ptr": self._status,
-            "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars, "partials_ptr": batch.partials,
+            "ticket_ptr": batch.tickets, "scalars_ptr": batch.scalars,
             "HEADER": batch.width, "LAST": False, "ALIGNED": True, "PROGRAMS": PROGRAMS,
         }  # fmt: skip
 

@@ -12,6 +12,8 @@ ROW = tl.constexpr(8)
 UNIFORM_SHIFT = tl.constexpr(8)  # see philox.py
 UNIFORM_SCALE = tl.constexpr(2.0**-24)
 NOT_FINITE = tl.constexpr(0x7F800000)  # magnitude bits of infinity; NaN is above
+FLAGS_OFFSET = tl.constexpr(6)  # `codecs/header.py`: the byte that says whether a gradient was finite
+NOT_FINITE_FLAG = tl.constexpr(2)
 
 # Bits of a status word: what a kernel found wrong, for the host to raise when it looks.
 WRONG_FIELD = tl.constexpr(2)
@@ -267,3 +269,36 @@ def lowest_bit(word):
     """Return the number of the lowest set bit of each uint32; of 0, nothing meaningful."""
     low = word & (0 - word)
     return (low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # a power of two is its exponent
+
+
+# NaN for whole tensors of a bucket, where something in them was not finite; the host is not asked.
+
+
+@triton.jit
+def fill_nan(program, programs, out_ptr, numel, BLOCK: tl.constexpr):
+    """Write NaN to a piece, as one of several programs."""
+    for block in tl.range(program, tl.cdiv(numel, BLOCK), programs):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out_ptr + i, tl.full([BLOCK], float("nan"), tl.float32), mask=i < numel)
+
+
+@triton.jit
+def mark(table_ptr, places_ptr, payload_ptr, header_ptr, flags_ptr, COLUMNS: tl.constexpr, HEADER: tl.constexpr):
+    """Write the header of what is not finite over the payload of a piece whose flag is up, and take the flag down."""
+    piece = tl.program_id(0)
+    if tl.load(flags_ptr + piece) != 0:
+        header = tl.load(table_ptr + piece * COLUMNS + 2)
+        copy_bytes(payload_ptr + tl.load(places_ptr + piece) - HEADER, header_ptr + header, HEADER)
+        tl.store(flags_ptr + piece, 0)
+
+
+@triton.jit(do_not_specialize=["count"])
+def look_at_firsts(values_ptr, firsts_ptr, count, status_ptr, found_ptr, BLOCK: tl.constexpr):
+    """Say whether the first value of some piece is NaN, as all of it then are; and what decoding has reported."""
+    seen = tl.zeros([BLOCK], tl.int32)
+    for block in tl.range(0, tl.cdiv(count, BLOCK)):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        first = tl.load(values_ptr + tl.load(firsts_ptr + i, mask=i < count, other=0), mask=i < count, other=0.0)
+        seen = seen | (first != first).to(tl.int32)
+    tl.store(found_ptr, tl.max(seen, axis=0))
+    tl.store(found_ptr + 1, tl.load(status_ptr))
