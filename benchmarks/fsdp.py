@@ -14,7 +14,8 @@ plan is in force; milliseconds are those of the slowest rank, and those of proce
 train.txt.xz (WikiText-2), or of Python's manual. It keeps where it is in OUT.state, so that it can be stopped after
 --seconds and called again, by the same commit. What counts was fixed before it was run: the loss on text that no method
 has seen (FOLDER's valid.txt.xz, or the last tenth of the manual) after all steps, in bits per byte, as a mean over the
-seeds; ours may be 1% above that of torch's HSDP.
+seeds; ours may be 1% above that of torch's HSDP. With `--beside RECORD`, where torch's has not come as far here as in
+an earlier record of the same job, it is taken from there: it need not be trained each time that ours has changed.
 
 `--across` is for models that no host holds: each of two hosts has one rank and half of all weights, and torch's
 all-gathers and reduce-scatters cross the slow link. They are tried in fewer bits, by `set_custom_all_gather` and
@@ -27,6 +28,7 @@ import gc
 import json
 import lzma
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -64,6 +66,7 @@ RATE = 6e-4
 LAST = 100  # steps whose training losses are averaged at the end
 HELD_OUT = 0.1  # of Python's manual, at its end
 JUDGED, AT_A_TIME = 128, 8  # sequences of that for each rank
+SAME = ("across", "model", "steps", "bf16", "sequences", "tokens", "data")  # of two jobs whose losses can be compared
 Progress = Callable[..., None]
 
 
@@ -113,6 +116,7 @@ class Job:
     sequences: int  # of each rank and iteration; 0: the model's own
     tokens: int  # of each; 0: the model's own
     data: str = ""  # folder of train.txt.xz and valid.txt.xz; empty: Python's manual
+    beside: str = ""  # an earlier record of `loss`; empty: none
     methods: Sequence[str] = METHODS
     command: str = ""
     commit: str = ""
@@ -295,7 +299,8 @@ def claim(text_: str, value: float, wanted: float, at_most: bool = False) -> dic
 
 def write(job: Job, rows: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]], **more: Any) -> None:
     """Write a record, with the command that started the ranks."""
-    named = asdict(replace(job, out=Path(job.out).name, data=Path(job.data).name))  # without folders of this machine
+    named = asdict(job)
+    named |= {name: Path(named[name]).name for name in ("out", "data", "beside")}  # without folders of this machine
     record = make_record(
         "fsdp-across" if job.across else f"fsdp-{job.task}", rows, claims=list(claims), job=named, **more
     )
@@ -443,22 +448,48 @@ def local(state: Any) -> Any:
 
 def write_losses(job: Job, learnt: dict[tuple[int, str], Learnt]) -> None:
     """Write the record of `loss`."""
-    rows = [
-        {"method": method, "model": job.model, "seed": seed, "steps": len(found.losses),
-         "held_out_bits_per_byte": [round(each, 5) for each in found.held_out], "held_out_every": PIECE,
-         "last": mean(found.losses[-LAST:]), "losses": [round(each, 5) for each in found.losses]}
+    rows: dict[tuple[int, str], dict[str, Any]] = {
+        (seed, method): {
+            "method": method, "model": job.model, "seed": seed, "steps": len(found.losses),
+            "held_out_bits_per_byte": [round(each, 5) for each in found.held_out], "held_out_every": PIECE,
+            "last": mean(found.losses[-LAST:]), "losses": [round(each, 5) for each in found.losses],
+        }
         for (seed, method), found in learnt.items()
-    ]  # fmt: skip
-    native, ours = (
-        [found.held_out[-1] for (_, each), found in learnt.items() if each == method and len(found.losses) == job.steps]
-        for method in (job.methods[0], job.methods[-1])
-    )
-    claims, ratios = [], [one / other for one, other in zip(ours, native, strict=False)]
-    if len(ours) == len(native) == job.seeds:
-        what = f"held-out loss after {job.steps} steps, {job.methods[-1]} over {job.methods[0]}, {job.seeds} seeds"
-        claims = [claim(what, mean(ours) / mean(native), 1.01, at_most=True)]
+    }  # fmt: skip
+    rows |= {key: row for key, row in earlier_rows(job).items() if key not in rows or rows[key]["steps"] < row["steps"]}
+    torchs, ours = compared_methods(job)
+    ends: dict[str, list[float]] = {torchs: [], ours: []}  # by seed, of those that came to their end
+    for (_, method), row in sorted(rows.items()):
+        if method in ends and row["steps"] == job.steps:
+            ends[method].append(row["held_out_bits_per_byte"][-1])
+    claims, ratios = [], [one / other for one, other in zip(ends[ours], ends[torchs], strict=False)]
+    if len(ends[ours]) == len(ends[torchs]) == job.seeds:
+        what = f"held-out loss after {job.steps} steps, {ours} over {torchs}, {job.seeds} seeds"
+        claims = [claim(what, mean(ends[ours]) / mean(ends[torchs]), 1.01, at_most=True)]
     decided = {f"{method}, seed {seed}": found.decided for (seed, method), found in learnt.items() if found.decided}
-    write(job, rows, claims, ratios=ratios, decided=decided)
+    write(job, [rows[key] for key in sorted(rows)], claims, ratios=ratios, decided=decided)
+
+
+def compared_methods(job: Job) -> tuple[str, str]:
+    """Return torch's own method, and the one of ours whose loss is compared with it."""
+    return (SHARDS, ACROSS[2]) if job.across else (NATIVE, CODED)
+
+
+def earlier_rows(job: Job) -> dict[tuple[int, str], dict[str, Any]]:
+    """Return what torch's own learnt in an earlier record of the same job, by seed and method, with its source."""
+    if not job.beside:
+        return {}
+    record = json.loads(Path(job.beside).read_text())
+    here = asdict(replace(job, data=Path(job.data).name))
+    for name in SAME:
+        if record["job"][name] != here[name]:
+            raise SystemExit(f"{job.beside} is of a job with {name}={record['job'][name]!r}; wanted {here[name]!r}")
+    source, torchs = {"record": Path(job.beside).name, "commit": record["commit"]}, compared_methods(job)[0]
+    return {
+        (row["seed"], torchs): row | {"from": source}
+        for row in record["rows"]
+        if row["method"] == torchs and row["seed"] < job.seeds
+    }
 
 
 def from_first(answer: bool) -> bool:
@@ -515,6 +546,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=0, help="of each rank and iteration")
     parser.add_argument("--tokens", type=int, default=0, help="of each sequence")
     parser.add_argument("--data", type=Path, help="of loss: a folder with train.txt.xz and valid.txt.xz")
+    parser.add_argument("--beside", type=Path, metavar="RECORD", help="of loss: an earlier record of the same job")
     parser.add_argument("--bf16", action="store_true", help="weights in bf16, sums in float32")
     parser.add_argument("--keep-weights", action="store_true", help="after forward: reshard_after_forward=False")
     parser.add_argument("--methods", type=lambda given: tuple(given.split(";")), help="rows, with ; between them")
@@ -545,10 +577,12 @@ def main() -> None:
         options.sequences,
         options.tokens,
         str(options.data.resolve()) if options.data else "",
+        str(options.beside.resolve()) if options.beside else "",
         methods,
-        " ".join(["python", *(named.get(each, each) for each in sys.argv)]),
+        shlex.join(["python", *(named.get(each, each) for each in sys.argv)]),
         make_record("", [])["commit"],
     )
+    earlier_rows(job)  # which are refused now, and not after the first steps
     gpus = "shared" if job.device == "cuda" else "none"
     with emulated_cluster(HOSTS, job.rate, gpus=gpus) as cluster:
         if cluster.gpu is not None and cluster.gpu.complaint:

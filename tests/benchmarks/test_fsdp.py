@@ -40,6 +40,21 @@ def test_held_out_losses_are_compared_once_all_seeds_are_done(tmp_path):
         assert found["holds"] == holds
 
 
+def test_torch_s_loss_is_taken_from_an_earlier_record_of_the_same_job_until_it_was_trained_as_far(tmp_path):
+    first, second = (replace(JOB, task="loss", seeds=1, out=str(tmp_path / name)) for name in ("first", "second"))
+    both = {(0, fsdp.NATIVE): fsdp.Learnt([9.0] * 4, [2.0]), (0, fsdp.CODED): fsdp.Learnt([9.0] * 4, [7.0])}
+    fsdp.write_losses(first, both)
+    second, ours = replace(second, beside=first.out), {(0, fsdp.CODED): fsdp.Learnt([9.0] * 4, [2.01])}
+    for torchs, end in ((None, 2.0), (fsdp.Learnt([9.0] * 3, [5.0]), 2.0), (fsdp.Learnt([9.0] * 4, [2.1]), 2.1)):
+        fsdp.write_losses(second, ours | ({} if torchs is None else {(0, fsdp.NATIVE): torchs}))
+        record = json.loads(Path(second.out).read_text())
+        assert record["claims"][0]["value"] == pytest.approx(2.01 / end)
+        sources = [row.get("from", {}).get("record") for row in record["rows"]]
+        assert sources == [None, "first" if end == 2.0 else None]  # ours, torch's
+    with pytest.raises(SystemExit, match="is of a job with steps=4; wanted 5"):
+        fsdp.earlier_rows(replace(second, steps=5))
+
+
 def test_what_another_commit_has_kept_is_refused(tmp_path):
     torch.save({"commit": "one"}, tmp_path / "rank-0.pt")
     assert fsdp.load(tmp_path / "rank-0.pt", "one") == {"commit": "one"}

@@ -1,11 +1,11 @@
 """Plans the messages between replicas while a sharded model trains: profile, measure, plan, and watch what comes of it.
 
 What a plan calls a tensor is here a group of parameters: what one reduce-scatter of torch's gives. A plan says which
-groups travel together, and how. The first iterations send each group by itself, by the engine's own all-reduce, and
-note when it came. On a CPU messages would take the cores from what is timed: there they wait for the end of the pass,
-except in the last one, which shows how much longer messages take while the cores compute. Then all replicas of each
-shard measure the network at the same time, as they use it in training; the first rank of the mesh decides, and all
-ranks follow it.
+groups travel together, and how. The first iterations note when each group comes, and send it by itself, by the engine's
+own all-reduce, when the pass has computed everything: messages would take cores, or the device, from what is timed
+(GPT-2 on 2 x 2 ranks of one H200, 10 Gb/s: 355 ms for 160). On a CPU the last of them sends at once, which shows how
+much longer messages take while the cores compute. Then all replicas of each shard measure the network at the same
+time, as they use it in training; the first rank of the mesh decides, and all ranks follow it.
 """
 
 from collections import deque
@@ -135,10 +135,10 @@ class ReplicaPlanning:
 
     @property
     def _holds(self) -> bool:
-        """Whether messages of the pass to come wait for its end: it is profiled on cores that they would share."""
+        """Whether messages of the pass to come wait for its end, as it is profiled."""
         left = self.settings.profile_iterations - self._profiled
-        is_last = left == 1 < self.settings.profile_iterations - WARMUP
-        return self._is_profiling and self.averages.device.type == "cpu" and not is_last
+        shows_slowdown = self.averages.device.type == "cpu" and left == 1 < self.settings.profile_iterations - WARMUP
+        return self._is_profiling and not shows_slowdown
 
     def _note_profiled(self) -> None:
         """Take what an iteration without a plan has shown."""
@@ -146,7 +146,7 @@ class ReplicaPlanning:
         order, seconds = self._clock.read()
         if self._profiled <= WARMUP or len(order) <= 1:
             return
-        if self.averages.device.type != "cpu" or self.averages.holds:
+        if self.averages.holds:
             self._seen.append((order[1:], seconds[1:], seconds[0]))
         elif self._last is not None:
             sizes = {each.name: each.padded_nbytes for each in self.averages.groups}

@@ -7,7 +7,16 @@ hook returns at once: torch goes on to the next layer. At the end of the backwar
 and writes averages where torch has put gradients meanwhile, unless those are the bucket's own memory.
 
 On a CPU that is the only way to overlap anything: torch has no streams there, and its own all-reduce of HSDP holds up
-the backward pass. On a GPU buckets travel on streams of ours, which the callback lets torch's wait for.
+the backward pass. On a GPU what is queued stands in this order:
+
+    compute     backward of a layer         ...                                     callback: waits for all
+    scatter     sums inside the host, into a bucket or new memory
+    reduce      the hook: packs what is new; then torch casts it, adds it to older gradients, moves it to the host
+    lanes       a full bucket between the replicas, behind what `reduce` had been given when it was full
+
+Each waits for the one above it, and the next pass's sums for `compute`: so nothing writes to a bucket that is under
+way, and no average is read too early. New memory belongs to torch's stream `scatter`, which would use it again as
+soon as the host lets go of it; the hook says that `reduce` uses it too.
 
 What torch does between the hook and the callback changes the bucket's memory nowhere: it casts and adds what it has
 handed over, which is zero where it adds.
@@ -33,8 +42,8 @@ from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.transport import ring_nbytes
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.collective_errors import together, who_is_gone
-from penstock.torch.engines import own_transport
+from penstock.torch.collective_errors import raise_device_failure, together, who_is_gone
+from penstock.torch.engines import device_messages_within, own_transport
 from penstock.torch.fsdp.groups import Direct, ParameterShard, ShardGroup
 from penstock.torch.hook import TIMEOUT_SECONDS, Lanes
 from penstock.torch.watch import at_end_of_backward
@@ -77,7 +86,6 @@ class Arrival:
     """The gradients of one group in one iteration."""
 
     group: ShardGroup
-    output: torch.Tensor  # what torch handed over, kept until the end of the backward pass
     adds: tuple[bool, ...]  # for each shard, whether torch adds to a gradient that is there already
 
 
@@ -85,7 +93,8 @@ class Arrival:
 class UnderWay:
     """A message that was started."""
 
-    arrivals: tuple[tuple[Arrival, GroupBucket], ...] = ()  # with the bucket whose memory will hold their averages
+    bucket: GroupBucket | None = None  # whose memory will hold the average; None: averaged where torch has it
+    arrivals: tuple[Arrival, ...] = ()  # that get their averages from there
     handle: Handle | None = None  # of the exchange
     work: dist.Work | None = None  # of the engine
     done: torch.cuda.Event | None = None  # on our stream, behind the average
@@ -155,9 +164,7 @@ class ReplicaAverage:
         """Make a group of NCCL of our own where something is compressed; all replicas must call this together."""
         communicator = self.exchange.communicator
         if self._memory.compresses and self.device.type == "cuda" and communicator.messages is None:
-            from penstock.runtime.device.messages import device_messages  # `device/` is for GPUs
-
-            communicator.messages = device_messages(self.replicas, TIMEOUT_SECONDS)
+            communicator.messages = device_messages_within(self.replicas, TIMEOUT_SECONDS)
 
     # The backward pass
 
@@ -191,23 +198,23 @@ class ReplicaAverage:
 
     def _is_in_place(self, bucket: GroupBucket) -> bool:
         """Whether torch's own stream waits for the engine to average a group where it lies, as in HSDP."""
-        return bucket.by_engine and len(bucket.groups) == 1 and self.device.type == "cuda"
+        return bucket.by_engine and len(bucket.groups) == 1 and self.device.type == "cuda" and not self.holds
 
     def _take(self, bucket: GroupBucket, group: ShardGroup, output: torch.Tensor) -> None:
         """Put a group into its bucket, and send that once it is full."""
         if any(each.group is group for each in bucket.come):
             self._send(bucket)
         self._settle(group)
-        arrival = Arrival(group, output, tuple(each.gradient is not None for each in group.shards))
+        arrival = Arrival(group, tuple(each.gradient is not None for each in group.shards))
         if output is not bucket.places.get(group.name):
-            self._pack(bucket, arrival)
+            self._pack(bucket, arrival, output)
         bucket.come.append(arrival)
         if len(bucket.come) == len(bucket.groups) and not self.holds:
             self._send(bucket)
 
-    def _pack(self, bucket: GroupBucket, arrival: Arrival) -> None:
+    def _pack(self, bucket: GroupBucket, arrival: Arrival, output: torch.Tensor) -> None:
         """Copy a group's shards into their bucket; what torch adds to older gradients meanwhile is zero."""
-        group, output = arrival.group, arrival.output
+        group = arrival.group
         if any(arrival.adds):
             self._leave_to_gradients(bucket, group)
         if parts := list(_parts(bucket, group, output)):
@@ -271,7 +278,7 @@ class ReplicaAverage:
 
     def _start(self, bucket: GroupBucket, *arrivals: Arrival) -> UnderWay:
         """Start to average a bucket's memory over the replicas."""
-        sent, memory = UnderWay(tuple((each, bucket) for each in arrivals)), bucket.memory
+        sent, memory = UnderWay(bucket, arrivals), bucket.memory
         if bucket.by_engine:
             sent.work = self._start_engine(bucket, memory)
         elif bucket.numel:
@@ -332,6 +339,7 @@ class ReplicaAverage:
         under_way, self._under_way = self._under_way, []
         for each in under_way:
             self._complete(each)
+        raise_device_failure(_WHAT, self.replicas)
         self.on_averaged()
 
     def _wait_for_torch(self) -> None:
@@ -342,15 +350,16 @@ class ReplicaAverage:
 
     def _settle(self, group: ShardGroup) -> None:
         """Wait for what a group has under way, if it comes a second time in one pass: its memory is wanted again."""
-        for sent in [each for each in self._under_way if any(one.group is group for one, _ in each.arrivals)]:
+        for sent in [each for each in self._under_way if any(one.group is group for one in each.arrivals)]:
             self._under_way.remove(sent)
             self._complete(sent)
 
     def _complete(self, sent: UnderWay) -> None:
         """Wait for a message, and hand its averages to torch."""
         self._wait(sent)
-        for arrival, bucket in sent.arrivals:
-            _hand_over(arrival, bucket)
+        for arrival in sent.arrivals:
+            assert sent.bucket is not None
+            _hand_over(arrival, sent.bucket)
 
     def _wait(self, sent: UnderWay) -> None:
         """Return once a message is averaged, as far as the current stream is concerned."""
