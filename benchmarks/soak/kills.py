@@ -7,7 +7,8 @@ A case is made from its seed: engine, route, ranks, victim, signal, and the phas
 at a random moment of it. Good is a survivor that ends before `limit_seconds` have passed, and that names the rank which
 is gone, or says that it cannot know. The exit code is 1 where a survivor hangs, or fewer than 99% are good. The record
 is written as cases end, and a second run goes on where it stopped: seeds that it has are left out. After something was
-mended, `--again` runs the cases that were not good once more, and the record keeps how they ended before.
+mended, `--again` runs the cases that were not good once more, and the record keeps how they ended before; a campaign
+with other cases has a record of its own (`--first 1000 --cases 160 --out benchmarks/results/soak-kills-later.json`).
 
 All ranks are forked from one process that has torch and penstock loaded and has started no thread; over MPI, mpirun
 starts a small program for each rank, which has the rank forked here with mpirun's environment, and ends as it ends.
@@ -731,7 +732,8 @@ def run_all(
 def main() -> int:
     """Run the cases that the record does not have; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=1000, help="seeds from 0 up to this")
+    parser.add_argument("--cases", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first; the others follow")
     parser.add_argument("--seeds", help="only these, with commas; what is found is printed, and nothing is recorded")
     parser.add_argument("--again", action="store_true", help="run what the record has as not good again, too")
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(OVER)}, with commas")
@@ -746,7 +748,9 @@ def main() -> int:
     tally = Tally(name, None if options.seeds else options.out or RESULTS / f"{name}.json")
     if options.again:
         tally.forget_findings()
-    seeds = [*map(int, options.seeds.split(","))] if options.seeds else range(options.cases)
+    seeds = (
+        [*map(int, options.seeds.split(","))] if options.seeds else range(options.first, options.first + options.cases)
+    )
     cases = [case_of(seed, engines) for seed in seeds if seed not in tally.seeds]
     if options.on_cpu:
         cases = [replace(case, device="cpu") for case in cases]
