@@ -84,3 +84,11 @@ def test_after_four_measurements_without_a_line_the_last_word_is_what_was_found(
     with pytest.raises(FitError, match="times do not grow with size: 1000 bytes took 1 s and 2000 bytes 1 s"):
         fit_measured(lambda: turns.append(1) or [(1000, 1.0), (2000, 1.0)], "times")
     assert len(turns) == 4
+
+
+def test_times_that_fall_get_the_steepest_line_that_their_noise_would_hide():
+    """Seen on a busy machine: onebit over loopback, 2 MiB in 1.24 ms and 8 MiB in 0.95 ms, four times over."""
+    fit = fit_measured(lambda: [(2 << 20, 1.24e-3), (8 << 20, 0.95e-3)], "times")
+    assert fit.line.a_seconds == pytest.approx(0.95e-3)
+    assert fit.line.b_seconds_per_byte == pytest.approx(0.29e-3 / (8 << 20))
+    assert fit.worst_error == pytest.approx(0.29 / 0.95)

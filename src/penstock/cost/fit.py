@@ -45,15 +45,20 @@ def fit_line(points: Points, what: str = "points") -> Fit:
         raise FitError(f"{what} fall with size: a line has {b:.3g} s per byte; measure longer, or larger messages")
     if a < 0:  # a line through the origin: the startup is too small to be seen
         a, b = 0.0, float(np.median(seconds / np.maximum(nbytes, 1e-300)))
-    errors = np.abs(seconds - (a + b * nbytes)) / seconds
-    return Fit(LinearCost(a, b), float(np.median(errors)), float(errors.max()), len(seconds), float(seconds.min()))
+    return _with_errors(LinearCost(a, b), nbytes, seconds)
+
+
+def _with_errors(line: LinearCost, nbytes: NDArray[np.float64], seconds: NDArray[np.float64]) -> Fit:
+    errors = np.abs(seconds - (line.a_seconds + line.b_seconds_per_byte * nbytes)) / seconds
+    return Fit(line, float(np.median(errors)), float(errors.max()), len(seconds), float(seconds.min()))
 
 
 def fit_measured(measure: Callable[[], Points], what: str) -> Fit:
     """Fit a line to what `measure` returns; where that gives none, measure again, a few times.
 
     Of each size the least time counts that was seen so far: whatever else a machine does only ever adds. Ranks that
-    agree on their points agree on measuring again.
+    agree on their points agree on measuring again. Times that still do not grow do so by less than they vary: they get
+    the steepest line that would not have been seen. Training on links too fast to be measured gets a plan all the same.
     """
     least: dict[float, float] = {}
     for _ in range(_TRIES - 1):
@@ -63,7 +68,14 @@ def fit_measured(measure: Callable[[], Points], what: str) -> Fit:
         except FitError:
             continue
     _keep_least(least, measure())
-    return fit_line(list(least.items()), what)
+    points = list(least.items())
+    try:
+        return fit_line(points, what)
+    except FitError:
+        nbytes, seconds = _checked(points, what)
+        if np.ptp(seconds) == 0:  # a clock too coarse for any of them
+            raise
+        return _with_errors(LinearCost(float(seconds.min()), float(np.ptp(seconds) / nbytes.max())), nbytes, seconds)
 
 
 def _keep_least(least: dict[float, float], points: Points) -> None:
