@@ -158,7 +158,7 @@ def refused(rank: int, options: dict[str, Any]) -> str:
             return ""
         if "grad_scaler" in options:
             options["grad_scaler"] = torch.amp.GradScaler("cpu")
-        OurDDP(model(), servers=servers, **options)
+        OurDDP(model(), **{"servers": servers} | options)
     except PlanError as error:
         return str(error)
     return "taken"

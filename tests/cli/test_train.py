@@ -93,6 +93,14 @@ def test_bad_options_are_refused_before_any_worker_starts(options, message, monk
     assert "\n" not in str(result.exception)
 
 
+def test_a_strategy_of_ranks_that_only_aggregate_makes_them_servers():
+    strategy = "parameter_server(servers=2, dedicated=True)"
+    job = make_job({"workers": 4, "strategy": strategy})
+    assert (job.servers, job.all_reduce) == (2, "parameter_server(servers=2, dedicated=true)")
+    with pytest.raises(PenstockError, match="--servers 1 and --strategy parameter_server"):
+        make_job({"workers": 4, "servers": 1, "strategy": strategy})
+
+
 def test_less_than_one_worker_is_refused_on_the_command_line_and_in_a_job():
     assert "Invalid value for '--workers': Input should be greater than or equal to 1" in only_line(
         train("--workers", -1)

@@ -1,5 +1,7 @@
 """What an exchange keeps of a gradient depends on its codec."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 
 from exchange.parcels import average
 from penstock.codecs.registry import make_codec
+from penstock.errors import PlanError
 from penstock.exchange.arrays import NumpyArrays
 from penstock.exchange.averaging import Averaging
-from penstock.exchange.compression import make_scheme
+from penstock.exchange.compression import Scheme, make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.parameter_state import Memory
 from penstock.network import LinearCost, Network
@@ -38,6 +41,16 @@ def exchanged(codec: str, iterations: int = 3) -> TorchMemory:
 def test_a_codec_whose_noise_exceeds_what_it_rounds_keeps_no_residual() -> None:
     assert exchanged("qsgd").residuals.values() == {}
     assert exchanged("onebit").residuals.values()["weight"].any()
+
+
+@pytest.mark.parametrize(("servers", "words"), [(0, "and 0 of these are made servers"), (2, None)])
+def test_ranks_that_train_are_no_servers_of_a_strategy(servers: int, words: str | None) -> None:
+    """What they give would count as zeros, and they need not get the average."""
+    communicator = Communicator(Fabric(4).transport(0))
+    averaging = Averaging(communicator, TorchMemory(Scheme()), leaves_out=False, servers=servers)
+    route = Route("parameter_server(servers=2, dedicated=true)")
+    with pytest.raises(PlanError, match=words) if words else nullcontext():
+        averaging.parcel(["weight"], [8], route, 0, "float32")
 
 
 def test_a_plan_with_such_a_codec_says_so() -> None:

@@ -138,6 +138,10 @@ def test_a_server_that_died_is_named_by_all_others(word):
             {"codec": "lowrank(rank=4)"},
             "servers= with codec 'lowrank(rank=4)': servers do not know the shapes that it factors; leave one out",
         ),
+        (
+            {"servers": None, "strategy": DENSE},
+            "its last 1 ranks only aggregate, and 0 of these are made servers; wanted DDP(servers=ParameterServers(1))",
+        ),
         ({"count": 2}, "2 parameter servers; wanted at least 1, and at least one that trains of 2 ranks"),
     ],
     ids=str,

@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.errors import TrainError, shorten
 from penstock.network import load_network
-from penstock.train.job import GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job, find_checkpoint
+from penstock.strategies import parse_strategy
+from penstock.train.job import AUTO, GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job, find_checkpoint
 
 
 def check_pairs(
@@ -28,6 +29,7 @@ def check_pairs(
 
 def make_job(given: Mapping[str, Any]) -> Job:
     """Return the job; where it resumes another, what was not given is as it was there."""
+    given = _with_servers(given)
     if "resume" not in given:
         return Job(**given)
     saved = find_checkpoint(given["resume"])
@@ -51,6 +53,16 @@ def make_job(given: Mapping[str, Any]) -> Job:
             f"{saved.path}: training is at step {saved.step} of {job.steps} already; ask for more with --steps"
         )
     return job
+
+
+def _with_servers(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options, a strategy whose last ranks only aggregate taken as `--servers`: those ranks do not train."""
+    options = parse_strategy(given.get("strategy", AUTO))[1]
+    if not options.get("dedicated"):
+        return given
+    if given.get("servers", options["servers"]) != options["servers"]:
+        raise TrainError(f"--servers {given['servers']} and --strategy {given['strategy']}; leave out one of the two")
+    return {name: value for name, value in given.items() if name != "strategy"} | {"servers": options["servers"]}
 
 
 def _check_code(given: str, before: str) -> None:

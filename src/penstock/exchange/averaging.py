@@ -26,7 +26,7 @@ from penstock.codecs.low_rank import Factoring, LowRank, Matrix
 from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError
 from penstock.exchange.arrays import Buffer, Device
-from penstock.exchange.compression import NATIVE
+from penstock.exchange.compression import NATIVE, check_aggregators
 from penstock.exchange.factors import matrix_of
 from penstock.exchange.momentum import sent_from
 from penstock.exchange.parameter_state import Memory
@@ -135,6 +135,7 @@ class Averaging:
 
     def parcel(self, names: Sequence[str], sizes: Sequence[int], route: Route, start: int, dtype: str) -> Parcel:
         """Return a parcel for these tensors, whose first element is element `start` of its bucket."""
+        check_aggregators(route.strategy, self._servers)
         asked = self.memory.compression
         return Parcel(tuple(names), tuple(sizes), route, start, dtype, asked.dense_below, asked.select)
 

@@ -26,7 +26,7 @@ from penstock.codecs.registry import (
     parameter_names,
 )
 from penstock.codecs.spec import parse_spec, write_spec
-from penstock.errors import CodecError, did_you_mean
+from penstock.errors import CodecError, PlanError, did_you_mean
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
 from penstock.plan import Plan
@@ -89,6 +89,20 @@ class Compression:
         kept = Momentum(self.momentum, self.nesterov, self.momentum_masking, self.clip, self.clip_by)
         warmup = self.warmup, self.warmup_every
         return make_scheme(self.codec, self.density, *warmup, self.dense_below, kept, self.select, self.candidates)
+
+
+def check_aggregators(strategy: str, servers: int) -> None:
+    """Refuse a strategy whose last ranks only aggregate where not exactly these, `servers` of them, have no gradients.
+
+    Those that train would give gradients which count as zeros, and need not get the average.
+    """
+    options = parse_strategy(strategy)[1]
+    named = options["servers"] if options.get("dedicated") else servers
+    if named != servers:
+        raise PlanError(
+            f"strategy {strategy!r}: its last {named} ranks only aggregate, and {servers} of these are made servers; "
+            f"wanted DDP(servers=ParameterServers({named})), or --servers {named} of penstock train"
+        )
 
 
 class CompressionOptions(TypedDict, total=False):

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.join import JoinHook
 from penstock.codecs.codec import Codec
 from penstock.codecs.registry import is_low_rank
 from penstock.errors import PlanError, did_you_mean
-from penstock.exchange.compression import AUTO, Compression, CompressionOptions, from_options
+from penstock.exchange.compression import AUTO, Compression, CompressionOptions, check_aggregators, from_options
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic
@@ -111,6 +111,7 @@ class DistributedDataParallel(TorchDDP):
         scheme = asked.scheme()
         if servers is not None:
             settings = _with_servers(servers, settings, options, codec=scheme.codec, scaler=grad_scaler)
+        check_aggregators(settings.strategy, 0 if servers is None else servers.count)
         scheme.check_strategy(settings.strategy)
         scheme.check_planner(settings.planner)
         memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
