@@ -328,9 +328,19 @@ def hook_before_group(rank: int, codec: str | None) -> dict[str, Any]:
     }
 
 
+def hook_by_default(rank: int) -> dict[str, Any]:
+    """Train with a hook that was told nothing, and with none."""
+    from penstock.torch import comm_hook
+
+    sender, hook = comm_hook()
+    found = [_with_hook(rank, (sender, hook)), _with_hook(rank, None)]
+    return {"weights": found, "routes": [each.route for each in sender.exchange.routes_used()]}
+
+
 def _with_hook(rank: int, hook: Any) -> Floats:
     model = nn.parallel.DistributedDataParallel(Gpt())
-    model.register_comm_hook(*hook)
+    if hook is not None:
+        model.register_comm_hook(*hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for batch in list(DataLoader(Text(), batch_size=4))[rank::2][:4]:
         optimizer.zero_grad()

@@ -44,7 +44,9 @@ def make(codec: str | None, optimizer: str = "compressed", **options: Any) -> tu
     model = OurDDP(net(options.pop("bias", True)), codec=codec, **quick() | wrapper)
     if optimizer == "torch":
         return model, torch.optim.AdamW(groups(model), lr=0.01)
-    return model, CompressedAdamW(groups(model), lr=0.01, ddp=model, **{"warmup_steps": WARMUP} | options)
+    model.requires_grad_(not options.pop("frozen", False))  # as a GAN's discriminator while its generator learns
+    ours = CompressedAdamW(groups(model), lr=0.01, ddp=model, **{"warmup_steps": WARMUP} | options)
+    return model.requires_grad_(True), ours
 
 
 def train(

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from penstock.curves import CodecCurves, Curve
-from penstock.errors import NonFiniteError, PlanError
+from penstock.errors import CodecError, NonFiniteError, PlanError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
 from penstock.planning.planning import Decision
@@ -355,6 +355,16 @@ def densities(rank: int) -> list[int]:
         found.append(int(sum((each.grad != 0).sum() for each in module.parameters())))
         wrapper.zero_grad()
     return found
+
+
+def entries_of_a_model_without_a_plan(rank: int) -> str:
+    """Return what is said where the largest entries of a model are asked for, and its types allow no plan."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).double())
+    try:
+        OurDDP(module, codec="gtopk", select="model", planner="single")
+    except CodecError as error:
+        return str(error)
+    return "nothing"
 
 
 def mixed_options(planner: str, codec: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ As a script, what one rank of `penstock cluster run --gpus shared` does, over NC
 python tests/torch_cuda.py cuda next_forward layers split
 """
 
+import faulthandler
 import hashlib
 import os
 import re
@@ -195,10 +196,13 @@ def sparse_plan(rank: int) -> list[bytes]:
     return [weights.encode()]
 
 
+HANGS_SECONDS = {"cpu": 200.0, "cuda": 60.0}  # after which a rank on a host is taken to hang
+
+
 def on_hosts(hosts: int, device: str, what: str, *hows: str) -> dict[str, list[str]]:
     """Run this script on emulated hosts, which share the GPU if `device` is one; return each rank's digest, by `hows`.
 
-    Standard error is not kept back: where a rank hangs, what faulthandler writes is seen.
+    Standard error is not kept back: where a rank hangs, it says there where all of its threads are, and the run ends.
     """
     gpus = ("--gpus", "shared") if device == "cuda" else ()
     command = [sys.executable, "-m", "penstock", "cluster", "run", "--hosts", str(hosts), *gpus, "--"]
@@ -220,8 +224,9 @@ def digest(parts: list[bytes]) -> str:
 
 def be_a_rank(device: str, what: str, *hows: str) -> None:
     """Do one thing in several ways and print a digest of each."""
+    faulthandler.dump_traceback_later(HANGS_SECONDS[device], exit=True)
     rank, nccl = int(os.environ["RANK"]), "nccl" if device == "cuda" else "gloo"
-    if device == "cuda":
+    if device == "cuda" and what != "served":  # a server touches no GPU
         torch.cuda.set_device(0)
     dist.init_process_group("gloo" if what == "served" else nccl)
     roles = {

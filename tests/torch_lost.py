@@ -13,16 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
+from torch.distributed.device_mesh import init_device_mesh
 
 from penstock.errors import FormatError, PlanError, TransportError
 from penstock.plan import Bucket, Plan, Route
 from penstock.runtime.failure_diagnosis import Note
 from penstock.runtime.transport import c10d
-from penstock.runtime.transport.c10d import C10dTransport
-from penstock.torch import DistributedDataParallel, comm_hook, ddp, hook, wrapper_planning
+from penstock.runtime.transport.c10d import C10dTransport, group_timeout, join_gloo
+from penstock.torch import DistributedDataParallel, ParameterServers, comm_hook, ddp, hook, wrapper_planning
 from penstock.torch.checkpoint import Loads
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.engines import message_seconds, own_group
+from penstock.torch.fsdp.sharding import _all_ranks
 from penstock.torch.wrapper_planning import WrapperPlanning
 
 
@@ -166,6 +168,14 @@ class _Gone:
 def seconds_of_messages(rank: int) -> list[float]:
     """Return how long messages wait beside a group of three seconds, and beside one of half an hour."""
     return [message_seconds(dist.new_group(timeout=timedelta(seconds=each))) for each in (3, 1800)]
+
+
+def seconds_of_groups(rank: int) -> list[float]:
+    """Return the timeouts of groups that we make beside the default one: of adaptors, of a mesh, of servers."""
+    connect, _ = join_gloo()
+    mesh = init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("stage", "replicate", "shard"))["replicate", "shard"]
+    groups = [connect()._group, ParameterServers(1).transport._group, _all_ranks(mesh)]
+    return [group_timeout(each).total_seconds() for each in groups]
 
 
 def _die(now: bool) -> None:

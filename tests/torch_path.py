@@ -60,17 +60,3 @@ def trace_a_bucket(rank: int, codec: str) -> dict[str, list[tuple[str, str]]]:
         sys.setprofile(None)
     threading.setprofile(None)
     return {entry: min(buckets, key=len) for entry, buckets in tracer.calls.items()}  # the others begin the iteration
-
-
-def last_parcels(rank: int) -> tuple[list[bool], int | None]:
-    """Return which of the buckets of a steady iteration are known to come last, and the bytes of all gradients."""
-    module = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
-    wrapper = TorchDDP(module, bucket_cap_mb=0.3)
-    sender, hook = comm_hook("ring", "onebit", module=module)
-    wrapper.register_comm_hook(sender, hook)
-    for _ in range(4):
-        wrapper(torch.randn(4, 300)).sum().backward()
-    order = {name: number for number, (name, _) in enumerate(reversed(list(module.named_parameters())))}
-    parcels = [parcel for bucket, _ in sender._buckets.values() for parcel in bucket.parcels]
-    parcels.sort(key=lambda parcel: max(order[name] for name in parcel.names))
-    return [parcel.comes_last for parcel in parcels], sender.exchange.communicator.gradient_nbytes

@@ -4,6 +4,7 @@ import os
 from contextlib import nullcontext
 from functools import partial
 from itertools import count, pairwise
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from penstock.exchange.averaging import Averaging
 from penstock.exchange.compression import Scheme
 from penstock.network import LinearCost, Network
 from penstock.plan import Route
-from penstock.runtime import communicator
+from penstock.runtime import communicator, failure_diagnosis
 from penstock.runtime.views import flat
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import ParameterServers
@@ -241,3 +242,57 @@ def killed(rank: int, word: str) -> str:
 def _train_with(servers: ParameterServers, rank: int) -> None:
     known = network(dist.get_world_size(), servers.strategy)
     train(rank, OurDDP(model(), servers=servers, profile_iterations=2, network=known), range(9))
+
+
+LOST_STEP = 4
+
+
+def lost(rank: int, victim: int, what: int) -> tuple[str, float]:
+    """Send `victim` a signal before a step; return what each other says, and after how long.
+
+    Half of the timeout is for notes: on a busy machine ranks notice at different moments.
+    """
+    failure_diagnosis.SHARE, failure_diagnosis.LONGEST_SECONDS = 0.5, 5.0
+    servers, began = ParameterServers(1), monotonic()
+    try:
+        if servers.is_server:
+            if rank == victim:
+                _signal_at(Server, "_begin", what)
+            servers.serve()
+            return "served", 0.0
+        known = network(dist.get_world_size(), servers.strategy)
+        wrapper = OurDDP(model(), servers=servers, profile_iterations=2, network=known)
+        for step in range(100):
+            if step == LOST_STEP and rank == victim:
+                os.kill(os.getpid(), what)
+            began = monotonic()
+            loss(wrapper, rank, step).backward()
+    except TransportError as error:
+        return str(error), monotonic() - began
+    return "went on", 0.0
+
+
+def _signal_at(of: type, method: str, what: int) -> None:
+    called, do = count(1), getattr(of, method)
+
+    def counted(*arguments: Any) -> None:
+        if next(called) == LOST_STEP:
+            os.kill(os.getpid(), what)
+        do(*arguments)
+
+    setattr(of, method, counted)
+
+
+def sleepy(rank: int, seconds: float) -> str:
+    """Sleep between two steps for so long; return what this rank did."""
+    servers = ParameterServers(1)
+    if servers.is_server:
+        servers.serve()
+        return "served"
+    known = network(dist.get_world_size(), servers.strategy)
+    wrapper = OurDDP(model(), servers=servers, profile_iterations=2, network=known)
+    train(rank, wrapper, range(4))
+    sleep(seconds)
+    train(rank, wrapper, range(4, 6))
+    servers.close()
+    return "trained"

@@ -98,7 +98,9 @@ def train_by_options(rank: int) -> dict[str, Any]:
     planned, _ = by_split(rank, planner="wfbp", strategy="native", **quick())
     lanes = {span.lane for span in planned.measured_timeline().spans}
     found["planned"] = {"plan": planned.plan, "routes": planned.routes_used(), "lanes": lanes}
-    for each in (whole, first, second, planned):
+    automatic, _ = by_split(rank, planner="wfbp", **quick())
+    found["automatic"] = {bucket.strategy for bucket in automatic.plan.buckets}
+    for each in (whole, first, second, planned, automatic):
         each.close()
     return found
 

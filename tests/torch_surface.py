@@ -228,6 +228,61 @@ def ignored_without_gradient(make: Make, rank: int) -> Any:
     return {name: value for name, value in found.items() if name.startswith("body")}
 
 
+def frozen_in_turns(make: Make, rank: int) -> Any:
+    """A discriminator is frozen, as a whole, while its generator learns."""
+    nets = nn.ModuleDict({"generator": nn.Linear(8, 8), "discriminator": nn.Linear(8, 1)})
+    generator, discriminator = make(nets["generator"]), make(nets["discriminator"])
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05) for each in (generator, discriminator)]
+    for step in range(STEPS):
+        x = torch.full((2, 8), 0.1 * (step + rank))
+        for learns, optimizer in zip((False, True), optimizers, strict=True):
+            discriminator.module.requires_grad_(learns)
+            optimizer.zero_grad()
+            fake = generator(x).detach() if learns else generator(x)
+            discriminator(fake).square().mean().backward()
+            optimizer.step()
+    for each in (generator, discriminator):
+        assert not isinstance(each, OurDDP) or each.plan is not None, each.explain()
+    return {name: value.detach().clone().numpy() for name, value in nets.state_dict().items()}
+
+
+def frozen_for_a_while(make: Make, rank: int) -> Any:
+    """A layer is frozen, then learns again: before the first step, while profiling, and when the buckets change."""
+    found = {}
+    for first, last in ((0, 1), (0, 4), (1, 2), (2, 3), (3, 5)):
+        module = training.plain()
+        wrapper = make(module, find_unused_parameters=True)
+        optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.05)
+        for step in range(STEPS):
+            module[0].requires_grad_(not first <= step < last)
+            training._loss(wrapper, rank, step, {}).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not isinstance(wrapper, OurDDP) or wrapper.plan is not None, wrapper.explain()
+        found |= {f"{first} to {last}: {name}": value for name, value in weights(wrapper).items()}
+    return found
+
+
+def planned_after_joining(make: Make, rank: int) -> Any:
+    """Rank 0 has no data at all in `join`; what comes after it is planned."""
+    wrapper = make(training.plain())
+    for _ in range(3):
+        with wrapper.join():
+            _train(wrapper, rank, 2 * rank)
+        _train(wrapper, rank)
+        assert not isinstance(wrapper, OurDDP) or wrapper.plan is not None, wrapper.explain()
+    return weights(wrapper)
+
+
+def join_twice(rank: int) -> None:
+    """Enter one context of `join` twice; rank 1 has data, rank 0 has none."""
+    wrapper = OurDDP(training.plain(), **training.quick())
+    context = wrapper.join()
+    for _ in range(2):
+        with context:
+            _train(wrapper, rank, rank)
+
+
 class _Embedded(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -338,6 +393,7 @@ CASES: dict[str, Callable[[Make, int], Any]] = {
         optimizer_in_backward, sliced_mesh, power_sgd, ignored_first, ignored_without_gradient, sparse_gradients,
         complex_parameters, double_parameters, positional_arguments, argument_given_twice, too_many_arguments,
         nested_wrappers, hook_registered_later, builtin_hook_registered_later, compiled_graphs, full_surface,
+        frozen_in_turns, frozen_for_a_while, planned_after_joining,
     )
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch", reason="the hook needs torch")
 
 from spawn import spawn
-from torch_path import last_parcels, trace_a_bucket
+from torch_path import trace_a_bucket
 
 MOST_CALLS, MOST_FILES = 25, 10  # from hook to average
 MOST_CALLS_BEFORE, MOST_FILES_BEFORE = 10, 4  # from the hook to the communicator
@@ -34,11 +34,3 @@ def test_a_bucket_reaches_the_communicator_in_ten_calls_and_four_files(path) -> 
 def test_a_bucket_is_averaged_in_25_calls_and_ten_files(path) -> None:
     assert len(path) <= MOST_CALLS
     assert len(files(path)) <= MOST_FILES
-
-
-def test_the_bucket_that_comes_last_is_known_to_and_so_are_the_bytes_of_all_gradients() -> None:
-    """On a GPU the last bucket is queued in waves, which are a part of all gradients."""
-    for last, nbytes in spawn(2, last_parcels):
-        assert len(last) > 2
-        assert last == [False] * (len(last) - 1) + [True]
-        assert nbytes == 4 * 4 * (300 * 300 + 300)

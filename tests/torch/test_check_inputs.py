@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.exchange.compression import make_scheme
 from penstock.plan import Bucket, Plan, Route
-from penstock.planning.given import check_codecs, check_plan, check_route, check_trace
+from penstock.planning.inputs import check_codecs, check_plan, check_route, check_trace
 from penstock.trace import Tensor, Trace
 
 GRADIENTS = {"weight": 8, "bias": 4}
@@ -91,3 +91,13 @@ def test_a_codec_that_the_plan_does_not_use_is_refused(plan, codec, found):
     wanted = f"codec {codec!r} beside a plan that compresses {found}; leave codec out, or plan with it"
     with pytest.raises(PenstockError, match=re.escape(wanted)):
         check_codecs(plan, make_scheme(codec))
+
+
+def test_entries_are_not_the_largest_of_the_model_in_a_plan_of_several_buckets():
+    first, last = (replace(each, strategy="gtopk", codec="sparse(density=0.1)") for each in PLAN.buckets)
+    merged = Bucket((*first.tensors, *last.tensors), 12, "gtopk", "sparse(density=0.1)")
+    compression = make_scheme("gtopk", 0.1, select="model")
+    check_codecs(replace(PLAN, buckets=(merged,)), compression)
+    wanted = "select='model' beside a plan of 2 buckets; wanted select='tensor' or 'bucket'"
+    with pytest.raises(PenstockError, match=re.escape(wanted)):
+        check_codecs(replace(PLAN, buckets=(first, last)), compression)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from torch_lost import (
     hear_from_a_rank_that_pickles,
     keep_the_store,
     make_a_group_while_another_gives_up,
+    seconds_of_groups,
     seconds_of_messages,
     survive,
     survive_before_a_plan,
@@ -79,6 +81,10 @@ def test_messages_wait_no_longer_than_the_process_group_and_five_minutes_at_most
     assert spawn(1, seconds_of_messages) == [[3.0, 300.0]]
 
 
+def test_groups_that_we_make_have_the_timeout_of_the_users():
+    assert [each.value for each in spawn_outcomes(2, seconds_of_groups, timeout=47.0)] == [[47.0] * 3] * 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -89,7 +95,8 @@ def test_messages_wait_no_longer_than_the_process_group_and_five_minutes_at_most
 )
 def test_what_gloo_says_of_a_lost_connection_is_known(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_errors.dist, "get_rank", lambda _group: 3)
-    monkeypatch.setattr(collective_errors, "C10dTransport", lambda _group: None)  # there are no notes to read
+    monkeypatch.setattr(collective_errors, "C10dTransport", lambda _group: SimpleNamespace(group_name=""))
+    monkeypatch.setattr(collective_errors, "notes_of", lambda _group: None)  # there are none to read
     found = who_is_gone(RuntimeError(text), "averaging a bucket", None)
     assert isinstance(found, TransportError)
     assert str(found).startswith("torch.distributed: rank 3, step averaging a bucket")

@@ -368,6 +368,11 @@ def largest(values, count):
     return np.argsort(-np.abs(values), kind="stable")[:count]
 
 
+def test_the_largest_entries_of_a_model_are_refused_where_no_plan_can_put_it_into_one_bucket():
+    for told in spawn(2, training.entries_of_a_model_without_a_plan):
+        assert told.startswith("select='model' without a plan, since its parameters have several types")
+
+
 def test_density_warms_up_stage_by_stage_on_all_ranks_alike():
     ranks = spawn(2, training.densities)
     assert ranks[0] == ranks[1] == [18 + 10, 18 + 10, 9 + 5, 9 + 5, 1 + 1, 1 + 1, 1 + 1]  # of 37 and 20 elements

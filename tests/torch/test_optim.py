@@ -18,6 +18,7 @@ CODED = {
     "clipped": {"codec": "onebit(block=64)", "max_norm": 0.5, "clip": 1.0},
     "small tensors dense": {"codec": "onebit(block=64)", "dense_below": 100, "warmup_codec": None},
     "two passes": {"codec": "blocks(bits=8)", "passes": 2},
+    "made while frozen": {"codec": "onebit(block=64)", "frozen": True},
 }
 CASES = {
     "torch": {"codec": None, "optimizer": "torch"},

@@ -82,8 +82,16 @@ def test_a_second_backward_pass_that_would_be_lost_is_refused(algorithm, says_so
             "no algorithm called 'best'; wanted one of reduce_broadcast, all_reduce",
         ),
         ({"resync_every": 0}, "resync_every is 0; wanted at least 1"),
-        ({"strategy": "best"}, "no strategy called 'best'; wanted one of .*ring"),
-        ({"strategy": "gtopk", "algorithm": "layers"}, "no strategy called 'gtopk'; wanted one of .*ring"),
+        ({"strategy": "best"}, "no strategy called 'best' carries what algorithm 'split' sends; wanted one of .*ring"),
+        ({"strategy": "gtopk", "algorithm": "layers"}, "no strategy called 'gtopk' .*; wanted one of bidirectional_ex"),
+        (
+            {"strategy": "ring", "algorithm": "layers"},
+            "no strategy called 'ring' carries what algorithm 'layers' sends",
+        ),
+        (
+            {"strategy": "double_tree", "algorithm": "reduce_broadcast"},
+            "no strategy called 'double_tree' .* native, sp",
+        ),
         ({"codec": "onebit", "algorithm": "layers"}, "codec= with algorithm 'layers'; wanted 'split', or leave it out"),
         ({"engine": "smoke"}, "no engine called 'smoke'; wanted 'mpi'"),
     ],

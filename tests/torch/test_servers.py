@@ -1,5 +1,6 @@
 """Ranks that only aggregate beside ranks that train: the same averages, nothing lost, and pushes beside pulls."""
 
+import signal
 import threading
 
 import numpy as np
@@ -50,7 +51,7 @@ def check_conserved(found):
 @NEEDS_GPU
 def test_workers_on_a_gpu_have_with_a_server_without_one_the_bits_of_the_cpu():
     """Dense sums of two are the same everywhere."""
-    there, here = (spawn(3, ranks.conserved, 1, {}, device) for device in ("cuda", "cpu"))
+    there, here = (spawn(3, ranks.conserved, 1, {}, device, seconds=60.0) for device in ("cuda", "cpu"))
     for rank in (0, 1):
         assert there[rank]["unbroken"] == there[rank]["resumed"] == here[rank]["unbroken"]
 
@@ -59,7 +60,7 @@ def test_workers_on_a_gpu_have_with_a_server_without_one_the_bits_of_the_cpu():
 @NEEDS_GPU
 def test_nothing_is_lost_between_workers_on_a_gpu_and_a_server_without_one():
     pytest.importorskip("numba", reason="the server encodes in host memory")
-    found = spawn(3, ranks.conserved, 1, {"codec": "onebit"}, "cuda")
+    found = spawn(3, ranks.conserved, 1, {"codec": "onebit"}, "cuda", seconds=60.0)
     check_conserved(found)
     assert found[0]["resumed"] == found[1]["resumed"] == found[0]["unbroken"]
 
@@ -120,6 +121,32 @@ def test_a_server_that_cannot_go_on_keeps_none_waiting():
 def test_a_server_that_died_is_named_by_all_others(word):
     for said in (outcome.value for outcome in spawn_outcomes(3, ranks.killed, word, seconds=60.0)[:2]):
         assert "rank 2" in said
+
+
+TIMEOUT_SECONDS = 6.0  # of the process group
+BUSY_SECONDS = 15.0  # beyond the timeout, for a machine with other work
+
+
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP], ids=lambda each: each.name)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_that_is_gone_is_named_by_workers_and_server_within_the_timeout(victim, what):
+    """A server waits for rank 0 and is waited for by all: it must not be taken for the dead one."""
+    ended = spawn_outcomes(3, ranks.lost, victim, what, seconds=90.0, timeout=TIMEOUT_SECONDS, stopped=victim)
+    check_named(ended, victim)
+
+
+def check_named(ended, victim):
+    for rank in {0, 1, 2} - {victim}:
+        said, seconds = ended[rank].value
+        assert f"rank {victim} did not answer" in said, f"rank {rank}"
+        assert not any(f"rank {other} did not" in said for other in {0, 1, 2} - {victim}), f"rank {rank}"
+        if rank != 2:  # it began to count when it began to serve
+            assert seconds < TIMEOUT_SECONDS + BUSY_SECONDS
+
+
+def test_a_server_waits_for_workers_that_sleep_for_longer_than_a_message_may_take():
+    ended = spawn_outcomes(3, ranks.sleepy, 3 * TIMEOUT_SECONDS, seconds=90.0, timeout=TIMEOUT_SECONDS)
+    assert [each.value for each in ended] == ["trained", "trained", "served"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ def test_a_planner_profiles_and_plans_as_in_ddp(by_options):
     for found in by_options:
         planned = found["planned"]
         assert planned["plan"].planner == "wfbp"
+        assert {bucket.strategy for bucket in planned["plan"].buckets} == {"native"}  # as was asked for
+        assert found["automatic"] == {"ring"}  # native would have no second half
         assert [len(bucket.tensors) for bucket in planned["plan"].buckets] == [1, 1, 1, 1]
         assert sum(route.messages for route in planned["routes"]) == len(planned["plan"].messages)
         assert {"compute", "network"} <= planned["lanes"]

@@ -22,13 +22,13 @@ def again(values, path):
 
 def test_values_come_back_as_they_were(tmp_path):
     values = {
-        "plain": [None, True, 3, -(10**30), 0.1, "text \u00e9", b"\x00\xff", (1, (2, [3])), {}],
+        "plain": [None, True, 3, -(10**30), 2**128 - 1, 0.1, "text \u00e9", b"\x00\xff", (1, (2, [3])), {}],
         "keys": {0: "zero", "0": "text", (1, 2): "tuple", None: 1},
         "torch": [torch.float16, torch.device("cpu")],
     }
     found = again(values, tmp_path / "a")
     assert found == values
-    assert isinstance(found["plain"][7], tuple)
+    assert isinstance(found["plain"][8], tuple)
     odd = again({"odd": [math.inf, -math.inf, math.nan]}, tmp_path / "b")["odd"]
     assert odd[:2] == [math.inf, -math.inf]
     assert math.isnan(odd[2])
@@ -65,7 +65,7 @@ def test_a_modules_state_keeps_the_versions_of_its_modules(tmp_path):
 
 
 def test_what_cannot_be_kept_is_refused_before_it_is_written(tmp_path):
-    for value in (object(), {1, 2}, torch.ones(3).to_sparse()):
+    for value in (object(), {1, 2}, torch.ones(3).to_sparse(), 2**128, "\ud800", {"\udc00": 1}):
         with pytest.raises(TrainError, match="a checkpoint cannot hold a"):
             write_state(tmp_path / "a", {"value": value})
     assert not (tmp_path / "a").exists()
@@ -108,6 +108,18 @@ HOSTILE = {
     "a shape of text": document({"dict": [["t", {"tensor": ["float32", ["a"], [0], 0]}]]}, bytes(32)),
     "deep nesting": document(b"[" * 100_000 + b"]" * 100_000),
     "a number of 5000 digits": document(b"1" * 5000),
+    "a number of 400 digits": document(b'{"dict": [["lr", -%s]]}' % (b"9" * 400)),
+    "a number of 129 bits": document({"dict": [["lr", 2**128]]}),
+    "a float beyond float64": document(b'{"dict": [["lr", 1e400]]}'),
+    "half of a surrogate pair": document(b'{"dict": [["lr", "\\ud800"]]}'),
+    "text in UTF-16": document('{"dict": []}'.encode("utf-16")),
+    "a million dimensions": document({"dict": [["t", {"tensor": ["float32", [2**62] * 10**6, [0], 0]}]]}),
+    "tensors over one another": document(
+        {"dict": [[place, {"tensor": ["float32", [8], [0], place]}] for place in (0, 0, 4)]}, bytes(1024)
+    ),
+    "a hole between tensors": document(
+        {"dict": [[place, {"tensor": ["float32", [1], [0], place]}] for place in (0, 128)]}, bytes(1024)
+    ),
 }
 
 
@@ -119,3 +131,11 @@ def test_a_hostile_file_is_one_clear_line_even_with_the_right_digest(case, tmp_p
         read_state(path, CPU, hashlib.sha256(HOSTILE[case]).hexdigest())
     assert str(raised.value).startswith(f"{path}: file: found ")
     assert "\n" not in str(raised.value)
+
+
+def test_a_small_file_cannot_claim_to_be_a_large_one(tmp_path):
+    shares = [[name, {"tensor": ["uint8", [1 << 20], [0], 0]}] for name in range(4096)]  # 4 GiB of 1 MiB
+    path, data = tmp_path / "model.state", document({"dict": shares}, bytes(1 << 20))
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match="its place is 1048576"):
+        read_state(path, CPU, hashlib.sha256(data).hexdigest())

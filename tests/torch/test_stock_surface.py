@@ -3,7 +3,7 @@ import pytest
 
 import torch_surface as surface
 from penstock.errors import PlanError
-from spawn import spawn
+from spawn import spawn, spawn_outcomes
 
 ALONE = {"buffers_of_their_own", "no_autograd_hooks", "ignored_first"}  # ranks differ, with torch too
 
@@ -33,6 +33,12 @@ def assert_alike(expected, found):
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
         else:
             assert found[name] == value, name
+
+
+def test_a_context_of_join_that_is_entered_again_is_refused():
+    refused = spawn_outcomes(2, surface.join_twice)[0].value
+    assert isinstance(refused, PlanError)
+    assert "call join() anew" in str(refused)
 
 
 def test_fewer_ranks_go_on_with_a_plan_of_their_own_and_stay_alike():

@@ -11,6 +11,7 @@ be one that all ranks see, as a frameworks' own files must.
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ with naming_extra():
     import torch
     import torch.distributed as dist
 
+from penstock.fields import with_an_end
+from penstock.torch.checkpoint_folder import on_all
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.ddp import DistributedDataParallel
 from penstock.torch.state_file import parse_state, write_state
@@ -45,40 +48,63 @@ def file_name(rank: int, world_size: int) -> str:
 
 
 def save_exchange(wrapper: DistributedDataParallel, checkpoint: str | Path, folder: str = FOLDER) -> None:
-    """Write what this rank keeps into a folder of the checkpoint; every rank calls this between two iterations."""
+    """Write what each rank keeps into a folder of the checkpoint; every rank calls this between two iterations.
+
+    Where one rank cannot write, all raise `TrainError`, and the files before stay as they are on all.
+    """
     group = wrapper.process_group
     rank, world_size, place = dist.get_rank(group), dist.get_world_size(group), Path(checkpoint) / folder
-    place.mkdir(parents=True, exist_ok=True)
+    path = place / file_name(rank, world_size)
+    try:
+        on_all(lambda: _write_partial(path, wrapper.exchange_state_dict()), "write", group)
+        on_all(lambda: _partial(path).replace(path), "write", group)
+    finally:
+        _remove_partial(path)
     if rank == 0:  # a checkpoint that is written again by another number of ranks
         for old in place.glob("rank-*-of-*.state"):
             if not old.name.endswith(f"-of-{world_size}.state"):
                 old.unlink()
-    write_exchange(place / file_name(rank, world_size), wrapper.exchange_state_dict())
 
 
 def load_exchange(wrapper: DistributedDataParallel, checkpoint: str | Path, folder: str = FOLDER) -> bool:
     """Take over from the files in a checkpoint; every rank calls this. Return False where there are none.
 
     A checkpoint of stock DDP has none: training goes on with nothing kept back. Where some ranks see files and
-    others do not, or one is missing, all ranks raise `FormatError`.
+    others do not, or one is missing, all ranks raise `FormatError`; where one cannot read them, all raise `TrainError`.
     """
-    return take_over(wrapper, read_exchange(Path(checkpoint) / folder))
+    states = on_all(lambda: read_exchange(Path(checkpoint) / folder), "read", wrapper.process_group)
+    return take_over(wrapper, states)
 
 
 def write_exchange(path: Path, state: Mapping[str, Any]) -> None:
     """Write what one rank keeps, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        digest = write_state(partial, state)
-        with open(partial, "ab") as file:
+        _write_partial(path, state)
+        _partial(path).replace(path)
+    finally:
+        _remove_partial(path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _write_partial(path: Path, state: Mapping[str, Any]) -> None:
+    """Write what one rank keeps beside its file, with its digest, and wait until the disk has it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = write_state(_partial(path), state)
+        with open(_partial(path), "ab") as file:
             file.write(f"{digest}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
         raise FormatError(str(path), "file", error.strerror, "a folder with room for a checkpoint") from error
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def _remove_partial(path: Path) -> None:
+    with suppress(OSError):  # it is there only where writing, or another rank, failed
+        _partial(path).unlink()
 
 
 def read_exchange(folder: Path) -> list[Mapping[str, Any]]:
@@ -89,7 +115,7 @@ def read_exchange(folder: Path) -> list[Mapping[str, Any]]:
 def _read(path: Path) -> Mapping[str, Any]:
     """Return the values of one file, whose tensors are read from the disk as they are used."""
     try:
-        with open(path, "rb") as file:
+        with open(with_an_end(path), "rb") as file:
             data = mmap(file.fileno(), 0, access=ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: nothing is in it
         found = error.strerror if isinstance(error, OSError) else "nothing"

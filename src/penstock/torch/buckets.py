@@ -10,7 +10,8 @@ the plan's. `Order` says where it does otherwise.
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -182,9 +183,25 @@ def _fresh_wrapper(
         "static_graph": wrapper.static_graph,
         "init_sync": False,
     }
-    with warnings.catch_warnings():  # torch has said them once, when the user's own wrapper was made
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(), thawed(parameters):
+        warnings.simplefilter("ignore")  # torch has said them once, when the user's own wrapper was made
         return Fresh(wrapper.module, **{**given, **now, **limits})
+
+
+@contextmanager
+def thawed(parameters: Parameters) -> Iterator[None]:
+    """Let all parameters require gradients, also those frozen for a while: others take no hook, nor does a reducer.
+
+    What is hooked so keeps its hook when it is frozen again, as parameters do that are frozen after they were wrapped.
+    """
+    frozen = [each.parameter for each in parameters if not each.parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def steps_in_backward(wrapper: TorchDDP) -> bool:

@@ -1,7 +1,7 @@
 """What torch's ranks must have in common, as text: options of the wrapper, and a line for each parameter.
 
 One that looks for unused parameters sends a message more, one with another text of a codec decodes to other values. So
-all of it is compared in the constructor, before torch's wrapper is made (`planning/given.py`).
+all of it is compared in the constructor, before torch's wrapper is made (`planning/inputs.py`).
 """
 
 import inspect
@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
-from penstock.planning.given import compare_models
+from penstock.errors import PlanError
+from penstock.planning.inputs import compare_models
 from penstock.torch.collective_errors import GroupRanks
 
 _OWN = (
@@ -23,6 +24,14 @@ _OWN = (
     "process_group",
     "device_mesh",
 )  # which each rank has its own of
+
+
+def require_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return a process group, the default one where none is named; refuse where there is none yet."""
+    found = group or dist.group.WORLD
+    if found is None:
+        raise PlanError("no process group; call torch.distributed.init_process_group first")
+    return found
 
 
 def compare_ranks(options: Mapping[str, str], module: torch.nn.Module | None, group: dist.ProcessGroup | None) -> str:

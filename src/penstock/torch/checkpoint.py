@@ -20,7 +20,6 @@ from penstock.torch.arrays import TORCH, layout_of
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import message_seconds
 
-TIMEOUT_SECONDS = 300.0  # for all ranks to load
 _LOOK_SECONDS = 0.01  # between looks for the others
 _TOLD = 3  # backward passes of which others are told, from the beginning and from each load on
 
@@ -78,7 +77,7 @@ class Loads:
 
     @property
     def _seconds(self) -> float:
-        """How long the store may take to answer."""
+        """How long the store may take to answer, and other ranks to load."""
         group = self._group or dist.group.WORLD
         assert group is not None
         return message_seconds(group)
@@ -104,7 +103,7 @@ class Loads:
             self._count += 1
             mine = json.dumps(["", checksum(states)] if complaint is None else [str(complaint), ""])
             with together("loading an exchange state", self._group):
-                held = within(TIMEOUT_SECONDS + MARGIN_SECONDS, partial(self._told, mine))
+                held = within(self._seconds + MARGIN_SECONDS, partial(self._told, mine))
             for rank, (theirs, _) in enumerate(held):
                 if theirs and any(other != theirs for other, _ in held):
                     raise PlanError(f"on rank {rank}, {theirs}")
@@ -124,7 +123,7 @@ class Loads:
         self._store.compare_set(first, "", str(self._rank))
         self._store.set(self._key(self._count, self._rank), mine)
         others = [rank for rank in range(self._world_size) if rank != self._rank]
-        deadline = monotonic() + TIMEOUT_SECONDS
+        deadline = monotonic() + self._seconds
         while not self._store.check([self._key(self._count, rank) for rank in others]):
             absent = [rank for rank in others if not self._store.check([self._key(self._count, rank)])]
             if any(self._has_gone_on(rank) for rank in absent) or monotonic() > deadline:

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from penstock.errors import FormatError, PenstockError, TrainError, one_line
+from penstock.errors import FormatError, PenstockError, TrainError, one_line, shorten
 from penstock.fields import Fields, write_json
 from penstock.torch.collective_errors import GroupRanks
 from penstock.torch.saved_folder import (
@@ -83,6 +84,11 @@ class Checkpoints:
         group: dist.ProcessGroup | None = None,
         **others: Stateful,
     ) -> None:
+        if not hasattr(model, "exchange_state_dict"):
+            raise TypeError(
+                f"model is of type {type(model).__qualname__}; wanted the wrapper, such as penstock.torch's "
+                "DistributedDataParallel, whose residuals are saved too"
+            )
         self.folder, self._model, self._others, self._group = Path(folder), model, others, group
 
     def save(self, step: int) -> Path:
@@ -113,12 +119,36 @@ class Checkpoints:
         if not name:
             return 0
         saved, common, states = on_all(lambda: self._read(self.folder / name), "read", self._group)
-        self._model.load_exchange_state_dict(states)
+        with self._others_as_before():
+            on_all(lambda: self._load_others(self.folder / name, common), "read", self._group)
+            self._model.load_exchange_state_dict(states)
         with fitting(self.folder / name / MODEL):
-            self._model.module.load_state_dict(common["model"])
-            for each, other in self._others.items():
-                other.load_state_dict(common[each])
+            self._model.module.load_state_dict(common["model"])  # its names, shapes and types are checked
         return saved.step
+
+    def _load_others(self, path: Path, common: Mapping[str, Any]) -> None:
+        for name, other in self._others.items():
+            with fitting(path / MODEL, f"this run's {name}"):
+                other.load_state_dict(common[name])
+        for key, module in _with_extra_state(self._model.module).items():
+            if key in common["model"]:
+                with fitting(path / MODEL):
+                    module.set_extra_state(deepcopy(common["model"][key]))  # it is loaded again with the model
+
+    @contextmanager
+    def _others_as_before(self) -> Iterator[None]:
+        """Put back what the others and extra states were where the block raises: only loading says whether one fits."""
+        before = {name: _as_now(other) for name, other in self._others.items()}
+        modules = _with_extra_state(self._model.module)
+        extra = {key: deepcopy(module.get_extra_state()) for key, module in modules.items()}
+        try:
+            yield
+        except BaseException:
+            for name, other in self._others.items():
+                other.load_state_dict(before[name])
+            for key, module in modules.items():
+                module.set_extra_state(extra[key])
+            raise
 
     def _states(self) -> dict[str, Any]:
         return {name: other.state_dict() for name, other in self._others.items()}
@@ -180,36 +210,70 @@ def fitting(path: Path, whose: str = "this run's model") -> Iterator[None]:
     """Raise `FormatError` where what a file of a checkpoint holds cannot be put into this run's objects."""
     try:
         yield
-    except (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except PenstockError:
+        raise
+    except Exception as error:  # objects of the user's may raise any
         raise FormatError(str(path), "state", one_line(error), f"the state of {whose}") from error
 
 
 def check_model(path: Path, module: torch.nn.Module, state: Any) -> None:
-    """Raise `FormatError` unless a state has the names and shapes of a model's; torch looks only as it loads."""
+    """Raise `FormatError` unless a state has the names, shapes and types of a model's.
+
+    torch compares names and shapes only, and those as it loads; values of another type it rounds without a word.
+    """
     with fitting(path):
-        own, found = _shapes(module.state_dict()), _shapes(state)
+        own, found = _tensors(module.state_dict()), _tensors(state)
     differ = sorted((name for name in own.keys() | found.keys() if own.get(name) != found.get(name)), key=str)
     if differ:
         name = differ[0]
         more = f" ({len(differ)} differ)" if len(differ) > 1 else ""
-        said, wanted = (f"{name} {each.get(name, 'is not there')}{end}" for each, end in ((found, more), (own, "")))
+        shown = shorten(str(name), 100).strip("'\"")
+        said, wanted = (f"{shown} {each.get(name, 'is not there')}{end}" for each, end in ((found, more), (own, "")))
         raise FormatError(str(path), "model", said, f"{wanted}, as this run's model has it")
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
-    tensors = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, torch.Tensor)}
-    return {name: f"of shape {tensors[name]}" if name in tensors else "no tensor" for name in state}
+def _with_extra_state(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the modules that keep more than tensors (`set_extra_state`), by what a model's state calls it."""
+    both = "get_extra_state", "set_extra_state"
+    return {
+        f"{name}._extra_state".removeprefix("."): module
+        for name, module in model.named_modules()
+        if all(getattr(type(module), each) is not getattr(torch.nn.Module, each) for each in both)
+    }
+
+
+def _as_now(other: Stateful) -> dict[str, Any]:
+    """Return a state that stays as it is while another one is loaded, without a copy where torch's optimizers load.
+
+    They put new values in the place of those before, which are twice the model's size, and write into none.
+    """
+    torchs = torch.optim.Optimizer
+    replaces = isinstance(other, torchs) and type(other).load_state_dict is torchs.load_state_dict
+    return other.state_dict() if replaces else deepcopy(other.state_dict())
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _tensor(value) if isinstance(value, torch.Tensor) else "no tensor" for name, value in state.items()}
+
+
+def _tensor(value: torch.Tensor) -> str:
+    return f"of shape {tuple(value.shape)} in {str(value.dtype).removeprefix('torch.')}"
 
 
 def check_optimizer(path: Path, name: str, optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Raise `FormatError` unless a state has the groups of an optimizer, with as many parameters and the same options.
+    """Raise `FormatError` unless a state has the groups of an optimizer: as many parameters, and options of its kinds.
 
-    torch compares the numbers of parameters only, and another optimizer's options fail at the first step.
+    What one of torch's own keeps for a parameter must have that one's shape. torch compares the numbers of parameters
+    only, and another optimizer's options and shapes fail at the first step.
     """
     with fitting(path, "this run's optimizer"):
         own, found = _groups(optimizer.state_dict()), _groups(state)
+        options = _other_option(optimizer, state) if own == found else ""
+        shapes = _other_shape(optimizer, state) if own == found else ""
     if own != found:
         raise FormatError(str(path), name, found, f"{own}, as this run's optimizer has it")
+    if options or shapes:
+        raise FormatError(str(path), name, options or shapes, "what this run's optimizer has there")
 
 
 def _groups(state: Mapping[str, Any]) -> str:
@@ -219,6 +283,46 @@ def _groups(state: Mapping[str, Any]) -> str:
         for group in state["param_groups"]
     ]
     return "; ".join(groups)
+
+
+def _other_option(optimizer: torch.optim.Optimizer, state: Any) -> str:
+    """Return an option that is of another kind in a state than in an optimizer; "" where there is none."""
+    for own, found in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for name in own.keys() - {"params"}:
+            if own[name] is not None and (kind := _kind(found[name])) != (wanted := _kind(own[name])):
+                return f"{name}: {kind} instead of {wanted}"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    """Return what can take the place of an optimizer's option: torch has numbers as tensors too, None for a flag."""
+    if value is None or isinstance(value, bool):
+        return "a flag"
+    if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+        return "a number"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_kind, value))})"
+    return f"a {type(value).__name__}"
+
+
+def _other_shape(optimizer: torch.optim.Optimizer, state: Any) -> str:
+    """Return what a state keeps for a parameter of another shape; "" where all fits, or any shape may be right."""
+    if type(optimizer) not in _SHAPED_AS_PARAMETERS:
+        return ""
+    saved = [each for group in state["param_groups"] for each in group["params"]]
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    for key, parameter in zip(saved, own, strict=True):
+        for name, value in state["state"].get(key, {}).items():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+                return f"{name} {_tensor(value)}, its parameter of {tuple(parameter.shape)}"
+    return ""
+
+
+_SHAPED_AS_PARAMETERS = {
+    torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW,
+    torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD,
+    torch.optim.SparseAdam,
+}  # fmt: skip
 
 
 # All ranks together

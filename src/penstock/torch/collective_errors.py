@@ -16,7 +16,7 @@ from penstock.errors import FormatError, PlanError, TransportError, one_line
 from penstock.planning.agree import MOST_NBYTES, pack, unpack_whole
 from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.failure_diagnosis import Note, explained
-from penstock.runtime.transport.c10d import C10dTransport, device_failure, named
+from penstock.runtime.transport.c10d import C10dTransport, device_failure, named, notes_of
 
 # In what gloo says of connections, mostly with the name of its file, and a FileStore.
 _SIGNS = re.compile("gloo/transport|pair closure|^wait timeout", re.IGNORECASE)
@@ -125,5 +125,5 @@ def who_is_gone(
     hang_up()
     lost = TransportError("torch.distributed", dist.get_rank(group), what, None, str(error))
     lost.__cause__ = error
-    where = Note(0, "a collective of torch's own", doing=what)
-    return explained(lost, C10dTransport(group), where, TIMEOUT_SECONDS)
+    where = Note(0, "a collective of torch's own", group=C10dTransport(group).group_name, doing=what)
+    return explained(lost, notes_of(group), where, TIMEOUT_SECONDS)

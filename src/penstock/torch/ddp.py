@@ -29,7 +29,7 @@ from penstock.planning.planning import Decision, Planning, PlanningOptions, Sett
 from penstock.run_record import RouteUse
 from penstock.timeline import Timeline
 from penstock.torch.buckets import Hook, TorchDDP, steps_in_backward
-from penstock.torch.check_inputs import compare_ranks, torch_options
+from penstock.torch.check_inputs import compare_ranks, require_group, torch_options
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import together
 from penstock.torch.engines import check_engine, connect_devices
@@ -105,6 +105,7 @@ class DistributedDataParallel(TorchDDP):
         **keywords: Unpack[WrapperOptions],
     ) -> None:
         options: dict[str, Any] = {**keywords} | ({} if codec is None else {"codec": codec})
+        _check_types(module, servers)
         asked = from_options(Compression, compression, "compression", options)
         settings = from_options(Planning, planning, "planning", options).settings(engine)
         check_engine(engine)
@@ -120,7 +121,7 @@ class DistributedDataParallel(TorchDDP):
         options = {name: value for name, value in bound.arguments.items() if name not in ("self", "module")}
         nested = any(isinstance(each, TorchDDP) for each in module.modules())  # a gradient is a view of one bucket only
         options.setdefault("gradient_as_bucket_view", not nested)
-        group = _group_of(options)
+        group = require_group(_group_of(options))
         if (first := next(module.parameters(), None)) is not None:
             connect_devices(group, first.device)
         token = compare_ranks(settings.options | memory.options | torch_options(options), module, group)
@@ -214,8 +215,7 @@ class DistributedDataParallel(TorchDDP):
             )
         if not kwargs.get("divide_by_initial_world_size", True):
             self._planning.buckets.leave_to_torch()
-        hook: JoinHook = super().join_hook(**kwargs)  # type: ignore[no-untyped-call]
-        return hook
+        return self._planning.join(super().join_hook(**kwargs))  # type: ignore[no-untyped-call]
 
     @property
     def plan(self) -> Plan | None:
@@ -239,14 +239,16 @@ class DistributedDataParallel(TorchDDP):
     def measured_timeline(self) -> Timeline | None:
         """Return what the last iteration took on this rank: forward, backward, communication; None before the first.
 
-        Communication is told by bucket where buckets are known.
+        Communication is told by bucket where the host sends them; of buckets that are queued on a GPU, as a whole, by
+        torch's events there.
         """
         return self._planning.measured_timeline()
 
     def record_instructions(self, on: bool = True) -> None:
         """Let `measured_timeline` show every encode, send, recv, merge and decode of the iterations to come.
 
-        This looks at the clock between all of them: turn it on for an iteration that is to be drawn, then off.
+        This looks at the clock between all of them: turn it on for an iteration that is to be drawn, then off. An
+        iteration with buckets that are queued on a GPU shows none: the host does not know when its kernels run.
         """
         self._planning.record_instructions(on)
 
@@ -331,6 +333,14 @@ def _with_servers(
         raise PlanError(f"servers= with codec {codec!r}: servers do not know the shapes that it factors; leave one out")
     options["process_group"] = servers.workers
     return replace(settings, strategy=servers.strategy)
+
+
+def _check_types(module: object, servers: object) -> None:
+    """Refuse what is no model and what are no servers."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module is {module!r}; wanted a torch.nn.Module")
+    if servers is not None and not hasattr(servers, "workers"):  # its module is imported by those who train with it
+        raise TypeError(f"servers is {servers!r}; wanted a ParameterServers, such as ParameterServers(1)")
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

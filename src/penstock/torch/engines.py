@@ -10,6 +10,7 @@ bucket to be under way, or where the training script calls MPI itself. mpi4py as
 and Open MPI grants it.
 """
 
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -21,12 +22,11 @@ from penstock.runtime import transport
 from penstock.runtime.connect import REST_SECONDS, start_mpi
 from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.transport import Transport, c10d
-from penstock.runtime.transport.c10d import C10dTransport, group_timeout
+from penstock.runtime.transport.c10d import C10dTransport, group_timeout, notes_of
 from penstock.runtime.transport.meeting import MARGIN_SECONDS, within
 from penstock.torch.collective_errors import GroupRanks, together
 
 MPI: Final = "mpi"
-HALF = (torch.float16, torch.bfloat16)  # MPI has no sums of these
 
 
 def check_engine(engine: str | None) -> None:
@@ -50,23 +50,27 @@ def own_transport(engine: str | None, group: dist.ProcessGroup) -> Transport:
         return C10dTransport(ours, parent=group)
 
 
-def own_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return a new gloo group of the same ranks, which must call this at the same time; other ranks need not.
-
-    Where there are others, torch must be told: it would wait for them, or mistake a group of theirs for this one.
-    """
-    ranks, timeout = dist.get_process_group_ranks(group), group_timeout(group)  # torch's own is half an hour
-    make = partial(
-        dist.new_group,
-        ranks,
-        timeout=timeout,
-        backend="gloo",
-        use_local_synchronization=len(ranks) < dist.get_world_size(),
-    )
-    seconds = (timeout or dist.default_pg_timeout).total_seconds() + MARGIN_SECONDS
-    with together("making a process group", group):
-        found: dist.ProcessGroup = within(seconds, make, C10dTransport(group).is_given_up)
+def own_group(group: dist.ProcessGroup, ranks: list[int] | None = None, backend: str = "gloo") -> dist.ProcessGroup:
+    """Return a new group of the same ranks, or of `ranks` of them, which must all call this; other ranks need not."""
+    everyone = dist.get_process_group_ranks(group)
+    is_local = len(everyone) < dist.get_world_size()
+    found = new_group(ranks or everyone, group, group_timeout(group), backend, is_local)
     GroupRanks(group).gather(None, "making a process group")  # a rank may still wait for one that died: none goes on
+    return found
+
+
+def new_group(
+    ranks: list[int], beside: dist.ProcessGroup, timeout: timedelta | None, backend: str = "gloo", is_local: bool = True
+) -> dist.ProcessGroup:
+    """Return a new group; notes are in that `beside` it. A `timeout` of None is torch's own, half an hour.
+
+    Only its own ranks call this where it `is_local`. Where there are others, torch must be told: it would wait for
+    them, or mistake a group of theirs for this one.
+    """
+    make = partial(dist.new_group, ranks, timeout=timeout, backend=backend, use_local_synchronization=is_local)
+    seconds = (timeout or dist.default_pg_timeout).total_seconds() + MARGIN_SECONDS
+    with together("making a process group", beside):
+        found: dist.ProcessGroup = within(seconds, make, notes_of(beside).is_given_up)
     return found
 
 
@@ -82,7 +86,7 @@ def connect_devices(group: dist.ProcessGroup | None, device: torch.device) -> No
         GroupRanks(group).gather(None, "connecting GPUs")  # who has died by now is known at once
     seconds = (group_timeout(group) or dist.default_pg_timeout).total_seconds() + MARGIN_SECONDS
     with together("connecting GPUs", group):
-        c10d.connect_devices(group, device, seconds, C10dTransport(group).is_given_up)
+        c10d.connect_devices(group, device, seconds, notes_of(group).is_given_up)
 
 
 def device_messages_within(group: dist.ProcessGroup, timeout_seconds: float) -> Any:
@@ -105,7 +109,7 @@ def device_messages_within(group: dist.ProcessGroup, timeout_seconds: float) -> 
 
     seconds = timeout_seconds + MARGIN_SECONDS
     with together("connecting GPUs", group):
-        return transport.within(seconds, make, c10d.UNCONNECTED.format(seconds), C10dTransport(group).is_given_up)
+        return transport.within(seconds, make, c10d.UNCONNECTED.format(seconds), notes_of(group).is_given_up)
 
 
 def message_seconds(group: dist.ProcessGroup) -> float:
@@ -124,7 +128,7 @@ def mpi_transport(group: dist.ProcessGroup) -> Transport:
     from penstock.runtime.transport.mpi import MpiTransport
 
     with together("making a communicator of MPI", group):
-        is_vain = C10dTransport(group).is_given_up
+        is_vain = notes_of(group).is_given_up
         return MpiTransport(rest_seconds=REST_SECONDS, most_seconds=message_seconds(group), is_vain=is_vain)
 
 
@@ -135,7 +139,7 @@ def _place(group: dist.ProcessGroup) -> tuple[int, int, bool] | str:
     come to MPI's start is no more asked.
     """
     try:
-        start_mpi(message_seconds(group), C10dTransport(group).is_given_up)
+        start_mpi(message_seconds(group), notes_of(group).is_given_up)
 
         from penstock.runtime.transport.mpi import place_in_world
 

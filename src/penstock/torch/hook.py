@@ -30,13 +30,13 @@ from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.planning import check_strategy
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.connect import release
+from penstock.runtime.connect import WITHOUT_SUMS, release
 from penstock.runtime.rehearse import Compiling
 from penstock.runtime.transport import ring_nbytes
-from penstock.torch.check_inputs import compare_ranks
+from penstock.torch.check_inputs import compare_ranks, require_group
 from penstock.torch.checkpoint import Loads, TorchMemory
 from penstock.torch.collective_errors import raise_device_failure, who_is_gone
-from penstock.torch.engines import HALF, MPI, check_engine, device_messages_within, engine_of, own_transport
+from penstock.torch.engines import check_engine, device_messages_within, engine_of, own_transport
 from penstock.torch.watch import at_end_of_backward
 
 if TYPE_CHECKING:  # few train with servers
@@ -166,7 +166,7 @@ class BucketSender:
             return ServedExchange(self._servers, route, self._memory, leaves_out=leaves_out)
         transport = own_transport(self._engine, self._group)
         communicator = Communicator(transport, timeout_seconds=self._timeout_seconds)
-        without_native = [str(each).removeprefix("torch.") for each in HALF] if self._engine == MPI else []
+        without_native = WITHOUT_SUMS.get(self._engine or "", ())
         return Exchange(
             communicator, route=route, memory=self._memory, leaves_out=leaves_out, without_native=without_native
         )
@@ -177,10 +177,6 @@ class BucketSender:
         wanted = self._memory.compresses and self._engine is None and communicator.messages is None
         if wanted and self._servers is None:
             communicator.messages = device_messages_within(self._group, self._timeout_seconds)
-
-    def record(self, on: bool) -> None:
-        """Note when each instruction starts and ends from now on, or stop doing so."""
-        self.exchange.record(on)
 
     def follow(self, plan: Plan, network: Network | None = None) -> None:
         """Use the plan's routes from now on, on the network that was measured."""
@@ -204,7 +200,7 @@ class BucketSender:
         is_last = bucket.is_last() or (self._knows_names and self._come == self._averaged_count)  # nor is any the last
         buffer, exchange = bucket.buffer(), self.exchange
         resolved, by_engine = self._buckets.get(key := (buffer.dtype, *map(id, parameters))) or self._resolve(
-            key, bucket, is_last
+            key, bucket
         )
         if buffer.is_sparse:
             future = self._average_sparse(buffer, resolved.parcels[0].name)
@@ -232,12 +228,7 @@ class BucketSender:
         if self._followed <= 2:  # torch rebuilds its buckets after the first iteration
             self._buckets.clear()
 
-    def _resolve(
-        self,
-        key: Any,
-        bucket: dist.GradBucket,  # type: ignore[name-defined]
-        is_last: bool,
-    ) -> tuple[ResolvedBucket, bool]:
+    def _resolve(self, key: Any, bucket: dist.GradBucket) -> tuple[ResolvedBucket, bool]:  # type: ignore[name-defined]
         """Return what the exchange makes of one of torch's buckets, and whether the engine alone can average it."""
         parameters, dtype = bucket.parameters(), str(bucket.buffer().dtype).removeprefix("torch.")
         names = tuple(self._names.setdefault(id(each), f"parameter {len(self._names)}") for each in parameters)
@@ -247,8 +238,6 @@ class BucketSender:
             self._compare_with_plan(names)
         sizes = [each.numel() * (1 + each.is_complex()) for each in parameters]  # torch shows complex numbers as pairs
         found = self.exchange.bucket(names, sizes, dtype)
-        for parcel in found.parcels:
-            parcel.comes_last = is_last
         self._buckets[key] = found, found.is_native and self._engine is None and self.exchange.only_averages
         return self._buckets[key]
 
@@ -368,6 +357,8 @@ def comm_hook(
     if scheme.codec == AUTO:
         raise PlanError("codec 'auto' needs a plan to predict what pays; name a codec, or use DistributedDataParallel")
     scheme.check_planner("torch's")
+    if not isinstance(module, torch.nn.Module | None):
+        raise TypeError(f"module is {module!r}; wanted a torch.nn.Module, or None")
     check_engine(engine)
     if strategy != AUTO:
         check_strategy(strategy)
@@ -375,8 +366,8 @@ def comm_hook(
     memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
 
     def make() -> BucketSender:
-        unused, group = find_unused_parameters, process_group or dist.group.WORLD
-        return _make_sender(strategy, scheme, memory, module, unused, group, engine, timeout_seconds)
+        unused = find_unused_parameters
+        return _make_sender(strategy, scheme, memory, module, unused, process_group, engine, timeout_seconds)
 
     if process_group is None and not dist.is_initialized():
         late = LateSender(make)
@@ -443,24 +434,17 @@ def _make_sender(
     timeout_seconds: float,
 ) -> BucketSender:
     """Return what sends torch's buckets by one route; every rank must call this at the same time."""
-    if group is None:
-        raise PlanError("no process group; call torch.distributed.init_process_group first")
-    if strategy == AUTO:
-        engine_name = engine or engine_of(group, _gradients_device(module))
-        strategy = scheme.strategies_by(engine_name, dist.get_world_size(group))[0]
-        check_strategy(strategy)
-        scheme.check_strategy(strategy)
+    group = require_group(group)
+    engine_name = engine or engine_of(group, _gradients_device(module))
+    chosen = scheme.route(engine_name, dist.get_world_size(group))
+    route = chosen if strategy == AUTO else Route(strategy, scheme.codec)
     names = {} if module is None else {id(parameter): name for name, parameter in module.named_parameters()}
-    asked = {"strategy": strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
+    asked = {"strategy": route.strategy, "engine": engine, "find_unused_parameters": find_unused_parameters}
     token = compare_ranks({name: repr(value) for name, value in asked.items()} | memory.options, module, group)
     memory.loads = Loads(group, token, by_exchange=True)
     memory.know_parameters({} if module is None else dict(module.named_parameters()))
-    route = Route(strategy, scheme.codec)
     count = 0 if module is None else _averaged_count(module)
     sender = BucketSender(group, timeout_seconds, route, memory, names, find_unused_parameters, engine, count)
-    if module is not None:
-        nbytes = [each.numel() * each.element_size() for each in module.parameters() if each.requires_grad]
-        sender.exchange.communicator.gradient_nbytes = sum(nbytes)
     _get_ready(route, module, group)
     return sender
 

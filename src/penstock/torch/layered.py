@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
 
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.buckets import Gradient, Zeros
+from penstock.adaptor.session import Session
 from penstock.adaptor.world import World
 from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO, Compression, Scheme, from_options
@@ -125,6 +127,8 @@ class Layers(Layered):
 
     Gradients are sent in one order on all ranks: the last layer first.
     """
+
+    operations = ("reduce", "broadcast")
 
     def begin(self) -> None:
         """Start with nothing under way."""
@@ -334,8 +338,12 @@ class TorchSession(Session):
     def _divides(self, bucket: ResolvedBucket) -> bool:
         return False  # what is put into it comes from torch
 
-    def _zeros(self, sizes: Sequence[int], dtype: str) -> torch.Tensor:
-        return torch.zeros(sum(sizes), dtype=getattr(torch, dtype), pin_memory=self._pins)
+    def _zeros(self) -> Zeros:
+        return partial(_zeros, self._pins)
+
+
+def _zeros(pins: bool, sizes: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.zeros(sum(sizes), dtype=getattr(torch, dtype), pin_memory=pins)
 
 
 def make_session(

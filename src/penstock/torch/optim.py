@@ -89,6 +89,11 @@ class CompressedAdamW(torch.optim.AdamW):
     ) -> None:
         self._moments: Moments | None = None
         super().__init__(params, lr, betas, eps, weight_decay, **options)
+        if ddp is not None and not hasattr(ddp, "exchange_memory"):  # what torch.compile returns has it too
+            raise TypeError(
+                f"ddp is of type {type(ddp).__qualname__}; wanted the model that penstock.torch's "
+                "DistributedDataParallel or fully_shard_with returned"
+            )
         if ddp is None or ddp.exchange_memory.compression.codec is None:
             return
         codec = ddp.exchange_memory.compression.codec
@@ -178,8 +183,7 @@ class Moments:
         self.warmup_steps, self._warmup_codec, self._max_norm = warmup_steps, warmup_codec, max_norm
         self.arrived: set[torch.Tensor] = set()  # parameters whose `grad` is momentum since the last step
         self._optimizer, self._memory = optimizer, ddp.exchange_memory
-        module, group, may_lack = _averaged_by(ddp)
-        self._parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        self._parameters, group, may_lack = _averaged_by(ddp)
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}  # the optimizer's, by parameter
         self._roots: dict[torch.Tensor, torch.Tensor] = {}  # sqrt(v) + eps of parameters whose v is frozen
         self._limits: dict[torch.Tensor, torch.Tensor] = {}  # norms that their gradients are clipped to
@@ -408,12 +412,16 @@ def _here(tensor: torch.Tensor) -> torch.Tensor:
 
 def _averaged_by(
     ddp: DistributedDataParallel | ShardedModule,
-) -> tuple[torch.nn.Module, dist.ProcessGroup, bool]:
-    """Return the module whose gradients are averaged, over which ranks, and whether some may lack one."""
+) -> tuple[dict[str, torch.nn.Parameter], dist.ProcessGroup, bool]:
+    """Return the parameters whose gradients are averaged, over which ranks, and whether some may lack one.
+
+    One that is frozen for now is among those of `DistributedDataParallel`.
+    """
     if isinstance(ddp, DistributedDataParallel):
-        return ddp.module, ddp.process_group, bool(ddp.find_unused_parameters)
+        found = {each.name: each.parameter for each in ddp._planning.buckets.parameters}
+        return found, ddp.process_group, bool(ddp.find_unused_parameters)
     assert isinstance(ddp, torch.nn.Module), "fully_shard_with makes modules"
-    return ddp, ddp.replica_group, False
+    return {name: each for name, each in ddp.named_parameters() if each.requires_grad}, ddp.replica_group, False
 
 
 def _check(codec: str, warmup_steps: object, warmup_codec: object, max_norm: object, options: dict[str, Any]) -> None:

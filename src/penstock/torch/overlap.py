@@ -16,6 +16,9 @@
 `split` takes codecs, plans and planners as `DistributedDataParallel` does: `codec="onebit"`, `plan="plan.json"`,
 `planner="exact"`; without a plan each layer is a bucket, and layers of less than 2 MiB are put together.
 
+A linear pipeline, by which the first and the third go unless a strategy is named, takes the block that is best on the
+links: they are measured for a second, but where all ranks share one host's few cores.
+
 All of them compute what plain data parallelism computes. Parameters may have no gradient, on some ranks or on all. Each
 rank's buffers stay its own. The module is in host memory or on one CUDA device, whose gradients travel through pinned
 host memory. Schedulers take `bsp.optimizers`, one or one for each layer, and are stepped after
@@ -42,6 +45,7 @@ from penstock.runtime.connect import GLOO
 from penstock.runtime.launch import Place
 from penstock.strategies import names
 from penstock.timeline import Timeline
+from penstock.torch.check_inputs import require_group
 from penstock.torch.engines import check_engine, message_seconds, own_transport
 from penstock.torch.layered import ALL_REDUCES, Layers, Split, TorchSession
 from penstock.torch.synchronous import Algorithm, AllReduce, MakeOptimizer, ReduceBroadcast
@@ -53,7 +57,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "layers": Layers,
     "split": Split,
 }
-OPERATIONS = ("reduce", "broadcast", "all_reduce")
 
 
 class SplitOptions(CompressionOptions, PlanningOptions, total=False):
@@ -71,7 +74,7 @@ class BulkSynchronous(torch.nn.Module):
         make_optimizer: Called with parameters, returns their optimizer: once for each layer by `layers` and `split`,
             once in all by the others.
         algorithm: How gradients and weights travel.
-        strategy: The collective that carries them; empty: chosen.
+        strategy: The collective that carries them; empty: chosen. By `all_reduce`, weights still go by a broadcast.
         resync_every: Steps between two broadcasts of rank 0's weights, by `all_reduce`.
         process_group: The ranks that train together; None: all ranks.
         compression: How gradients are compressed, by `split`, as in `DistributedDataParallel`.
@@ -105,18 +108,23 @@ class BulkSynchronous(torch.nn.Module):
             raise PlanError(f"no algorithm called {algorithm!r}; wanted one of {', '.join(ALGORITHMS)}{near}")
         if options and algorithm != "split":
             raise PlanError(f"{next(iter(options))}= with algorithm {algorithm!r}; wanted 'split', or leave it out")
-        known = sorted({name for operation in OPERATIONS for name in names(operation)})
+        operations = ALGORITHMS[algorithm].operations or ("all_reduce",)
+        known = sorted({name for operation in operations for name in names(operation)})
         known += ALL_REDUCES if algorithm == "split" else ()  # perhaps with options behind the name
         if strategy and strategy.partition("(")[0] not in known:
             near = did_you_mean(strategy, known)
-            raise PlanError(f"no strategy called {strategy!r}; wanted one of {', '.join(dict.fromkeys(known))}{near}")
+            what = f"no strategy called {strategy!r} carries what algorithm {algorithm!r} sends"
+            raise PlanError(f"{what}; wanted one of {', '.join(dict.fromkeys(known))}{near}")
         if resync_every < 1:
             raise PlanError(f"resync_every is {resync_every}; wanted at least 1")
+        if not callable(make_optimizer):
+            raise TypeError(
+                f"make_optimizer is of type {type(make_optimizer).__qualname__}; wanted a function of parameters, such "
+                "as lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+            )
         check_engine(engine)
         self.module = module
-        group = process_group or dist.group.WORLD
-        if group is None:
-            raise PlanError("no process group; call torch.distributed.init_process_group first")
+        group = require_group(process_group)
         place, seconds = Place(dist.get_rank(group), dist.get_world_size(group)), message_seconds(group)
         world = World(place, engine or GLOO, lambda: own_transport(engine, group), timeout_seconds=seconds)
         self._algorithm = ALGORITHMS[algorithm](module, make_optimizer, world, strategy, resync_every, options)
@@ -148,7 +156,7 @@ class BulkSynchronous(torch.nn.Module):
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """What updates the weights."""
+        """The optimizers that update the weights: one of all, or one of each layer."""
         return self._algorithm.every_optimizer()
 
     def finish(self) -> None:

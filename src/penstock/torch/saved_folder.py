@@ -16,12 +16,13 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from penstock.errors import FormatError, TrainError
-from penstock.fields import Fields, read_json
+from penstock.fields import Fields, read_json, with_an_end
 
 MODEL, SUMS = "model.state", "SHA256SUMS"
 KEPT_CHECKPOINTS = 2
@@ -43,8 +44,8 @@ def rank_file(rank: int) -> str:
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in `folder`, oldest first."""
-    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
+    """Return the checkpoints in `folder`, oldest first; one may be a link to where it lies."""
+    found = [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (step_of(path), path.name))
 
 
@@ -128,7 +129,7 @@ def _read_digests(path: Path, head: Head[Said]) -> Digests:
     """Return what SHA256SUMS says, once the head is as it says."""
     where = str(path / SUMS)
     try:
-        text = (path / SUMS).read_text(encoding="ascii")
+        text = with_an_end(path / SUMS).read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are no text"
         raise FormatError(where, "file", reason, f"the digests of a {head.format} checkpoint") from error
@@ -156,14 +157,14 @@ def damaged(path: Path) -> FormatError:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(with_an_end(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def begin(partial: Path) -> None:
     """Make the hidden folder of a checkpoint, and remove what processes that died have left."""
     for left in partial.parent.glob(_HIDDEN):
-        shutil.rmtree(left, ignore_errors=True)
+        _clear(left)
     for again in partial.parent.glob(f"step-*{_AGAIN}"):
         _replace(again)
     partial.mkdir(parents=True)
@@ -175,7 +176,7 @@ def publish(partial: Path, target: Path, world_size: int) -> None:
     if missing:
         raise TrainError(f"{partial.parent}: rank {missing[0]} wrote elsewhere; wanted a folder that all workers share")
     _sync(partial)
-    named = target.with_name(target.name + _AGAIN) if target.exists() else target  # as after a resume
+    named = target.with_name(target.name + _AGAIN) if os.path.lexists(target) else target  # as after a resume
     partial.rename(named)
     _sync(target.parent)  # the disk has the new one before old ones go
     if named != target:
@@ -188,7 +189,7 @@ def publish(partial: Path, target: Path, world_size: int) -> None:
 def _replace(again: Path) -> None:
     """Remove the checkpoint that `again` takes the place of, and give it that one's name."""
     target = again.with_name(again.name.removesuffix(_AGAIN))
-    if target.exists():
+    if os.path.lexists(target):
         _remove(target)
     again.rename(target)
     _sync(target.parent)
@@ -211,4 +212,13 @@ def _sync(folder: Path) -> None:
 def _remove(path: Path) -> None:
     hidden = path.with_name(f".{path.name}.removed")
     path.rename(hidden)
-    shutil.rmtree(hidden)
+    _clear(hidden)
+
+
+def _clear(hidden: Path) -> None:
+    """Remove a hidden folder, or a link or a file in its place; what cannot go yet is left to the next `begin`."""
+    if hidden.is_dir() and not hidden.is_symlink():
+        shutil.rmtree(hidden, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            hidden.unlink()

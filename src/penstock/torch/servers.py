@@ -16,13 +16,20 @@ programs, so that one bucket is pushed while another is pulled.
 
 Torch's own collectives (weights and buffers at the start, `join`) are between the ranks that train; their group may be
 of NCCL. Messages of ours are gloo's, between all ranks: gradients on a GPU go through host memory.
+
+A server waits for rank 0's next word as long as rank 0 shows that it lives: a thread of rank 0 leaves a sign of life in
+the store, however long the others evaluate or sleep. Without one for the timeout of messages, or once any rank has left
+a note that it cannot go on, the server leaves its own note and ends.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import count
-from threading import Lock
+from threading import Event, Lock, Thread
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -39,13 +46,14 @@ from penstock.plan import Plan, Route
 from penstock.planning.agree import pack, text_nbytes, unpack
 from penstock.planning.measure import HostGauge
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.failure_diagnosis import Note, explained
+from penstock.runtime.failure_diagnosis import Note, asking_seconds, explained
 from penstock.runtime.rehearse import Compiling
 from penstock.runtime.transport import Work
 from penstock.runtime.transport.c10d import C10dTransport
+from penstock.torch.check_inputs import require_group
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.collective_errors import GroupRanks, together
-from penstock.torch.engines import message_seconds
+from penstock.torch.collective_errors import GroupRanks
+from penstock.torch.engines import message_seconds, own_group
 
 _WORDS = (
     "open", "shut", "follow", "others", "bucket", "begin", "start", "start_in_lane_0", "finish", "residuals", "load",
@@ -53,10 +61,12 @@ _WORDS = (
 )  # fmt: skip  # what a server is told
 _NUMBERED = ("open", "bucket", "start", "start_in_lane_0", "load")  # that need the number which comes with a word
 Around = Callable[[int], AbstractContextManager[None]]
-_PATIENCE = timedelta(days=30)  # a server may wait for the next iteration while the others evaluate, or sleep
+_PATIENCE = timedelta(days=30)  # for the next word of a rank 0 that lives
+_BEAT = 0.1  # of the timeout, between two signs of life
+_LOOK_SECONDS = 0.2  # between looks for a sign of life, and for notes
 _TAG, _HEAD_NBYTES = 1, 20
 _HERE = "a message of rank 0 to its servers"
-_TELLING = Note(-1, "rank 0 tells servers what to do")  # no call of a communicator
+_TELLING = "rank 0 tells servers what to do"
 
 
 class ParameterServers:
@@ -67,17 +77,21 @@ class ParameterServers:
     """
 
     def __init__(self, count: int, backend: str | None = None) -> None:
+        everyone = require_group(None)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        if not 0 < count < self.world_size:
+        if not isinstance(count, int) or not 0 < count < self.world_size:
             wanted = f"at least 1, and at least one that trains of {self.world_size} ranks"
-            raise PlanError(f"{count} parameter servers; wanted {wanted}")
-        self.count, self._lock = count, Lock()
-        with together("making groups of workers and servers", None):
-            self._control = C10dTransport(dist.new_group(backend="gloo", timeout=_PATIENCE))
-            self.transport = C10dTransport(dist.new_group(backend="gloo"))
-            found = dist.new_group(list(range(self.world_size - count)), backend=backend or "gloo")
+            raise PlanError(f"{count!r} parameter servers; wanted {wanted}")
+        self.count, self._lock, self._ended = count, Lock(), Event()
+        self._seconds = message_seconds(everyone)
+        control, whole = own_group(everyone), own_group(everyone)
+        found = own_group(everyone, [*range(self.world_size - count)], backend or "gloo")
         self._workers: dist.ProcessGroup | None = None if self.is_server else found
-        GroupRanks(None).gather(None, "making groups of workers and servers")  # none goes on before all are connected
+        self._control = C10dTransport(control, most_seconds=_PATIENCE.total_seconds())
+        self.transport = C10dTransport(whole, beside=[control] if self.is_server else [control, found])
+        self._where = Note(-1, _TELLING, group=control.group_name)  # no call of a communicator
+        if self.rank == 0:
+            Thread(target=self._show_alive, name="penstock-alive", daemon=True).start()
 
     @property
     def is_server(self) -> bool:
@@ -114,7 +128,7 @@ class ParameterServers:
                     for part in (head, *parts):
                         self._move(self._control.isend, part, peer)
         except TransportError as error:  # the others that train wait for servers too: they find the note
-            raise explained(error, self.transport, _TELLING, message_seconds(self.workers)) from error.__cause__
+            raise explained(error, self.transport, self._where, self._seconds) from error.__cause__
 
     def gauge(self, most_nbytes: int) -> "ServedGauge":
         """Return what measures the network of workers and servers, in host memory."""
@@ -134,7 +148,17 @@ class ParameterServers:
 
     def close(self) -> None:
         """Let servers end; the ranks that train call it when they are done."""
+        self._ended.set()
         self.tell("stop")
+
+    def _show_alive(self) -> None:
+        """Leave signs of life for servers, until this process is done with them or the store is gone."""
+        beats = count()
+        with suppress(ConnectionError):
+            while True:
+                self.transport.show_alive(str(next(beats)))
+                if self._ended.wait(_BEAT * self._seconds):
+                    return
 
     # On servers
 
@@ -142,17 +166,28 @@ class ParameterServers:
         """Aggregate until the ranks that train are done."""
         if not self.is_server:
             raise PlanError(f"rank {self.rank} trains; only the last {self.count} ranks serve")
-        Server(self.transport, self.count, self._hear, self._reply, self._hang_up).run()
+        Thread(target=self._watch, name="penstock-watch", daemon=True).start()
+        try:
+            Server(self.transport, self.count, self._hear, self._reply, self._where, self._seconds).run()
+        finally:
+            self._ended.set()
 
-    def _hang_up(self) -> None:
-        """Let all ranks fail that wait for this server, and this server where it waits for rank 0."""
-        self.transport.hang_up()
-        self._control.hang_up()
+    def _watch(self) -> None:
+        """Hang up once rank 0 shows no life for the timeout, or any rank has left a note: rank 0 may tell no more."""
+        sign, seen = b"", monotonic()
+        while (left := seen + self._seconds - monotonic()) > 0 and not self._ended.wait(_LOOK_SECONDS):
+            with suppress(ConnectionError):  # the store may have gone with rank 0, whose connection ends then too
+                if self.transport.is_given_up():
+                    break
+                if (found := self.transport.sign_of_life(left)) != sign:
+                    sign, seen = found, monotonic()
+        if not self._ended.is_set():
+            self.transport.hang_up()
 
     def _hear(self) -> tuple[str, int, tuple[Any, ...]]:
         """Return what rank 0 tells: a word, a number, and values."""
         head = np.zeros(3, np.int64)
-        self._receive(head.view(np.uint8), 0)
+        self._move(self._control.irecv, head.view(np.uint8), 0, _PATIENCE.total_seconds())
         word, number, follows = (int(each) for each in head)
         return _WORDS[word], number, self._received(0) if follows else ()
 
@@ -173,11 +208,11 @@ class ParameterServers:
     def _receive(self, view: Any, peer: int) -> None:
         self._move(self._control.irecv, view, peer)
 
-    def _move(self, start: Callable[[Any, int, int], Work], view: Any, peer: int) -> None:
+    def _move(self, start: Callable[[Any, int, int], Work], view: Any, peer: int, seconds: float | None = None) -> None:
         try:
-            start(view, peer, _TAG).wait(_PATIENCE.total_seconds())
+            start(view, peer, _TAG).wait(seconds or self._seconds - asking_seconds(self._seconds))
         except (TimeoutError, ConnectionError) as error:
-            raise TransportError(self.strategy, self.rank, _TELLING.what, peer, str(error)) from error
+            raise TransportError(self.strategy, self.rank, _TELLING, peer, str(error)) from error
 
 
 class _Planning(GroupRanks):
@@ -291,34 +326,52 @@ class Server:
         servers: int,
         hear: Callable[[], tuple[str, int, tuple[Any, ...]]],
         reply: Callable[[Mapping[str, Floats]], None],
-        hang_up: Callable[[], None],
+        where: Note,  # to leave where no bucket is under way
+        seconds: float,  # how long one message may keep it waiting
     ) -> None:
         self._transport, self._servers = transport, servers
-        self._hear, self._reply, self._hang_up = hear, reply, hang_up
+        self._hear, self._reply, self._where, self._seconds = hear, reply, where, seconds
         self._exchange: Exchange | None = None
         self._buckets: dict[int, tuple[ResolvedBucket, torch.Tensor]] = {}
         self._under_way: dict[int, Handle] = {}  # the last time that each bucket was started
 
     def run(self) -> None:
-        """Do as told, until the end."""
-        while True:
-            try:
-                word, number, values = self._hear()
-            except TransportError:
-                if self._exchange is not None and self._exchange.failure is not None:
-                    raise self._exchange.failure from None  # on a communication thread, which hung up
-                raise
-            if word == "stop":
-                break
-            if word in _NUMBERED:
-                values = (number, *values)
-            with suppress(FitError):  # the same on all ranks; those that train do without that line
-                getattr(self, f"_{word}")(*values)
+        """Carry out what rank 0 sends, until it sends `stop`."""
+        try:
+            while self._obey():
+                pass
+        except (ConnectionError, TimeoutError) as error:  # while it measures
+            lost = TransportError("torch.distributed", self._transport.rank, "measuring the network", None, str(error))
+            raise self._explained(lost) from error
+        stopped = replace(self._where, what="rank 0 has let servers end", peer=0)  # for workers that go on
+        self._transport.leave_note(json.dumps(asdict(stopped)), gives_up=False)
         self._shut()
+
+    def _obey(self) -> bool:
+        """Carry out rank 0's next word; return whether there are more to come."""
+        try:
+            word, number, values = self._hear()
+        except TransportError as error:
+            raise self._explained(error) from error.__cause__
+        if word in _NUMBERED:
+            values = (number, *values)
+        with suppress(FitError):  # the same on all ranks; those that train do without that line
+            if word != "stop":
+                getattr(self, f"_{word}")(*values)
+        return word != "stop"
+
+    def _explained(self, error: TransportError) -> Exception:
+        """Return why this server ends: what went wrong on a communication thread, which hung up, or else this."""
+        if self._exchange is None:
+            return explained(error, self._transport, self._where, self._seconds)
+        failure = self._exchange.failure
+        if failure is not None and not isinstance(failure, NonFiniteError):
+            return failure
+        return self._exchange.communicator.explain(error, self._where)
 
     @property
     def exchange(self) -> Exchange:
-        """What aggregates."""
+        """The exchange that aggregates."""
         assert self._exchange is not None, "rank 0 opens it first"
         return self._exchange
 
@@ -327,7 +380,8 @@ class Server:
         self._shut()
         memory = TorchMemory(Scheme(codec, dense_below=dense_below), "skip" if skips else "raise")
         memory.iterations = iterations
-        self._exchange = Exchange(Communicator(self._transport), route=route, memory=memory, servers=self._servers)
+        communicator = Communicator(self._transport, timeout_seconds=self._seconds)
+        self._exchange = Exchange(communicator, route=route, memory=memory, servers=self._servers)
 
     def _shut(self) -> None:
         self._buckets, self._under_way = {}, {}
@@ -363,7 +417,7 @@ class Server:
     def _fail(self, error: Exception) -> None:
         """Hang up, on a communication thread that cannot go on: the ranks that train wait for what it does not send."""
         if not isinstance(error, NonFiniteError):
-            self._hang_up()
+            self._transport.hang_up()
 
     def _finish(self) -> None:
         self.exchange.finish()

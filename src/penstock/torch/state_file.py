@@ -4,7 +4,8 @@
     {"dict": [["model", {"dict": [["weight", {"tensor": ["float32", [3, 2], [0, 1], 0]}], ...]}], ...]}
     bytes of the tensors, each at the place (after the description) that stands last
 
-A tensor has its type, its shape, and the order of its dimensions in memory. Values may be numbers, strings, None,
+A tensor has its type, its shape, and the order of its dimensions in memory. Tensors lie in the order of the
+description, none over another: together they are never larger than the file. Values may be numbers, strings, None,
 bytes, torch's types and devices, and lists, tuples and dicts of these.
 """
 
@@ -21,13 +22,16 @@ from typing import Any
 
 import torch
 
-from penstock.errors import FormatError, TrainError, one_line
+from penstock.errors import FormatError, TrainError, one_line, shorten
+from penstock.fields import load_json, with_an_end
 from penstock.torch.saved_folder import damaged
 
 _FORMAT = b"penstock-state/1"
 _DTYPES = {str(each).removeprefix("torch."): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
 _ALIGNED = 64  # bytes; tensors begin at multiples
 _LONGEST_HEAD = 64  # bytes of the first line
+_INTEGER_BITS = 129  # of whole numbers: numpy's PCG64 has a state of 128, without a sign
+_MOST_DIMENSIONS = 64  # as torch's own operations take them
 
 
 def write_state(path: Path, values: Mapping[str, Any]) -> str:
@@ -61,7 +65,7 @@ def _head(length: int) -> bytes:
 def read_state(path: Path, device: torch.device, sha256: str) -> dict[str, Any]:
     """Return the values of a file, tensors on `device`; raise `FormatError` unless the file has that SHA-256."""
     try:
-        data = bytearray(path.read_bytes())
+        data = bytearray(with_an_end(path).read_bytes())
     except OSError as error:
         raise FormatError(str(path), "file", error.strerror, "a file of a checkpoint") from error
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -86,7 +90,7 @@ def _parse(data: bytearray | mmap, device: torch.device, shares: bool) -> dict[s
     start = end + int(length)
     if name != _FORMAT or start > len(data):
         raise ValueError(f"a file of {len(data)} bytes that begins with {bytes(name)!r}")
-    values = _Reader(data, start, device, shares).value(json.loads(data[end:start]))
+    values = _Reader(data, start, device, shares).value(load_json(data[end:start].decode(), _INTEGER_BITS))
     if not isinstance(values, dict):
         raise ValueError(f"a {type(values).__name__} at the top")
     return values
@@ -101,7 +105,9 @@ class _Writer:
 
     def value(self, value: Any) -> Any:
         """Return a value as JSON has it."""
-        if value is None or isinstance(value, bool | int | float | str):
+        if isinstance(value, int | str):
+            return self._checked(value)
+        if value is None or isinstance(value, float):
             return value
         if isinstance(value, torch.Tensor):
             return {"tensor": self._tensor(value)}
@@ -123,6 +129,17 @@ class _Writer:
             f"a checkpoint cannot hold a {type(value).__name__}; wanted tensors, numbers, strings, lists, tuples, dicts"
         )
 
+    def _checked(self, value: int | str) -> int | str:
+        if isinstance(value, int) and value.bit_length() >= _INTEGER_BITS:
+            raise TrainError(
+                f"a checkpoint cannot hold a whole number of {value.bit_length()} bits; wanted 128 at most"
+            )
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise TrainError(
+                f"a checkpoint cannot hold a string with half of a surrogate pair, {shorten(ascii(value))}; wanted text"
+            )
+        return value
+
     def _tensor(self, tensor: torch.Tensor) -> list[Any]:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise TrainError(f"a checkpoint cannot hold a tensor of layout {tensor.layout}; wanted a dense one")
@@ -131,7 +148,7 @@ class _Writer:
         if not tensor.permute(order).is_contiguous():
             order = list(range(tensor.ndim))
         self.tensors.append(tensor.detach().permute(order))
-        place, self._place = self._place, self._place + _nbytes(tensor) + -_nbytes(tensor) % _ALIGNED
+        place, self._place = self._place, _behind(self._place, _nbytes(tensor))
         return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), order, place]
 
 
@@ -140,6 +157,11 @@ def _pieces(tensors: list[torch.Tensor]) -> Iterator[Any]:
     for tensor in tensors:
         yield memoryview(_bytes_of(tensor))
         yield bytes(-_nbytes(tensor) % _ALIGNED)
+
+
+def _behind(place: int, nbytes: int) -> int:
+    """Return the place of the tensor after one of `nbytes`."""
+    return place + nbytes + -nbytes % _ALIGNED
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
@@ -153,10 +175,11 @@ def _bytes_of(tensor: torch.Tensor) -> Any:
 
 
 class _Reader:
-    """Makes values of their description."""
+    """Makes values from JSON that describes them and a file's data, which holds the tensors."""
 
     def __init__(self, data: bytearray | mmap, start: int, device: torch.device, shares: bool) -> None:
         self._data, self._start, self._device, self._shares = data, start, device, shares
+        self._place = 0  # of the next tensor
 
     def value(self, found: Any) -> Any:
         """Return the value that JSON describes; anything else raises `ValueError`, `TypeError` or `KeyError`."""
@@ -189,11 +212,14 @@ class _Reader:
 
     def _tensor(self, inside: Any) -> torch.Tensor:
         dtype, shape, order, place = _DTYPES[inside[0]], inside[1], inside[2], inside[3]
-        if sorted(order) != list(range(len(shape))) or any(size < 0 for size in shape) or place < 0:
-            raise ValueError(f"a tensor of shape {shape} in the order {order} at {place}")
+        if len(shape) > _MOST_DIMENSIONS or sorted(order) != list(range(len(shape))):
+            raise ValueError(f"a tensor of {len(shape)} dimensions in the order {shorten(order)}")
+        if any(size < 0 for size in shape) or place != self._place:
+            raise ValueError(f"a tensor of shape {shorten(shape)} at {place}; its place is {self._place}")
         numel, start = math.prod(shape), self._start + place
+        self._place = _behind(place, numel * dtype.itemsize)
         if start + numel * dtype.itemsize > len(self._data):
-            raise ValueError(f"a tensor of {numel} elements that ends behind the file")
+            raise ValueError(f"a tensor of shape {shorten(shape)} that ends behind the file")
         in_memory = [shape[dimension] for dimension in order]
         inverse = sorted(range(len(order)), key=lambda dimension: order[dimension])
         if numel == 0:

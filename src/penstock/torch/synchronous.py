@@ -10,11 +10,15 @@ import torch
 from penstock.adaptor.world import World
 from penstock.errors import PenstockError, TransportError
 from penstock.runtime.communicator import Communicator
-from penstock.strategies import names
+from penstock.runtime.measure_network import measure_links
+from penstock.strategies import names, parse_strategy
+from penstock.strategies.linear_pipeline import NAME as LINEAR_PIPELINE
 from penstock.torch.layers import Layer, Wait, one_layer, staging_for
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 ROOT = 0
+OTHERWISE = {"reduce": LINEAR_PIPELINE, "broadcast": LINEAR_PIPELINE, "all_reduce": "ring"}
+_MEASURE_SECONDS = 1.0  # links, where a linear pipeline carries gradients or weights
 
 
 class Sender:
@@ -53,6 +57,8 @@ class Sender:
 class Algorithm:
     """What the four have in common: the same weights at the start, and nothing to clean up."""
 
+    operations: Sequence[str] = ()  # of every iteration, by the strategy asked for or by `OTHERWISE`
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -75,6 +81,14 @@ class Algorithm:
             self.sender.start("broadcast", here, root=ROOT).result()
             if tensor.device != here.device:
                 tensor.detach().copy_(here)
+        self._measure_links()
+
+    def _measure_links(self) -> None:
+        """Measure what linear pipelines take their blocks from, where these carry an iteration; all ranks together."""
+        used, communicator = {self._by(each)["strategy"] for each in self.operations}, self.world.communicator
+        if self.world.size > 1 and LINEAR_PIPELINE in used and not communicator.is_crowded:
+            communicator.network = measure_links(communicator.transport, seconds=_MEASURE_SECONDS).network
+            communicator.forget_programs()  # some have other blocks now
 
     def begin_forward(self) -> None:
         """Nothing is noted of forward passes."""
@@ -101,8 +115,10 @@ class Algorithm:
         layer.unpack_weights()
 
     def _by(self, operation: str) -> dict[str, Any]:
-        """Return the strategy asked for, where it can do this operation; its default otherwise."""
-        return {"strategy": self.strategy} if self.strategy in names(operation) else {}
+        """Return the strategy asked for with its options, where it can do this operation; another one otherwise."""
+        name, options = parse_strategy(self.strategy or OTHERWISE[operation])
+        name = name.replace("-", "_")
+        return {"strategy": name, **options} if name in names(operation) else {"strategy": OTHERWISE[operation]}
 
 
 class Whole(Algorithm):
@@ -122,6 +138,8 @@ class Whole(Algorithm):
 class ReduceBroadcast(Whole):
     """Algorithm 2: rank 0 collects the gradients, updates, and sends the weights."""
 
+    operations = ("reduce", "broadcast")
+
     def step(self) -> None:
         """Reduce, update on rank 0, broadcast."""
         packed = self.whole.pack_gradients(self.sender.world_size)
@@ -140,6 +158,7 @@ class AllReduce(Whole):
     Our all-reduce gives every rank the same bits, so the weights do not drift apart; the broadcast is the paper's.
     """
 
+    operations = ("all_reduce",)
     steps = 0
 
     def step(self) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from penstock.exchange.compression import is_safe_for_adam
+from penstock.exchange.compression import adam_warning
 from penstock.exchange.parameter_state import Memory
 
 
@@ -58,7 +58,7 @@ def at_end_of_backward(call: Callable[[], None]) -> bool:
     return True
 
 
-PAGE = "docs/choosing-a-codec.md"
+_INSTEAD = "codec='blocks(bits=4)', or penstock.torch.optim.CompressedAdamW"
 _ADAPTIVE = (torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop)
 
 
@@ -91,14 +91,9 @@ class OptimizerWatch:
             self._warn(type(optimizer).__name__)
 
     def _warn(self, name: str) -> None:
-        unsafe = [codec for codec in self._codecs if not is_safe_for_adam(codec)]
-        if unsafe and self.adaptive and self._warns and self._memory.moments is None:
-            warnings.warn(
-                f"codec {unsafe[0]!r} with {name}: its error goes into the second moment, and training with such ones "
-                "ended far behind dense in our runs. Use codec='blocks(bits=4)', or penstock.torch.optim."
-                f"CompressedAdamW; see {PAGE}",
-                stacklevel=3,
-            )
+        warning = adam_warning(self._codecs, name, _INSTEAD)
+        if warning and self.adaptive and self._warns and self._memory.moments is None:
+            warnings.warn(warning, stacklevel=3)
 
 
 _watches: WeakSet[OptimizerWatch] = WeakSet()

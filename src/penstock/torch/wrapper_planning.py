@@ -4,6 +4,7 @@
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,6 +15,7 @@ from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import JoinHook
 
 from penstock.errors import FitError, PlanError
 from penstock.exchange.compression import AUTO, NATIVE, Scheme
@@ -21,9 +23,9 @@ from penstock.log import Voice
 from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.planning.agree import from_rank_0, nodes_of
-from penstock.planning.candidates import candidates, first_of_each_codec
-from penstock.planning.explain import explain, summary, text_picture
-from penstock.planning.given import Given
+from penstock.planning.candidates import candidates, routes_to_compile
+from penstock.planning.explain import KEPT_TIMES, explain, of_queued, summary, text_picture
+from penstock.planning.inputs import PlanningInputs
 from penstock.planning.observed import Between, Drift, Race, Sending, communication_seconds, measured_timeline
 from penstock.planning.planning import WARMUP, Decision, Settings
 from penstock.program.composition import LANES
@@ -42,6 +44,7 @@ from penstock.torch.buckets import (
     gradient_nbytes,
     release_buckets,
     sending_order,
+    thawed,
 )
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.clocks import synchronise
@@ -57,7 +60,6 @@ if TYPE_CHECKING:  # planners and the simulator are imported where a plan is mad
     from penstock.torch.servers import ParameterServers
 
 _SYNCHRONISES = "require_backward_grad_sync"  # of a wrapper: whether it is outside of no_sync
-KEPT_TIMES = 50  # iterations whose times `explain` reports
 LEARNT_FROM = 10  # iterations of a plan on a GPU
 LEAST_PROFILED, LONG_PROFILE_SECONDS = WARMUP + 2, 2.0  # on a GPU, whose iterations are alike: no more after so long
 
@@ -94,20 +96,21 @@ class WrapperPlanning:
         self._finished = False  # the iteration that was begun last had its backward pass
         self._unwatched = False  # and was not yet compared with the plan
         self._started = deque[float](maxlen=KEPT_TIMES + 1)
+        self._has_joined = False  # the last `join` is over; torch goes on as if it were not
         self.obstacle = can_hold_plans(wrapper, self.buckets.parameters)  # why torch's buckets are kept, or ""
         self._refuse_what_torch_would_not_call()
         if self.obstacle:
             self._voice.warn(f"no plan: {self.obstacle}")
             self._get_ready_without_a_plan()
         else:
-            self._check_given()
+            self._check_inputs()
         self._hold()
         self._passes = self._watch_passes()
         self._optimizer = self._watch_optimizer()
 
     @property
     def decision(self) -> Decision | None:
-        """What was decided, and from what."""
+        """The plan in force with what it was made from; None while profiling."""
         return self._decision
 
     @property
@@ -148,6 +151,15 @@ class WrapperPlanning:
             self._started.append(perf_counter())
             self._finished, self._passes.expected = False, True
 
+    def join(self, hook: JoinHook) -> JoinHook:
+        """Return torch's hook of a `join` that is about to begin, for ranks that ran out of data; it also ends that."""
+        self._has_joined = False
+        return _Joined(hook, self._end_join)
+
+    def _end_join(self) -> None:
+        """Go on planning: all ranks are here. Those that had no data saw no iteration, so none is looked back at."""
+        self._has_joined, self._unwatched = True, False
+
     def before_module(self, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note when the wrapped module's forward pass begins, while profiling."""
         if self._profiler is not None:
@@ -187,9 +199,9 @@ class WrapperPlanning:
         return measured_timeline(data, sent, self._started[-1], dist.get_rank(self._group), notes)
 
     def record_instructions(self, on: bool) -> None:
-        """Note every instruction of the iterations to come; nothing where the engine averages buckets by itself."""
+        """Note every instruction of the iterations to come; none where the engine averages, or a GPU has a queue."""
         if (sender := self.buckets.sender) is not None:
-            sender.record(on)
+            sender.exchange.record(on)
 
     def explain(self, picture: bool) -> str:
         """Say what was decided and why."""
@@ -198,11 +210,16 @@ class WrapperPlanning:
         last = self.measured_timeline() if self._decision else None
         used = self.buckets.routes_used()
         learnt = self._learnt()
+        sent = () if self.buckets.sender is None else self.buckets.sender.exchange.sent
         words = explain(
-            self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used, learnt=learnt
-        )
+            self._decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used,
+            learnt=learnt, unmeasured=of_queued(sent),
+        )  # fmt: skip
         words = words if self._race is None else f"{words}\n{self._race.said()}"
-        return "\n".join([words, *text_picture(self._timelines())]) if picture else words
+        if not picture:
+            return words
+        predicted = self.plan.timeline if self.plan else None
+        return "\n".join([words, *text_picture({"predicted": predicted, "measured": self.measured_timeline()})])
 
     def _learnt(self) -> Decision | None:
         """Return the decision in force with what its iterations on a GPU have shown; as it is where they are few."""
@@ -212,10 +229,6 @@ class WrapperPlanning:
         from penstock.planning.decide import learnt
 
         return learnt(self._decision, median(periods))
-
-    def _timelines(self) -> dict[str, Timeline]:
-        found = {"predicted": self.plan.timeline if self.plan else None, "measured": self.measured_timeline()}
-        return {name: timeline for name, timeline in found.items() if timeline is not None}
 
     def change_group(self) -> None:
         """Plan anew: the wrapper has another process group; a network or plan of other ranks no longer counts."""
@@ -276,13 +289,13 @@ class WrapperPlanning:
 
     # Planning
 
-    def _check_given(self) -> None:
+    def _check_inputs(self) -> None:
         settings, compression = self.settings, self.memory.compression
-        given = Given(settings.plan, settings.trace, settings.network)
+        inputs = PlanningInputs(settings.plan, settings.trace, settings.network)
         found = self.buckets.parameters
         nbytes = {each.name: each.nbytes for each in found}
         may_lack = self._some_may_lack or any(each.is_sparse for each in found)
-        given.agree(nbytes, may_lack, compression, self._ranks)
+        inputs.agree(nbytes, may_lack, compression, self._ranks)
 
     def _go_on_planning(self) -> None:
         hook = self.buckets.user_hook
@@ -325,7 +338,8 @@ class WrapperPlanning:
             self._voice.say(f"profiling {count} iterations, with torch's own buckets; then planning")
             wrapper = ref(self._wrapper)  # the module keeps the profiler, and must not keep a dropped wrapper alive
             self._profiler = Profiler(warmup=WARMUP, counts=lambda: getattr(wrapper(), _SYNCHRONISES, False))
-            self._profiler.attach(self._wrapper.module, hears_forward=False)
+            with thawed(self.buckets.parameters):
+                self._profiler.attach(self._wrapper.module, hears_forward=False)
             finalize(self, _detach, ref(self._profiler))
 
     def _compile_for(self, plan: Plan) -> None:
@@ -344,9 +358,8 @@ class WrapperPlanning:
     def _ready_for(self, route: Route) -> None:
         """Return once the kernels of a route are on disk; those on a GPU are not kept there."""
         self._compiling = self._compiling or Compiling(())
-        if route.codec is not None and self._device.type == "cpu" and not self._compiling.is_ready(route):
-            with self._voice.step(f"compiling the kernels of {route.codec}"):
-                self._compiling.ready(route)
+        if self._device.type == "cpu":
+            self._compiling.get_ready(route, self._voice)
 
     def _note_sending(self) -> None:
         """Note what the last profiled iteration sent while it computed, when that had arrived, and what came then."""
@@ -459,8 +472,7 @@ class WrapperPlanning:
     def _watch_drift(self) -> None:
         """Compare the last iteration with the plan; now and then let rank 0 say whether to plan again."""
         timeline = self.measured_timeline() if self._is_first else None
-        self._drift.note(None if timeline is None else communication_seconds(timeline))
-        if self._drift.is_due and self._ranks.from_first(self._drift.drifted, "asking rank 0 whether to plan again"):
+        if self._drift.asks_for_a_plan(timeline, self._ranks):
             self._plan_together(None)
             assert self._decision is not None
             plan = self._decision.plan
@@ -498,11 +510,9 @@ class WrapperPlanning:
             self.buckets.keep(self._route_without_a_plan() if self.obstacle else Route(NATIVE))
 
     def _route_without_a_plan(self) -> Route:
-        compression, strategy = self.memory.compression, self.settings.strategy
-        if compression.codec in (None, AUTO):
-            return Route(NATIVE)
-        preferred = compression.strategies_by(self._engine, dist.get_world_size(self._group))[0]
-        return Route(preferred if strategy == AUTO else strategy, compression.codec)
+        world_size, compression = dist.get_world_size(self._group), self.memory.compression
+        compression.refuse_parts(f"without a plan, since {self.obstacle}, and torch's buckets are parts of the model")
+        return compression.route(self._engine, world_size, self.settings.strategy)
 
     def _watch_passes(self) -> BackwardPasses:
         """Watch one parameter, or all where some may have no gradient: a call for each takes time."""
@@ -536,20 +546,36 @@ class WrapperPlanning:
     @property
     def _joining(self) -> bool:
         """Whether ranks may have run out of data, which cannot take part in planning."""
-        return bool(self._wrapper._join_config.enable)
+        return bool(self._wrapper._join_config.enable) and not self._has_joined
 
     @property
     def _is_first(self) -> bool:
         return dist.get_rank(self._group) == 0
 
 
+class _Joined(JoinHook):
+    """torch's hook of one `join`, which tells when that is over."""
+
+    def __init__(self, hook: JoinHook, told: Callable[[], None]) -> None:
+        self._hook, self._told, self._is_over = hook, told, False
+
+    def main_hook(self) -> None:
+        """Take part in an iteration of the ranks that have data."""
+        if self._is_over:
+            raise PlanError("a context of join() is entered a second time; call join() anew for every `with`")
+        self._hook.main_hook()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Share what came of it; on all ranks."""
+        self._hook.post_hook(is_last_joiner)
+        self._is_over = True
+        self._told()
+
+
 def compile_ahead(module: torch.nn.Module, settings: Settings, compression: Scheme, world_size: int) -> Compiling:
     """Have other processes of this host compile the kernels that training may need; on a GPU there are others."""
     on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
-    plan, (strategy, planner) = settings.plan, (settings.strategy, settings.planner)
-    routes = candidates(strategy, compression, planner, world_size=world_size)
-    planned = routes if plan is None else [bucket.route for bucket in plan.buckets]
-    return Compiling(first_of_each_codec(planned) if on_cpu else ())
+    return Compiling(routes_to_compile(settings, compression, world_size) if on_cpu else ())
 
 
 def _with_step(trace: Trace, seconds: float) -> Trace:
