@@ -3,6 +3,7 @@
 PYTHONPATH=src:tests python tests/fsdp_hosts.py                  all checks on the GPU, a line each
 PYTHONPATH=src:tests python tests/fsdp_hosts.py codec offload    those whose names hold one of the words
 PYTHONPATH=src:tests python tests/fsdp_hosts.py --cpu            the same over gloo, to try the script itself
+PYTHONPATH=src:tests python tests/fsdp_hosts.py --json OUT.json  keep what was found as a record of a benchmark
 
 Ranks are started once and go through the checks in order. Where one raises or hangs, what the rank said last is
 printed, and new ranks go on with the next check. After `--seconds` none is begun any more. The exit code counts the
@@ -17,6 +18,7 @@ import faulthandler
 import hashlib
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -35,6 +38,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import torch_fsdp as fsdp
+from penstock.bench.record import make_record, save_record
 from penstock.cluster import EmulatedCluster, emulated_cluster
 from penstock.cluster.processes import Collected
 from penstock.errors import ClusterError
@@ -63,11 +67,6 @@ class Place:
     def device(self) -> str:
         return self.mesh.device_type
 
-    def alike(self, model: Any) -> bool:
-        """Say whether all ranks have the same weights."""
-        digest = hashlib.sha256(b"".join(each.tobytes() for each in fsdp.weights(model))).hexdigest()
-        return len(set(gathered(digest))) == 1
-
 
 Check = Callable[[Place], str]  # returns what is wrong on this rank, or nothing
 
@@ -83,9 +82,15 @@ def has_torch_s_bits(case: fsdp.Case, place: Place) -> str:
 def loses_nothing(case: fsdp.Case, place: Place, in_16_bits: bool = False, compiles: bool = False) -> str:
     """Add what was applied and what is owed up, for each element, beside torch's own gradients."""
     found = fsdp.kept(place.rank, place.mesh, CODEC, _there(case, place), compiles)
-    digests = gathered([hashlib.sha256(each.tobytes()).hexdigest() for each in found.weights])
-    different = "" if all(each == digests[0] for each in digests) else "ranks have different weights"
-    return ", ".join(filter(None, (found.wrong(in_16_bits), different)))
+    return ", ".join(filter(None, (found.wrong(in_16_bits), wrong_weights(found.weights))))
+
+
+def wrong_weights(weights: Sequence[Any]) -> str:
+    """Say what is wrong with this rank's weights: all ranks have the same, and none of them is NaN or infinity."""
+    digests = gathered(hashlib.sha256(b"".join(each.tobytes() for each in weights)).hexdigest())
+    is_finite = all(np.isfinite(each).all() for each in weights)
+    wrong = {"ranks have different weights": len(set(digests)) > 1, "weights are not finite": not is_finite}
+    return ", ".join(text for text, is_wrong in wrong.items() if text and is_wrong)
 
 
 def _there(case: fsdp.Case, place: Place) -> fsdp.Case:
@@ -105,10 +110,10 @@ def learns_by(codec: str, place: Place) -> str:
         "no plan": model.plan is None,
         "it went through the host": place.device == "cuda" and not (messages and messages.sent_nbytes),
         f"loss {coded:.3f}, torch's {plain:.3f}": not (plain < 2.0 and 0.85 < coded / plain < 1.15),
-        "ranks have different weights": not place.alike(model),
+        wrong_weights(fsdp.weights(model)): True,
         "residuals of a checkpoint are others": not _residuals_are_kept(model, codec, place),
     }
-    return ", ".join(text for text, is_wrong in wrong.items() if is_wrong)
+    return ", ".join(text for text, is_wrong in wrong.items() if text and is_wrong)
 
 
 def _loss(model: Any, place: Place) -> float:
@@ -135,13 +140,12 @@ def momentum_is_exchanged(place: Place) -> str:
     """Train by CompressedAdamW, past its warm-up, beside AdamW."""
     plain, coded, weights, frozen = fsdp.by_momentum(place.rank, (HOSTS, PER_HOST), place.device)
     ratio = sum(coded[-10:]) / sum(plain[-10:])
-    digests = gathered([hashlib.sha256(each.tobytes()).hexdigest() for each in weights])
     wrong = {
         f"{ratio:.3f} of AdamW's loss": not 0.5 < ratio < 1.05,
         f"{frozen} of {len(weights)} second moments are frozen": frozen != len(weights),
-        "ranks have different weights": any(each != digests[0] for each in digests),
+        wrong_weights(weights): True,
     }
-    return ", ".join(text for text, is_wrong in wrong.items() if is_wrong)
+    return ", ".join(text for text, is_wrong in wrong.items() if text and is_wrong)
 
 
 def compiled_has_torch_s_bits(backend: str, place: Place) -> str:
@@ -167,7 +171,7 @@ BITS = {
     "activation checkpointing": fsdp.Case(replace(WIDE, recomputes=True), ours=ENGINE),
     "a layer that is called twice": fsdp.Case(replace(WIDE, calls=2), ours=MERGED),
     "layers without gradients": fsdp.Case(fsdp.Sizes(skips=True), ours=MERGED),
-    "a frozen layer": fsdp.Case(WIDE, ours=ENGINE, freezes=True),
+    "a frozen layer": fsdp.Case(WIDE, ours=ENGINE, freezes="blocks.0"),
     "cut by columns": fsdp.Case(WIDE, torch=fsdp.COLUMNS, ours=ENGINE),
     "an optimizer that steps in backward": fsdp.Case(WIDE, ours=ENGINE, in_backward=True),
     "CPU offload": fsdp.Case(WIDE, torch=OFFLOAD, ours=ENGINE),
@@ -187,7 +191,7 @@ LOST = {
     "all of it": fsdp.Case(replace(WIDE, recomputes=True), torch=fsdp.BF16 | fsdp.KEEP, accumulate=2),
     "a layer that is called twice": fsdp.Case(replace(WIDE, calls=2)),
     "layers without gradients": fsdp.Case(fsdp.Sizes(skips=True)),
-    "a frozen layer": fsdp.Case(WIDE, freezes=True),
+    "a frozen layer": fsdp.Case(WIDE, freezes="blocks.0"),
     "cut by columns": fsdp.Case(WIDE, torch=fsdp.COLUMNS),
     "CPU offload": fsdp.Case(WIDE, torch=OFFLOAD),
 }
@@ -288,15 +292,30 @@ def _run(
     return told.found, "\n".join([f"rank {outcome.failed_rank} ended with {outcome.exit_code}", *said])
 
 
+def write(out: str, device: str, found: dict[str, str]) -> None:
+    """Write a record with what is wrong in each check, or nothing; without folders of this machine."""
+    shape = {"hosts": HOSTS, "ranks_per_host": PER_HOST, "rate": RATE, "device": device}
+    record = make_record("fsdp-checks", [{"check": name, "wrong": wrong} for name, wrong in found.items()], **shape)
+    given = ["OUT.json" if each == out else each for each in sys.argv[1:]]
+    record["command"] = shlex.join(["python", "tests/fsdp_hosts.py", *given])
+    if device == "cuda":
+        record["machine"]["gpus"] = f"1 x {torch.cuda.get_device_name(0)}, shared by all ranks"
+    save_record(record, out)
+
+
 def main() -> int:
     """Run the checks whose names hold one of the words; return how many failed or were not begun."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", help="of the checks to run; default: all of them")
     parser.add_argument("--cpu", action="store_true", help="gloo ranks in host memory")
     parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="after which no check is begun")
+    parser.add_argument("--json", metavar="OUT.json", help="write a record with a row for each check")
     options = parser.parse_args()
     names = [name for name in CHECKS if not options.words or any(word in name for word in options.words)]
-    found = run_checks("cpu" if options.cpu else "cuda", names, options.seconds)
+    device = "cpu" if options.cpu else "cuda"
+    found = run_checks(device, names, options.seconds)
+    if options.json:
+        write(options.json, device, found)
     failed = [name for name, wrong in found.items() if wrong]
     print(f"{len(found) - len(failed)} of {len(found)} checks hold" + "".join(f"\n  not: {each}" for each in failed))
     return len(failed)

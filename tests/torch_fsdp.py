@@ -1,8 +1,5 @@
 """What ranks do in tests of sharded training; `native` is torch's own HSDP."""
 
-import os
-import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,24 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import PenstockError
 from penstock.network import LinearCost, Network
-from penstock.plan import Plan, save_plan
+from penstock.plan import Plan
 from penstock.torch import DistributedDataParallel as OurDDP
 from penstock.torch import fully_shard_with
-from penstock.torch.fsdp.groups import CodedGather, CodedScatter, Direct, HostGather, HostScatter
 from penstock.torch.fsdp.sharding import _held
 from penstock.torch.optim import CompressedAdamW
 
@@ -101,7 +92,8 @@ class Case:
     to_none: bool = True  # gradients are set to None after a step
     clip: float | None = None
     in_backward: bool = False  # the optimizer steps as gradients come
-    freezes: bool = False  # the first layer
+    freezes: str = ""  # a module's name
+    unfreezes: bool = False  # that module, halfway
     steps: int = 6
     batches: int = 1_000_000  # that differ, before they come again
 
@@ -161,7 +153,14 @@ CASES: dict[str, Case] = {
     "a layer that is called twice": Case(Sizes(calls=2), ours=RING),
     "a layer that is called twice, as torch sends": Case(Sizes(calls=2)),
     "layers without gradients": Case(Sizes(skips=True), ours=quick("single", strategy="ring")),
-    "a frozen layer": Case(ours=RING, freezes=True),
+    "a frozen layer": Case(ours=RING, freezes="blocks.0"),
+    "a layer that is unfrozen": Case(ours=RING, freezes="blocks.0", unfreezes=True),
+    "a layer that is unfrozen, as torch sends, accumulated": Case(
+        freezes="blocks.0", unfreezes=True, accumulate=2, by=LATER
+    ),
+    "half of a layer that is unfrozen": Case(
+        Sizes(8, 8, scaled=False), ours=RING, freezes="blocks.1.up", unfreezes=True
+    ),
     "cut by columns": Case(EVEN, torch=COLUMNS, ours=RING),
     "an optimizer that steps in backward": Case(EVEN, ours=RING, in_backward=True),
     "CPU offload": Case(EVEN, torch={"offload_policy": CPUOffloadPolicy(pin_memory=False)}, ours=RING),
@@ -185,7 +184,7 @@ CODED: dict[str, Case] = {  # with a codec; clipped in any case
     "all of it": Case(Sizes(recomputes=True), torch=BF16 | KEEP, accumulate=2),
     "cut by columns": Case(EVEN, torch=COLUMNS),
     "CPU offload": Case(EVEN, torch={"offload_policy": CPUOffloadPolicy(pin_memory=False)}),
-    "a frozen layer": Case(freezes=True),
+    "a frozen layer": Case(freezes="blocks.0"),
     "a layer that is called twice": Case(Sizes(calls=2)),
     "layers without gradients": Case(Sizes(skips=True)),
 }
@@ -196,11 +195,11 @@ def mesh_of(shape: tuple[int, int], device: str = "cpu") -> DeviceMesh:
     return init_device_mesh(device, shape, mesh_dim_names=NAMES)
 
 
-def made(sizes: Sizes = Sizes(), freezes: bool = False) -> Model:  # noqa: B008  # a frozen value
+def made(sizes: Sizes = Sizes(), freezes: str = "") -> Model:  # noqa: B008  # a frozen value
     torch.manual_seed(0)
     model = Model(sizes)
     if freezes:
-        model.blocks[0].requires_grad_(False)
+        model.get_submodule(freezes).requires_grad_(False)
     return model
 
 
@@ -241,7 +240,7 @@ def same(first: list[Any], second: list[Any]) -> bool:
 
 
 def adamw(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def train(
@@ -253,6 +252,8 @@ def train(
         step_in_backward(model)
     losses = []
     for step in range(case.steps):
+        if case.unfreezes and 2 * step == case.steps:
+            model.get_submodule(case.freezes).requires_grad_(True)
         for part in range(case.accumulate):
             if case.by:
                 getattr(model, case.by)(part == case.accumulate - 1)
@@ -351,10 +352,10 @@ def kept(rank: int, mesh: DeviceMesh, codec: str, case: Case, compiles: bool = F
     device, options = mesh.device_type, quick(workers=mesh.size(0), strategy="ring")
     one = native(made(case.sizes, case.freezes).to(device), mesh, **case.torch)
     other = ours(made(case.sizes, case.freezes).to(device), mesh, codec=codec, **options, **case.torch)
-    return _kept(rank, case, one, other, compiles)
+    return kept_of(rank, case, one, other, compiles)
 
 
-def _kept(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
+def kept_of(rank: int, case: Case, one: Any, other: Any, compiles: bool) -> Kept:
     wanted, applied = (_gradients(rank, case, each, compiles) for each in (one, other))
     residuals = other.exchange_state_dict()["residual"]
     owed = [whole(residuals[name]).double().sum(0).numpy() for name, _ in _trained(other)]
@@ -373,7 +374,7 @@ def _norm_off(model: Any, gradients: list[Any]) -> float:
     """Clip to half the norm; return how far the norm that was found, and that afterwards, are off."""
     before = float(np.sqrt(sum(float((each**2).sum()) for each in gradients)))
     told = nn.utils.clip_grad_norm_(model.parameters(), 0.5 * before).full_tensor()  # type: ignore[attr-defined]
-    after = float(np.sqrt(sum(float((each**2).sum()) for each in _whole_gradients(model))))
+    after = float(np.sqrt(sum(float((each**2).sum()) for each in whole_gradients(model))))
     wanted = 0.5 * before / (1 + 1e-6 / before)  # torch adds that much to the norm, to divide by it
     return max(abs(float(told) / before - 1), abs(after / wanted - 1))
 
@@ -395,10 +396,10 @@ def _accumulated(rank: int, case: Case, model: Any, step: int) -> list[Any]:
             getattr(model, case.by)(part == case.accumulate - 1)
         device = next(iter(model.parameters())).device_mesh.device_type
         loss_of(model, rank, step * case.accumulate + part, device).backward()  # type: ignore[no-untyped-call]
-    return _whole_gradients(model)
+    return whole_gradients(model)
 
 
-def _whole_gradients(model: Any) -> list[Any]:
+def whole_gradients(model: Any) -> list[Any]:
     return [
         np.zeros(each.shape) if each.grad is None else whole(each.grad).double().numpy() for _, each in _trained(model)
     ]
@@ -417,264 +418,9 @@ def alike(rank: int, shape: tuple[int, int], options: dict[str, Any]) -> tuple[l
     return losses, weights(model), model.explain(picture=True)
 
 
-# State: saved on one mesh, loaded on another.
-
-
-Optimizer = Callable[[Any], torch.optim.Optimizer]  # of a model
-
-
-def compressed_adamw(model: Any, warmup_steps: int) -> torch.optim.Optimizer:
-    return CompressedAdamW(model.parameters(), lr=0.01, ddp=model, warmup_steps=warmup_steps)
-
-
-def save_state(
-    rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any], make: Optimizer = adamw
-) -> dict[Any, Any]:
-    """Train, save with torch.distributed.checkpoint, train on; return all state when it was saved, and weights then."""
-    model = ours(made(), mesh_of(shape), **options)
-    optimizer = make(model)
-    train(model, rank, Case(steps=8), by=optimizer)
-    dcp.save(saved(model, optimizer, model.exchange_state_dict()), checkpoint_id=folder)
-    if rank == 0:
-        save_plan(model.plan, f"{folder}.plan")
-    found = whole_state(model, optimizer)
-    train(model, rank, Case(steps=4), by=optimizer)
-    return found | later_state(model, optimizer)
-
-
-def load_state(
-    rank: int, shape: tuple[int, int], folder: str, options: dict[str, Any], make: Optimizer = adamw
-) -> dict[Any, Any]:
-    """Load on this mesh, train on; return all state when it was loaded, and weights in the end."""
-    model = ours(made(), mesh_of(shape), **options)
-    optimizer = make(model)
-    state = saved(model, optimizer, model.exchange_state_to_load(folder))
-    dcp.load(state, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    model.load_exchange_state_dict(state["exchange"])
-    found = whole_state(model, optimizer)
-    train(model, rank, Case(steps=4), by=optimizer)
-    return found | later_state(model, optimizer)
-
-
-def saved(model: Any, optimizer: torch.optim.Optimizer, exchange: dict[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint holds."""
-    weights_, moments = get_state_dict(model, optimizer)
-    return {"model": weights_, "optimizer": moments, "exchange": exchange}
-
-
-def whole_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
-    """Return weights, moments and what all replicas owe, whole, by kind and parameter."""
-    exchange = model.exchange_state_dict()
-    found: dict[Any, Any] = {("iterations",): exchange["iterations"]}
-    for name, parameter in model.named_parameters():
-        kinds = {"weight": parameter} | optimizer.state[parameter]
-        kinds |= {kind: exchange[kind][name] for kind in ("residual", "velocity") if kind in exchange}
-        found |= {(kind, name): np.array(whole(value)) for kind, value in kinds.items()}
-    return found
-
-
-def later_state(model: Any, optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
-    """Return weights and second moments at the end."""
-    squares = [whole(optimizer.state[each]["exp_avg_sq"]).numpy().copy() for each in model.parameters()]
-    return {("later", "weights"): weights(model), ("later", "squares"): squares}
-
-
-# What goes wrong.
-
-
-def refused(rank: int, wrong: str) -> str:
-    """Return what is raised on this rank."""
-    mesh = mesh_of((2, 2))
-    try:
-        WRONG[wrong](rank, mesh)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def every_refusal(rank: int, names: list[str]) -> dict[str, str]:
-    return {name: refused(rank, name) for name in names}
-
-
-def _sharded_on_the_whole(rank: int, mesh: DeviceMesh) -> None:
-    model = made()
-    fully_shard(model.blocks[0], mesh=mesh)
-    fully_shard_with(model, mesh)
-
-
-def _hooked(rank: int, mesh: DeviceMesh) -> None:
-    model: Any = fully_shard(made(), mesh=mesh["shard"])
-    model.set_all_reduce_hook(print)
-    fully_shard_with(model, mesh)
-
-
-def _with_a_name(rank: int, mesh: DeviceMesh) -> None:
-    model = made()
-    model.plan = 3
-    fully_shard_with(model, mesh)
-
-
-def _nan(rank: int, mesh: DeviceMesh) -> None:
-    model = ours(made(), mesh, codec="blocks(bits=4)", **quick(strategy="ring"))
-    for step in range(6):
-        loss = loss_of(model, rank, step)
-        (loss * (float("nan") if step == 4 and rank == 3 else 1.0)).backward()  # type: ignore[no-untyped-call]
-
-
-def _foreign_state(rank: int, mesh: DeviceMesh) -> None:
-    model = ours(made(), mesh, codec="blocks(bits=4)")
-    state = model.exchange_state_dict()
-    if rank == 1:
-        state["residual"]["nothing"] = state["residual"].pop("out.bias")
-    model.load_exchange_state_dict(state)
-
-
-def _offloaded_momentum(rank: int, mesh: DeviceMesh) -> None:
-    """Give the optimizer parameters in host memory, of a mesh of GPUs: what CPUOffloadPolicy makes of them there."""
-    model, gpus = ours(made(), mesh, codec="blocks(bits=4)"), DeviceMesh("cuda", mesh.mesh, _init_backend=False)
-    offloaded = [
-        DTensor(each.to_local(), DTensorSpec(gpus, (Replicate(),) * 2, each._spec.tensor_meta), requires_grad=False)
-        for each in model.parameters()
-    ]
-    CompressedAdamW(offloaded, ddp=model, warmup_steps=2)
-
-
-WRONG: dict[str, Callable[[int, DeviceMesh], Any]] = {
-    "one dimension": lambda rank, mesh: fully_shard_with(made(), mesh["shard"]),
-    "no mesh": lambda rank, mesh: fully_shard_with(made(), None),  # type: ignore[arg-type]
-    "no names": lambda rank, mesh: fully_shard_with(made(), DeviceMesh("cpu", mesh.mesh)),
-    "other options": lambda rank, mesh: fully_shard_with(made(), mesh, codec="onebit" if rank == 3 else "terngrad"),
-    "other models": lambda rank, mesh: fully_shard_with(made(Sizes(width=8 if rank == 2 else 7)), mesh),
-    "other reshard": lambda rank, mesh: fully_shard_with(made(), mesh, reshard_after_forward=rank == 1),
-    "unknown": lambda rank, mesh: fully_shard_with(made(), mesh, bucket_cap_mb=3),
-    "clip": lambda rank, mesh: fully_shard_with(made(), mesh, codec="topk", clip=1.0),
-    "twice": lambda rank, mesh: fully_shard_with(fully_shard_with(made(), mesh), mesh),
-    "sharded on the whole mesh": _sharded_on_the_whole,
-    "a hook": _hooked,
-    "a name": _with_a_name,
-    "other names": lambda rank, mesh: fully_shard_with(
-        made(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "gpu") if rank == 3 else NAMES)
-    ),
-    "layers": lambda rank, mesh: fully_shard_with(made(), mesh, layers=3),  # type: ignore[arg-type]
-    "a sparse shard codec": lambda rank, mesh: fully_shard_with(made(), mesh, shard_codec="topk"),
-    "a shard codec in bf16": lambda rank, mesh: fully_shard_with(made(), mesh, shard_codec="blocks(bits=8)", **BF16),
-    "other shard codecs": lambda rank, mesh: fully_shard_with(
-        made(), mesh, shard_codec=f"blocks(bits={4 if rank == 3 else 8})"
-    ),
-    "offloaded momentum": _offloaded_momentum,
-    "nan": _nan,
-    "foreign state": _foreign_state,
-}
-
-
-def survive(rank: int, victim: int) -> str:
-    """Return what training raises when `victim` was killed."""
-    model = ours(made(), mesh_of((2, 2)), codec="blocks(bits=4)", **quick(strategy="ring"))
-    try:
-        for step in range(100):
-            if rank == victim and step == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
-            loss_of(model, rank, step).backward()  # type: ignore[no-untyped-call]
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def each_of(rank: int, names: list[str]) -> dict[str, Any]:
-    """Return what some functions of this file do on a rank."""
-    return {name: globals()[name](rank) for name in names}
-
-
-def fails_midway(rank: int) -> bool:
-    """Say whether gradients are torch's own after a pass that failed on all ranks while its messages were under way."""
-    mesh, found = mesh_of((2, 1)), []
-    models = [native(made(EVEN), mesh), ours(made(EVEN), mesh, **quick("wfbp", strategy="ring", bulk=False))]
-    for model in models:
-        train(model, rank, Case(steps=3))
-        handle = model.blocks[0].register_forward_hook(_fail_behind)
-        loss = loss_of(model, rank, 100)
-        if rank == 1:
-            time.sleep(0.5)  # what rank 0 has sent by then waits for this rank's
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except ArithmeticError:
-            handle.remove()
-        model.reset_iter_state()  # torch's part of it
-        model.zero_grad()
-        loss_of(model, rank, 101).backward()  # type: ignore[no-untyped-call]
-        found.append(_whole_gradients(model))
-    return models[1].plan is not None and same(*found)
-
-
-def _fail_behind(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-    def fail(_: torch.Tensor) -> None:
-        raise ArithmeticError("in the middle of a backward pass")
-
-    output.register_hook(fail)
-
-
-# What ranks of a host exchange.
-
-
-def exchanged_in_host(rank: int) -> dict[str, bool]:
-    """Say where what is gathered and summed directly is what torch's own calls give."""
-    group, found = dist.group.WORLD, {}
-    assert group is not None
-    ranks = group.size()
-    for dtype, numel in ((torch.float32, 1000), (torch.bfloat16, 7)):
-        generator = torch.Generator().manual_seed(rank)
-        given = torch.randn(ranks * numel, generator=generator).to(dtype)
-        everything = [torch.empty_like(given) for _ in range(ranks)]
-        dist.all_gather(everything, given)
-        gathered = torch.empty(ranks * numel, dtype=dtype)
-        gathered[rank * numel :][:numel] = given[:numel]
-        HostGather(DefaultAllGather())(gathered, gathered[rank * numel :][:numel], group)
-        found[f"gathered {dtype}"] = torch.equal(gathered, torch.cat([each[:numel] for each in everything]))
-        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            scatter = HostScatter(DefaultReduceScatter(), ranks, numel, lambda *_: None, Direct(sums=True))
-            values = scatter.allocate((ranks * numel,), dtype=dtype, device=torch.device("cpu"))
-            output, theirs = (torch.empty(numel, dtype=dtype) for _ in range(2))
-            scatter(output, values.copy_(given), group, op)
-            dist.reduce_scatter_tensor(theirs, given, op=op)
-            exact = torch.stack(everything).double().sum(0)[rank * numel :][:numel]
-            exact = exact / ranks if op == dist.ReduceOp.AVG else exact
-            near = torch.allclose(output.double(), exact, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
-            found[f"summed {dtype} {op}"] = near and (ranks > 2 or torch.equal(output, theirs))
-    return found
-
-
-def sent_in_fewer_bits(rank: int) -> dict[str, Any]:
-    """Return how far gathers and sums by `blocks(bits=8)` are off, what was gathered, and where NaN arrives."""
-    group, numel = dist.group.WORLD, 4096
-    assert group is not None
-    ranks = group.size()
-    given = torch.randn(ranks * numel, generator=torch.Generator().manual_seed(rank))
-    everything = [torch.empty_like(given) for _ in range(ranks)]
-    dist.all_gather(everything, given)
-    gathered, summed, spoilt = torch.empty(ranks * numel), torch.empty(numel), torch.empty(numel)
-    gather, scatter = CodedGather("blocks(bits=8)"), CodedScatter("blocks(bits=8)")
-    gather(gathered, given[:numel], group)
-    scatter(summed, given, group, dist.ReduceOp.AVG)
-    whole, average = torch.cat([each[:numel] for each in everything]), torch.stack(everything).mean(0)[rank * numel :]
-    if rank == 1:
-        given[5] = torch.nan  # of rank 0's part
-    scatter(spoilt, given, group, dist.ReduceOp.AVG)
-    return {
-        "gathered off": float((gathered - whole).abs().max() / whole.abs().max()),
-        "summed off": float((summed - average[:numel]).abs().max() / average.abs().max()),
-        "gathered": gathered.numpy().tobytes(),
-        "share of bytes": gather._payloads(1, numel).nbytes / (4 * numel),
-        "nan arrives": bool(spoilt.isnan().any()),
-    }
-
-
-def trained_in_fewer_bits(rank: int) -> tuple[list[float], list[float]]:
-    """Return losses of training with shards on two hosts, by torch's own and with a codec."""
-    mesh, case = mesh_of((1, 2)), Case(EVEN, steps=20)
-    models = [native(made(EVEN), mesh), ours(made(EVEN), mesh, shard_codec="blocks(bits=8)")]
-    one, other = (train(each, rank, case) for each in models)
-    return one, other
+def each_of(rank: int, functions: list[Callable[[int], Any]]) -> dict[str, Any]:
+    """Return what some functions do on a rank, by their names."""
+    return {each.__name__: each(rank) for each in functions}
 
 
 # Optimizers and torch.compile.
@@ -716,12 +462,20 @@ def compiled(rank: int, shape: tuple[int, int], device: str = "cpu", backend: st
     return "" if same(*map(weights, models)) else "weights differ"
 
 
-def with_zero(rank: int) -> tuple[list[float], list[Any], int]:
-    """Train our DDP wrapper with ZeroRedundancyOptimizer; return losses, weights, and how many moments are here."""
+def with_zero(rank: int) -> dict[str | None, dict[bool, tuple[list[float], list[Any], int]]]:
+    """Train our DDP wrapper with AdamW, and with ZeroRedundancyOptimizer, with a codec and without."""
+    codecs = (None, "blocks(bits=4)")
+    return {codec: {in_shards: _by_adamw(rank, codec, in_shards) for in_shards in (False, True)} for codec in codecs}
+
+
+def _by_adamw(rank: int, codec: str | None, in_shards: bool) -> tuple[list[float], list[Any], int]:
+    """Return losses, weights, and how many moments are here."""
     torch.manual_seed(0)
-    model = OurDDP(Model(EVEN), codec="blocks(bits=4)", **quick(strategy="ring"))
+    model = OurDDP(Model(EVEN), codec=codec, **quick("single", strategy="ring"))
     model.sizes = EVEN
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if in_shards:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     losses = []
     for step in range(30):
         optimizer.zero_grad()
@@ -729,7 +483,8 @@ def with_zero(rank: int) -> tuple[list[float], list[Any], int]:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
-    kept = sum(value["exp_avg"].numel() for value in optimizer.optim.state.values())
+    state = optimizer.optim.state if in_shards else optimizer.state
+    kept = sum(value["exp_avg"].numel() for value in state.values())
     return losses, [each.detach().numpy().copy() for each in model.parameters()], kept
 
 

@@ -9,19 +9,25 @@ pytest.importorskip("torch")
 from torch.distributed.fsdp import FSDPModule
 
 import torch_fsdp as fsdp
+import torch_fsdp_failures as failures
+import torch_fsdp_host as host
+import torch_fsdp_state as state
 from spawn import spawn, spawn_outcomes
 
 QUICK = (
-    "bf16 with accumulation",
+    "50 steps in bf16 with accumulation",
     "one message for all",
     "gradients in one bucket, kept after a step",
     "accumulation with messages",
     "layers without gradients",
     "an optimizer that steps in backward",
+    "a layer that is unfrozen",
+    "half of a layer that is unfrozen",
 )  # of the cases that torch's own is compared with; all of them take a minute
 QUICKLY = ("padded shards", "accumulation with messages", "all of it")  # of those with a codec
 CODECS = ("blocks(bits=4)", "onebit", "bf16")
 CAN_GO_ON = hasattr(FSDPModule, "reset_iter_state")  # after a pass that failed
+GO_ON = [failures.fails_midway, failures.fails_while_adding_up]
 RING = {"codec": "blocks(bits=4)", **fsdp.quick(strategy="ring")}
 
 
@@ -34,8 +40,9 @@ def two_by_two():
 @pytest.fixture(scope="module")
 def pair():
     """What two ranks do, in one set of processes."""
-    names = ["exchanged_in_host", "sent_in_fewer_bits", "trained_in_fewer_bits", "profiled"]
-    return spawn(2, fsdp.each_of, [*names, *["fails_midway"] * CAN_GO_ON])
+    calls = [host.exchanged_in_host, host.sent_in_fewer_bits, host.trained_in_fewer_bits, fsdp.profiled]
+    calls += [state.taken_over_from_wrapped_layers, *GO_ON * CAN_GO_ON]
+    return spawn(2, fsdp.each_of, calls)
 
 
 @pytest.mark.parametrize("case", QUICK)
@@ -50,8 +57,9 @@ def test_every_other_uncompressed_training_has_them_too():
         assert found == dict.fromkeys(others, "")
 
 
-def test_replicas_that_are_not_cut_have_the_bits_of_torch_s_own_hsdp():
-    for found in spawn(3, fsdp.every_case, (3, 1), fsdp.THREE):
+@pytest.mark.parametrize("shape", [(3, 1), (1, 3)], ids=["3x1", "1x3"])
+def test_three_replicas_or_shards_have_the_bits_of_torch_s_own_hsdp(shape):
+    for found in spawn(3, fsdp.every_case, shape, fsdp.THREE):
         assert found == dict.fromkeys(fsdp.THREE, "")
 
 
@@ -113,8 +121,8 @@ def test_a_codec_is_measured_planned_and_explained():
 )  # fmt: skip
 def test_weights_moments_and_what_replicas_owe_are_taken_over_on_another_mesh_by_element(tmp_path, shape):
     folder = str(tmp_path / "checkpoint")
-    before = spawn(4, fsdp.save_state, (2, 2), folder, RING)[0]
-    after = spawn(shape[0] * shape[1], fsdp.load_state, shape, folder, {"codec": "blocks(bits=4)"})
+    before = spawn(4, state.save_state, (2, 2), folder, RING)[0]
+    after = spawn(shape[0] * shape[1], state.load_state, shape, folder, {"codec": "blocks(bits=4)"})
     assert {key[0] for key in before} == {"weight", *MOMENTS, "residual", "iterations", "later"}
     check_taken_over(before, after, shape[0])
     for found in after:
@@ -141,19 +149,24 @@ def check_taken_over(before, after, replicas):
                 np.testing.assert_array_equal(found[key][:2], before[key])
 
 
+def test_what_is_owed_is_named_as_weights_are_whatever_layers_are_wrapped_in(pair):
+    for found in (each["taken_over_from_wrapped_layers"] for each in pair):
+        assert found == {"named as weights are": True, "the same": True}
+
+
 @pytest.mark.slow
 def test_velocities_of_a_sparse_codec_are_taken_over_too(tmp_path):
     folder, options = str(tmp_path / "checkpoint"), {"codec": "gtopk", "density": 0.2, "momentum": 0.5}
-    before = spawn(4, fsdp.save_state, (2, 2), folder, options | {"profile_iterations": 2, "measure_seconds": 0.3})[0]
+    before = spawn(4, state.save_state, (2, 2), folder, options | {"profile_iterations": 2, "measure_seconds": 0.3})[0]
     assert {key[0] for key in before} >= {"residual", "velocity"}
-    check_taken_over(before, spawn(2, fsdp.load_state, (2, 1), folder, options), 2)
+    check_taken_over(before, spawn(2, state.load_state, (2, 1), folder, options), 2)
 
 
 def resumed(folder, make):
     """What is there where a run was saved and in the end, and the same where it is resumed on its mesh by its plan."""
-    before = spawn(4, fsdp.save_state, (2, 2), folder, RING, make)[0]
+    before = spawn(4, state.save_state, (2, 2), folder, RING, make)[0]
     options = {"codec": "blocks(bits=4)", "plan": f"{folder}.plan"}
-    return before, spawn(4, fsdp.load_state, (2, 2), folder, options, make)
+    return before, spawn(4, state.load_state, (2, 2), folder, options, make)
 
 
 def test_a_run_that_is_resumed_on_its_mesh_goes_on_to_the_bit(tmp_path):
@@ -165,7 +178,7 @@ def test_a_run_that_is_resumed_on_its_mesh_goes_on_to_the_bit(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("warmup", [6, 9], ids=["after the warm-up", "at its end"])  # saved after 8 steps
 def test_compressed_adamw_is_resumed_with_its_moments(tmp_path, warmup):
-    before, after = resumed(str(tmp_path / "checkpoint"), partial(fsdp.compressed_adamw, warmup_steps=warmup))
+    before, after = resumed(str(tmp_path / "checkpoint"), partial(state.compressed_adamw, warmup_steps=warmup))
     kept = {key: value for key, value in before.items() if key[0] not in ("is_frozen", "mean_square")}
     for found in after:
         check_taken_over(kept, [{key: found[key] for key in kept}], 2)
@@ -177,10 +190,10 @@ def test_compressed_adamw_is_resumed_with_its_moments(tmp_path, warmup):
 
 @pytest.mark.slow
 def test_moments_of_compressed_adamw_are_taken_over_on_another_mesh(tmp_path):
-    folder, make = str(tmp_path / "checkpoint"), partial(fsdp.compressed_adamw, warmup_steps=6)
-    before = spawn(4, fsdp.save_state, (2, 2), folder, RING, make)[0]
+    folder, make = str(tmp_path / "checkpoint"), partial(state.compressed_adamw, warmup_steps=6)
+    before = spawn(4, state.save_state, (2, 2), folder, RING, make)[0]
     kept = {key: value for key, value in before.items() if key[0] != "is_frozen"}
-    for found in spawn(4, fsdp.load_state, (4, 1), folder, {"codec": "blocks(bits=4)"}, make):
+    for found in spawn(4, state.load_state, (4, 1), folder, {"codec": "blocks(bits=4)"}, make):
         check_taken_over(kept, [{key: found[key] for key in kept}], 4)
 
 
@@ -200,19 +213,27 @@ MESSAGES = {
     "other names": "mesh_dim_names is ('replicate', 'shard') on rank 0 and ('host', 'gpu') on rank 3",
     "layers": "layers is 3; wanted a class of modules",
     "a sparse shard codec": "shard_codec is 'topk', without payloads of one size; wanted one such as 'blocks(bits=8)'",
-    "a shard codec in bf16": "shard_codec with messages of torch.bfloat16 on cpu; wanted float32 on cpu",
+    "a shard codec in bf16": "shard_codec with messages of torch.bfloat16 (first: 'table.weight') on cpu; wanted float",
+    "a shard codec of a bf16 model": "messages of torch.bfloat16 (first: 'table.weight') on cpu; wanted float32",
+    "a shard codec of layers sharded in bf16": "messages of torch.bfloat16 (first: 'blocks.0.scale') on cpu; wanted",
+    "entries of the model": "select='model' with shards: a rank knows the entries of its own part only; wanted",
     "other shard codecs": "shard_codec is 'blocks(bits=8)' on rank 0 and 'blocks(bits=4)' on rank 3",
+    "another mesh beside": "parameter 'table.weight' lies on a mesh of its own, ('tp',) of ranks",
     "offloaded momentum": "CompressedAdamW with CPU offload: its moments are in host memory",
     "nan": "holds NaN or infinity on some rank",
+    "nan in one shard": "holds NaN or infinity",
+    "nan in one shard, stepped in backward": "holds NaN or infinity",
+    "steps before averages": "replicas do not average them, by set_requires_all_reduce(False); use set_requires",
     "foreign state": "on rank 1, sharded exchange state: nothing: found 'no such parameter'",
 }
-ALONE = ("nan", "foreign state")  # one spoils the ranks for others, one trains
+NAN = ("nan", "nan in one shard", "nan in one shard, stepped in backward")
+ALONE = (*NAN, "foreign state")  # they spoil the ranks for others, or train
 
 
 @pytest.fixture(scope="module")
 def refusals():
     """What is raised on each rank, all cases in one set of processes."""
-    return spawn(4, fsdp.every_refusal, [name for name in MESSAGES if name not in ALONE])
+    return spawn(4, failures.every_refusal, [name for name in MESSAGES if name not in ALONE])
 
 
 @pytest.mark.parametrize("wrong", [name for name in MESSAGES if name not in ALONE])
@@ -224,13 +245,28 @@ def test_what_is_wrong_is_said_on_every_rank(refusals, wrong):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ALONE)
 def test_what_goes_wrong_later_is_said_on_every_rank_too(wrong):
-    for each in spawn_outcomes(4, fsdp.refused, wrong):
+    for each in spawn_outcomes(4, failures.refused, wrong):
         assert MESSAGES[wrong] in str(each.value)
+
+
+@pytest.mark.parametrize("codec", [None, "blocks(bits=4)"])
+def test_a_step_is_skipped_by_all_ranks_where_one_shard_of_one_rank_has_nan(codec):
+    ranks = spawn(4, failures.scaled, codec)
+    for found in ranks:
+        assert found.scales == [1024.0] * 5 + [512.0] * 3
+        assert fsdp.same(found.weights[5], found.weights[4])
+        assert not any(map(np.array_equal, found.weights[7], found.weights[5]))
+        assert all(np.isfinite(each).all() for each in found.weights[7])
+        for now, before in zip(found.weights, ranks[0].weights, strict=True):
+            assert fsdp.same(now, before)
+        assert bool(found.owed[5]) == (codec is not None)
+        assert fsdp.same(found.owed[5], found.owed[4])
+        assert codec is None or any(each.any() for each in found.owed[5])
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_is_noticed_by_all_others():
-    found = [each.value for each in spawn_outcomes(4, fsdp.survive, 3)]
+    found = [each.value for each in spawn_outcomes(4, failures.survive, 3)]
     assert found[3] is None
     assert "TransportError" in found[1]  # its replica
     assert "rank" in found[1]
@@ -240,6 +276,11 @@ def test_a_rank_that_dies_is_noticed_by_all_others():
 @pytest.mark.skipif(not CAN_GO_ON, reason="this torch cannot go on after such a pass")
 def test_a_pass_that_failed_leaves_nothing_in_the_gradients_of_the_next(pair):
     assert [each["fails_midway"] for each in pair] == [True, True]
+
+
+@pytest.mark.skipif(not CAN_GO_ON, reason="this torch cannot go on after such a pass")
+def test_what_was_added_up_before_a_failure_is_given_up_as_in_torch_s_own(pair):
+    assert [each["fails_while_adding_up"] for each in pair] == [True, True]
 
 
 def test_ranks_of_a_host_gather_and_sum_what_torch_s_own_calls_do(pair):
@@ -261,9 +302,22 @@ def test_training_with_shards_in_fewer_bits_has_losses_close_to_torch_s_own(pair
         assert coded == pytest.approx(plain, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shape", "codec"), [((1, 2), None), ((2, 2), "blocks(bits=4)")], ids=["by itself", "beside a codec of replicas"]
+)
+def test_behind_a_shard_codec_nothing_is_lost_but_its_own_rounding(shape, codec):
+    ranks = spawn(shape[0] * shape[1], host.behind_a_shard_codec, shape, codec)
+    for found in ranks:
+        assert found.off < 1e-6
+        assert (found.owed > 1e-4) == (codec is not None)
+        assert 1e-5 < found.rounded < 0.01 * found.largest
+        assert fsdp.same(found.weights, ranks[0].weights)
+        assert found.losses[-1] < found.losses[0]
+
+
 @pytest.mark.slow
 def test_so_do_three_ranks_up_to_the_order_of_sums():
-    check_exchanged(spawn(3, fsdp.exchanged_in_host))
+    check_exchanged(spawn(3, host.exchanged_in_host))
 
 
 def check_exchanged(ranks):
@@ -322,11 +376,27 @@ def test_torch_compile_loses_nothing_with_a_codec():
     check_nothing_is_lost(ranks, "compiled")
 
 
-def test_zero_redundancy_optimizer_steps_with_our_wrapper_s_gradients():
-    ranks = spawn(2, fsdp.with_zero)
-    whole = sum(each.size for each in ranks[0][1])
-    assert fsdp.same(ranks[0][1], ranks[1][1])
-    assert ranks[0][2] + ranks[1][2] == whole  # moments are there once
-    for losses, _, kept in ranks:
-        assert kept < whole
+@pytest.mark.slow
+def test_tensor_parallelism_beside_it_changes_no_bit_and_loses_nothing(tmp_path):
+    tried = ("bits", "bits by our ring", "nothing lost", "one plan, equal weights", "state", "resumed")
+    for found in spawn(4, state.beside_tensor_parallelism, str(tmp_path / "checkpoint")):
+        assert found == dict.fromkeys(tried, "")
+
+
+@pytest.mark.parametrize("codec", [None, "blocks(bits=4)"])
+def test_zero_redundancy_optimizer_has_the_bits_of_adamw(zero, codec):
+    whole = sum(each.size for each in zero[0][codec][True][1])
+    assert zero[0][codec][True][2] + zero[1][codec][True][2] == whole  # moments are there once
+    for found in (each[codec] for each in zero):
+        (plain, weights, everything), (losses, others, kept) = found[False], found[True]
+        assert kept < whole == everything
+        assert losses == plain
+        assert fsdp.same(others, weights)
+        assert fsdp.same(others, zero[0][codec][True][1])
         assert np.mean(losses[-5:]) < 0.95 * np.mean(losses[:5])
+
+
+@pytest.fixture(scope="module")
+def zero():
+    """Training by our DDP wrapper with AdamW and with ZeroRedundancyOptimizer, on two ranks."""
+    return spawn(2, fsdp.with_zero)

@@ -27,14 +27,17 @@ the rounding of gradients: a residual would be as large as all of them, which ar
 infinity arrive as NaN. In host memory only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
 
 from penstock.codecs.registry import make_codec
 from penstock.errors import PlanError
@@ -74,7 +77,7 @@ class ShardGroup:
 
     name: str  # of the module
     module: FSDPModule
-    shards: tuple[ParameterShard, ...]  # of those that are trained
+    shards: tuple[ParameterShard, ...]  # of those that are trained when the module is sharded
     padded_numel: int  # of what a reduce-scatter gives: the same on all ranks
     dtype: torch.dtype  # in which gradients are summed
     of_torch: Any  # torch's FSDPParamGroup
@@ -150,14 +153,17 @@ class ShardGroup:
 
 
 def groups_of(module: torch.nn.Module, shard_group: dist.ProcessGroup) -> tuple[ShardGroup, ...]:
-    """Return the groups of a module that was sharded; refuse what cannot be averaged in a hook of ours."""
+    """Return the groups of a module that was sharded; refuse what cannot be averaged in a hook of ours.
+
+    A group of which nothing is trained has no shards: it may be unfrozen later.
+    """
     names = {id(each): name for name, each in module.named_parameters()}
     found: dict[int, ShardGroup] = {}
     for name, each in module.named_modules():
         if isinstance(each, FSDPModule):
             for group in _groups(each, name or ROOT):
                 _check(group, name or ROOT, shard_group)
-                if id(group) not in found and any(one.sharded_param.requires_grad for one in group.fsdp_params):
+                if id(group) not in found:
                     found[id(group)] = _described(group, name or ROOT, each, names)
     return tuple(found.values())
 
@@ -189,6 +195,52 @@ def _check(group: Any, name: str, shard_group: dist.ProcessGroup) -> None:
         raise PlanError(f"module {name!r} has an all-reduce hook already; wanted none: replicas are averaged in ours")
 
 
+# Parameters that tensor parallelism cuts too
+
+
+def check_beside(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Refuse parameters that are DTensors on a mesh that has nothing to do with ours; torch would speak of strides."""
+    sharded = {id(one) for each in module.modules() if isinstance(each, FSDPModule) for one in each.parameters()}
+    for name, each in module.named_parameters():
+        if id(each) in sharded or not isinstance(each, DTensor):
+            continue
+        theirs = each.device_mesh
+        if theirs._get_root_mesh() != mesh._get_root_mesh():
+            raise PlanError(
+                f"parameter {name!r} lies on a mesh of its own, {theirs.mesh_dim_names} of ranks "
+                f"{theirs.mesh.tolist()}; wanted parts of one mesh: init_device_mesh(..., mesh_dim_names="
+                '("replicate", "shard", "tp")), of which fully_shard_with takes mesh["replicate", "shard"]'
+            )
+
+
+def groups_beside(groups: Sequence[ShardGroup], mesh: DeviceMesh) -> list[dist.ProcessGroup]:
+    """Return this rank's groups of the dimensions that cut, or copy, parameters beside replicas and shards."""
+    found: dict[str, dist.ProcessGroup] = {}
+    for each in (shard for group in groups for shard in group.shards):
+        theirs = each.parameter.device_mesh
+        for name in set(theirs.mesh_dim_names or ()) - set(mesh.mesh_dim_names or ()):
+            found[name] = theirs.get_group(name)
+    return [found[name] for name in sorted(found)]
+
+
+def mesh_of_all(parameter: Any, mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of replicas and of all that a parameter is cut by: with tensor parallelism three dimensions."""
+    assert mesh.mesh_dim_names is not None
+    theirs: DeviceMesh = parameter.device_mesh
+    return mesh if theirs.ndim == 1 else DeviceMesh._concatenate([mesh[mesh.mesh_dim_names[0]], theirs])
+
+
+def placements_behind(parameter: Any) -> tuple[Placement, ...]:
+    """Return how a parameter is cut where its dimensions come behind one of replicas, which are cut along that."""
+    return Shard(0), *map(_one_further, parameter.placements)
+
+
+def _one_further(placement: Any) -> Placement:
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(placement.dim + 1, split_factor=placement.split_factor)
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
+
+
 def _described(group: Any, name: str, module: FSDPModule, names: dict[int, str]) -> ShardGroup:
     shards, start = [], 0
     for each in group.fsdp_params:
@@ -197,7 +249,7 @@ def _described(group: Any, name: str, module: FSDPModule, names: dict[int, str])
             shards.append(ParameterShard(names[id(each.sharded_param)], start, each.sharded_size.numel(), shape, each))
             start += each.padded_sharded_param_size.numel()
     policy = group.mp_policy
-    dtype = policy.reduce_dtype or policy.param_dtype or shards[0].parameter.dtype
+    dtype = policy.reduce_dtype or policy.param_dtype or group.fsdp_params[0].sharded_param.dtype
     return ShardGroup(name, module, tuple(shards), start, dtype, group)
 
 
@@ -255,20 +307,22 @@ class HostScatter:
         """`direct`: where parts are exchanged directly, over gloo; None: as torch does it."""
         self._of_torch, self._ranks, self._result_numel = of_torch, ranks, result_numel
         self._place, self._direct = place, direct
-        self._asked = False  # on one rank: memory of this size was asked for, to read gradients from
+        self._asked = 0  # elements of gradients that memory was asked for, and not yet for their sums
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return memory for gradients, or for their sums: that of a bucket, or new.
 
-        torch asks for both, in this order. They differ in size, except on one rank; if the order is wrong there after
-        a pass that failed, the result is not in the bucket's memory, and is copied to it.
+        torch asks for both, in this order, and for fewer or more elements where parameters have no gradient or were
+        unfrozen. If the order is wrong on one rank after a pass that failed, the result is not in the bucket's memory,
+        and is copied to it.
         """
         numel, place = prod(size), None
-        if self._direct is not None and numel == self._ranks * self._result_numel > self._result_numel:
+        is_result = numel * self._ranks == self._asked
+        self._asked = 0 if is_result else numel
+        if is_result and numel == self._result_numel:
+            place = self._place(numel, dtype)
+        elif not is_result and self._direct is not None and self._ranks > 1:
             place = self._direct.gradients.take(numel, dtype)
-        elif numel == self._result_numel:
-            self._asked = self._ranks == 1 and not self._asked
-            place = None if self._asked else self._place(numel, dtype)
         return self._of_torch.allocate(size, dtype=dtype, device=device) if place is None else place
 
     def __call__(
@@ -308,17 +362,36 @@ def exchange(group: dist.ProcessGroup, sent: Sequence[torch.Tensor], received: S
 # Shards on several hosts
 
 
-def check_shard_codec(codec: str, device_type: str, policy: Any) -> None:
+def check_shard_codec(
+    codec: str, device_type: str, module: torch.nn.Module, policy: Any, ignored: Collection[torch.nn.Parameter]
+) -> None:
     """Refuse what cannot send shards: codecs whose payloads vary in size, and messages that are not float32 here."""
     can = make_codec(codec).capabilities
     if can.variable_size or can.sums_factors:
         raise PlanError(f"shard_codec is {codec!r}, without payloads of one size; wanted one such as 'blocks(bits=8)'")
-    narrow = [each for each in (policy.param_dtype, policy.reduce_dtype) if each not in (None, torch.float32)]
-    if device_type != "cpu" or narrow:
+    found = [(name, dtype) for name, dtype in _sent_types(module, policy, ignored) if dtype != torch.float32]
+    if device_type != "cpu" or found:
+        what = f"{found[0][1]} (first: {found[0][0]!r})" if found else str(torch.float32)
         raise PlanError(
-            f"shard_codec with messages of {narrow[0] if narrow else torch.float32} on {device_type}; wanted float32 "
-            "on cpu: on GPUs, or in 16 bits, give MixedPrecisionPolicy(param_dtype=torch.bfloat16) without shard_codec"
+            f"shard_codec with messages of {what} on {device_type}; wanted float32 on cpu: on GPUs, or in 16 bits, "
+            "give MixedPrecisionPolicy(param_dtype=torch.bfloat16) without shard_codec"
         )
+
+
+def _sent_types(
+    module: torch.nn.Module, policy: Any, ignored: Collection[torch.nn.Parameter]
+) -> Iterator[tuple[str, torch.dtype]]:
+    """Yield the types in which ranks exchange each parameter and its gradient; `policy`: of what is not yet sharded."""
+    sharded = [group for each in module.modules() if isinstance(each, FSDPModule) for group in _groups(each, ROOT)]
+    policies = {id(one.sharded_param): group.mp_policy for group in sharded for one in group.fsdp_params}
+    left_out = {id(each) for each in ignored}
+    for name, parameter in module.named_parameters():
+        if id(parameter) not in left_out:
+            own = policies.get(id(parameter), policy)
+            gathered = own.param_dtype or parameter.dtype
+            yield name, gathered
+            if parameter.requires_grad:
+                yield name, own.reduce_dtype or gathered
 
 
 def send_shards_by(module: torch.nn.Module, codec: str) -> None:

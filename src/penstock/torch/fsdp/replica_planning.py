@@ -9,6 +9,7 @@ time, as they use it in training; the first rank of the mesh decides, and all ra
 """
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -25,7 +26,7 @@ from penstock.plan import Plan, Route
 from penstock.planning.agree import from_rank_0
 from penstock.planning.candidates import candidates
 from penstock.planning.explain import explain, summary, text_picture
-from penstock.planning.given import Given
+from penstock.planning.inputs import PlanningInputs
 from penstock.planning.observed import Drift, Sending, communication_seconds, measured_timeline
 from penstock.planning.planning import WARMUP, Decision, Settings
 from penstock.program.composition import LANES
@@ -44,6 +45,10 @@ if TYPE_CHECKING:  # planners and the simulator are imported where a plan is mad
 
 KEPT_TIMES = 50  # iterations whose times `explain` reports
 _NANO = 1e9
+UNMEASURED = (
+    "iterations on a GPU are not measured: the host's clock would time what it queues; so communication is not "
+    "compared with the prediction"
+)
 UNPLANNED = (
     "neither a codec nor anything of planning was asked for, so every group of parameters travels by itself, as in "
     "torch's own HSDP"
@@ -57,7 +62,8 @@ class ReplicaPlanning:
         self,
         averages: ReplicaAverage,
         model: str,  # its name
-        shards: dist.ProcessGroup,  # ranks that have the other parts of this replica
+        followers: Sequence[dist.ProcessGroup],  # within which the first rank's word counts, one after the other:
+        # ranks that have the other parts of this replica, by shards and by tensor parallelism
         settings: Settings,
         memory: TorchMemory,
         compiling: Compiling,
@@ -66,7 +72,7 @@ class ReplicaPlanning:
     ) -> None:
         self.averages, self.settings, self.memory, self.obstacle = averages, settings, memory, obstacle
         self.decision: Decision | None = None
-        self._model, self._shards, self._compiling = model, shards, compiling
+        self._model, self._followers, self._compiling = model, followers, compiling
         self.voice = Voice(speaks)
         self._clock = _Marks(averages.device)
         self._seen: list[tuple[list[str], list[float], float]] = []  # order, seconds between marks, forward
@@ -81,7 +87,7 @@ class ReplicaPlanning:
         if obstacle:
             self._get_ready(self._route_without_a_plan())
         else:
-            self._check_given()
+            self._check_inputs()
 
     # An iteration
 
@@ -171,12 +177,18 @@ class ReplicaPlanning:
                 decision = self._planned(network)
             except FitError as error:  # the same on all replicas of this shard
                 complaint = str(error)
-            decision, complaint = GroupRanks(self._shards).from_first((decision, complaint), "sharing the plan")
+            decision, complaint = self._from_first((decision, complaint), "sharing the plan")
             if decision is None:
                 self._give_up(complaint)
             else:
                 self._adopt(decision)
                 outcome += summary(decision)
+
+    def _from_first(self, word: Any, what: str) -> Any:
+        """Return on all ranks what the first rank says: parameters that tensor parallelism copies must stay copies."""
+        for group in self._followers:
+            word = GroupRanks(group).from_first(word, what)
+        return word
 
     def _planned(self, network: Network | None) -> Decision:
         """Return what the first replica decides, from what all replicas of this shard measure."""
@@ -230,18 +242,18 @@ class ReplicaPlanning:
     def _engine(self) -> str:
         return engine_of(self.averages.replicas, self.averages.device)
 
-    def _check_given(self) -> None:
+    def _check_inputs(self) -> None:
         """Refuse a plan, trace or network of another model or another number of replicas."""
         settings, sizes = self.settings, {each.name: each.padded_nbytes for each in self.averages.groups}
-        given = Given(settings.plan, settings.trace, settings.network)
-        given.agree(sizes, False, self.memory.compression, GroupRanks(self.averages.replicas))
+        inputs = PlanningInputs(settings.plan, settings.trace, settings.network)
+        inputs.agree(sizes, False, self.memory.compression, GroupRanks(self.averages.replicas))
 
     def _adopt(self, decision: Decision) -> None:
         for route in dict.fromkeys(bucket.route for bucket in decision.plan.buckets):
             self._get_ready(route)
         self._compiling.stop()
         self.decision = decision
-        self.averages.follow(decision.plan)
+        self.averages.follow(decision.plan, decision.network)
         self._drift.predicted_seconds = communication_seconds(decision.plan.timeline)
         self._started.clear()
 
@@ -268,7 +280,7 @@ class ReplicaPlanning:
         self._drift.note(None if timeline is None else communication_seconds(timeline))
         if self._drift.is_due:
             drifted = GroupRanks(self.averages.replicas).from_first(self._drift.drifted, "asking whether to plan again")
-            if GroupRanks(self._shards).from_first(drifted, "asking whether to plan again"):
+            if self._from_first(drifted, "asking whether to plan again"):
                 self._plan_together(None)
                 assert self.decision is not None
                 plan = self.decision.plan
@@ -280,8 +292,8 @@ class ReplicaPlanning:
         return self.decision.plan if self.decision else None
 
     def measured_timeline(self) -> Timeline | None:
-        """Return the last iteration as it was, on this rank; on a GPU, as the host saw it."""
-        if self._last is None or not self._started:
+        """Return the last iteration as it was, on this rank; None on a GPU, whose kernels the host only queues."""
+        if self._last is None or not self._started or self.averages.device.type != "cpu":
             return None
         exchange = self.averages.exchange
         rank = dist.get_rank(self.averages.replicas)
@@ -292,7 +304,11 @@ class ReplicaPlanning:
         measured = [after - before for before, after in pairwise(self._started)]
         last, used = self.measured_timeline() if self.decision else None, self.averages.exchange.routes_used()
         wanted = self.settings.profile_iterations
-        words = explain(self.decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used)
+        unmeasured = "" if self.averages.device.type == "cpu" else UNMEASURED
+        words = explain(
+            self.decision, self.obstacle, self._profiled, wanted, measured, self._drift, last, used,
+            unmeasured=unmeasured,
+        )  # fmt: skip
         return "\n".join([words, *text_picture(self._timelines())]) if picture else words
 
     def _timelines(self) -> dict[str, Timeline]:

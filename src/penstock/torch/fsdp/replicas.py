@@ -26,6 +26,7 @@ in HSDP. Its memory is then laid out as torch has it, padding included, so a gro
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -34,18 +35,20 @@ import torch
 import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from penstock.errors import PlanError
+from penstock.errors import NonFiniteError, PlanError
 from penstock.exchange.compression import NATIVE
 from penstock.exchange.exchange import Exchange, Handle, ResolvedBucket
 from penstock.exchange.traffic import Sent, Used
+from penstock.network import Network
 from penstock.plan import Plan, Route
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.transport import ring_nbytes
+from penstock.runtime.timed import largest
+from penstock.runtime.transport import Transport, ring_nbytes
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.collective_errors import raise_device_failure, together, who_is_gone
-from penstock.torch.engines import device_messages_within, own_transport
+from penstock.torch.engines import device_messages_within, message_seconds, own_transport
 from penstock.torch.fsdp.groups import Direct, ParameterShard, ShardGroup
-from penstock.torch.hook import TIMEOUT_SECONDS, Lanes
+from penstock.torch.hook import Lanes
 from penstock.torch.watch import at_end_of_backward
 
 _WHAT = "averaging a bucket over replicas"
@@ -111,9 +114,12 @@ class ReplicaAverage:
         route: Route,  # without a plan
         device: torch.device,
         direct: Direct | None,  # how ranks of a host exchange shards; None: as torch does
+        others: tuple[Transport, ...],  # to ranks that hold other parts of the same model, one for each dimension
     ) -> None:
-        self.groups, self.replicas, self.device, self._memory = groups, replicas, device, memory
-        communicator = Communicator(own_transport(None, replicas), TIMEOUT_SECONDS)
+        self.groups = tuple(each for each in groups if each.shards)  # that are planned
+        self._all, self._others = groups, others
+        self.replicas, self.device, self._memory = replicas, device, memory
+        communicator = Communicator(own_transport(None, replicas), message_seconds(replicas))
         self.exchange = Exchange(communicator, route=route, memory=memory)
         self.holds = False  # nothing is sent before the backward pass has computed everything
         self.on_ready: Callable[[ShardGroup], None] = lambda _: None  # called with each group that comes
@@ -124,18 +130,21 @@ class ReplicaAverage:
         self._version = 0  # of the exchange's routes, with which they were made
         self._is_running = False
         self._under_way: list[UnderWay] = []
-        self._put_off: dict[str, torch.Tensor] = {}  # what `set_requires_all_reduce(False)` adds up
+        self._unaveraged: dict[str, torch.Tensor] = {}  # what `set_requires_all_reduce(False)` adds up
         self._lanes = Lanes()
         self._connect()
         for group in groups:
             group.module.set_all_reduce_hook(partial(self._hook, group))
             group.take_over(partial(self._place_for, group), direct)
 
-    def follow(self, plan: Plan) -> None:
-        """Use a plan's messages and routes from now on; its tensors are our groups."""
+    def follow(self, plan: Plan, network: Network | None) -> None:
+        """Use a plan's messages and routes from now on; its tensors are our groups.
+
+        `network`, where it was measured, is the same on all replicas.
+        """
         plan = plan.merged  # a bulk's groups lie side by side
         known = {group.name: group for group in self.groups}
-        self.exchange.follow(_by_parameter(plan, known))
+        self.exchange.follow(_by_parameter(plan, known), network)
         self._together = {
             name: tuple(known[each] for each in bucket.tensors) for bucket in plan.buckets for name in bucket.tensors
         }
@@ -160,11 +169,15 @@ class ReplicaAverage:
         for sent in under_way:
             self._wait(sent)
 
+    def forget_unaveraged(self) -> None:
+        """Forget what `set_requires_all_reduce(False)` has added up."""
+        self._unaveraged.clear()
+
     def _connect(self) -> None:
         """Make a group of NCCL of our own where something is compressed; all replicas must call this together."""
         communicator = self.exchange.communicator
         if self._memory.compresses and self.device.type == "cuda" and communicator.messages is None:
-            communicator.messages = device_messages_within(self.replicas, TIMEOUT_SECONDS)
+            communicator.messages = device_messages_within(self.replicas, message_seconds(self.replicas))
 
     # The backward pass
 
@@ -174,13 +187,15 @@ class ReplicaAverage:
             output.record_stream(torch.cuda.current_stream(output.device))
         if not self._is_running:
             self._begin()
-        self.on_ready(group)
+        if group.shards:
+            self.on_ready(group)
         if not group.sends:
+            _refuse_steps(group)
             self._keep(group, output)
             return
-        if (kept := self._put_off.pop(group.name, None)) is not None:
+        if (kept := self._unaveraged.pop(group.name, None)) is not None:
             output += kept
-        if output.numel() != group.padded_numel:  # some parameters had no gradient, and torch does not say which
+        if output.numel() != group.padded_numel:  # some had no gradient or were unfrozen; torch does not say which
             self._average_now(None, output)
         elif group.is_stepped_in_backward:
             self._average_now(self._bucket((group,), output.dtype), output)
@@ -233,7 +248,7 @@ class ReplicaAverage:
         """
         if group.divided_afterwards(dtype) != 1.0 or group.is_stepped_in_backward or not group.sends:
             return None
-        if group.name in self._put_off or any(each.gradient is not None for each in group.shards):
+        if group.name in self._unaveraged or any(each.gradient is not None for each in group.shards):
             return None
         bucket = self._planned(group, dtype)
         if self._is_in_place(bucket) or (group.is_padded and not bucket.by_engine) or not numel:
@@ -253,10 +268,10 @@ class ReplicaAverage:
 
     def _keep(self, group: ShardGroup, output: torch.Tensor) -> None:
         """Add up what replicas will average later, as torch does in HSDP; gradients stay as they are."""
-        if group.name in self._put_off:
-            self._put_off[group.name] += output
+        if group.name in self._unaveraged:
+            self._unaveraged[group.name] += output
         else:
-            self._put_off[group.name] = output.clone()
+            self._unaveraged[group.name] = output.clone()
         output.zero_()
 
     # Sending
@@ -305,7 +320,7 @@ class ReplicaAverage:
             work: dist.Work = dist.all_reduce(values, dist.ReduceOp.AVG, group=self.replicas, async_op=True)
         sent = exchange.sent
         if self.device.type == "cuda":
-            sent.append(Sent(name, start, perf_counter()))
+            sent.append(Sent(name, start, perf_counter(), is_queued=True))
         else:
             work.get_future().then(lambda _: sent.append(Sent(name, start, perf_counter())))
         return work
@@ -313,7 +328,8 @@ class ReplicaAverage:
     def _average_now(self, bucket: GroupBucket | None, output: torch.Tensor) -> None:
         """Average a group where it lies before torch goes on with it; on a GPU, before torch's stream does.
 
-        `bucket`: of this group alone; None: some of its parameters have no gradient, and the engine averages the rest.
+        `bucket`: of this group alone; None: the engine averages what has gradients, which are not those of the plan.
+        NaN or infinity is raised at the end: ranks with other parts wait for this one in the rest of the pass.
         """
         if bucket is None or bucket.by_engine:
             self._wait(UnderWay(work=self._start_engine(bucket, output)))
@@ -321,7 +337,10 @@ class ReplicaAverage:
         parts = list(_parts(bucket, bucket.groups[0], output))
         for here, given in parts:
             here.copy_(given)
-        self._wait(self._start(bucket))
+        try:
+            self._wait(self._start(bucket))
+        except NonFiniteError:
+            bucket.memory.fill_(torch.nan)
         for here, given in parts:
             given.copy_(here)
 
@@ -337,14 +356,37 @@ class ReplicaAverage:
             self._send(bucket)
         self.exchange.finish()
         under_way, self._under_way = self._under_way, []
-        for each in under_way:
-            self._complete(each)
+        with suppress(NonFiniteError):  # the exchange keeps it
+            for each in under_way:
+                self._complete(each)
+        self._share_nonfinite()
         raise_device_failure(_WHAT, self.replicas)
         self.on_averaged()
 
+    def _share_nonfinite(self) -> None:
+        """Tell ranks with other parts of the model of NaN or infinity in this part, so that all raise or skip the step.
+
+        Those whose own part is finite would otherwise wait for the others in torch's next all-gather.
+        """
+        if (failure := self.exchange.failure) is not None and not isinstance(failure, NonFiniteError):
+            raise failure  # a lost rank: others find that out by themselves
+        found = float(failure is not None or self._memory.has_nonfinite)
+        for transport in self._others if self._memory.compresses else ():
+            found = largest(transport, found, message_seconds(self.replicas))
+        if found and self._memory.skips:
+            self._memory.has_nonfinite = True
+        elif found and failure is None:
+            self._memory.fail()
+            self.exchange.failure = NonFiniteError(
+                "a gradient holds NaN or infinity in a part that other ranks average; fix the loss, or pass "
+                'on_nonfinite="skip" if a gradient scaler skips such steps'
+            )
+        if self.exchange.failure is not None:
+            raise self.exchange.failure
+
     def _wait_for_torch(self) -> None:
         """Let the current stream wait for what torch does with gradients on its own: not all passes end with that."""
-        for group in self.groups if self.device.type == "cuda" else ():
+        for group in self._all if self.device.type == "cuda" else ():
             if (event := group.written) is not None:
                 torch.cuda.current_stream(self.device).wait_event(event)
 
@@ -352,7 +394,8 @@ class ReplicaAverage:
         """Wait for what a group has under way, if it comes a second time in one pass: its memory is wanted again."""
         for sent in [each for each in self._under_way if any(one.group is group for one in each.arrivals)]:
             self._under_way.remove(sent)
-            self._complete(sent)
+            with suppress(NonFiniteError):  # raised at the end: ranks with other parts go on until then
+                self._complete(sent)
 
     def _complete(self, sent: UnderWay) -> None:
         """Wait for a message, and hand its averages to torch."""
@@ -411,6 +454,16 @@ def _parts(bucket: GroupBucket, group: ShardGroup, output: torch.Tensor) -> Iter
     for each in group.shards:
         if each.numel:
             yield bucket.part(each), output[each.start : each.start + each.numel]
+
+
+def _refuse_steps(group: ShardGroup) -> None:
+    """Refuse optimizers that step in a pass whose gradients replicas average later: torch calls their hooks anyway."""
+    if group.is_stepped_in_backward:
+        raise PlanError(
+            f"module {group.name!r} has hooks that want gradients as soon as they are there, and in this pass replicas "
+            "do not average them, by set_requires_all_reduce(False); use set_requires_gradient_sync(False) for it, or "
+            "step after the backward pass"
+        )
 
 
 def _from_there(part: torch.Tensor) -> torch.Tensor:

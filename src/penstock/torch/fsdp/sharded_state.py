@@ -2,13 +2,13 @@
 
 Each replica owes something of its own for each element of each parameter, and each rank keeps that of its shard. So a
 parameter of shape (rows, columns) on R replicas has a state of shape (R, rows, columns): a DTensor on the whole mesh,
-cut by replicas along its first dimension and as the parameter is along the others. The checkpoint holds it whole, and
-any mesh can read it. Where there are fewer replicas than before, one takes over what several owed, and owes the sum;
-where there are more, the others owe nothing. The sum over replicas, which is what weights are still to be changed by,
-stays what it was for each element, up to float32 rounding where several are added.
+cut by replicas along its first dimension and as the parameter is along the others, by tensor parallelism too. The
+checkpoint holds it whole, and any mesh can read it. Where there are fewer replicas than before, one takes over what
+several owed, and owes the sum; where there are more, the others owe nothing. The sum over replicas, which is what
+weights are still to be changed by, stays what it was for each element, up to float32 rounding where several are added.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -19,18 +19,20 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, zeros
+from torch.distributed.tensor import DTensor, zeros
+from torch.distributed.tensor.placement_types import Placement
 
 from penstock.errors import FormatError, PlanError
 from penstock.exchange.state import FORMAT as ONE_RANK
 from penstock.exchange.state import OWED, State
 from penstock.torch.checkpoint import TorchMemory
 from penstock.torch.collective_errors import GroupRanks
-from penstock.torch.fsdp.groups import ParameterShard, ShardGroup
+from penstock.torch.fsdp.groups import ParameterShard, ShardGroup, mesh_of_all, placements_behind
 
 FORMAT = "penstock-sharded-exchange/1"
 KEY = "exchange"  # of the state in a checkpoint, unless the user says another
 _WHERE = "sharded exchange state"
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing's, torch.compile's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +49,7 @@ class ShardedState:
         here = self.memory.state_dict(self._replica, self._replicas)
         kinds = [kind for kind, is_kept in zip(OWED, self._keeps, strict=True) if is_kept]
         memories = {
-            kind: {each.name: self._whole(each, here["memories"][kind].get(each.name)) for each in self._shards}
+            kind: {_bare(each.name): self._whole(each, here["memories"][kind].get(each.name)) for each in self._shards}
             for kind in kinds
         }
         return {"format": FORMAT, "iterations": here["iterations"], "scale": here["scale"], **memories}
@@ -111,16 +113,15 @@ class ShardedState:
         shape = self._shape(shard, self._replicas)
         stride = torch.empty(shape, device="meta").stride()
         local = here.to(self.mesh.device_type)[None]
-        return DTensor.from_local(
-            local, self.mesh, self._placements(shard), run_check=False, shape=torch.Size(shape), stride=stride
-        )
+        mesh, placements = self._place(shard)
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
     def _shard(self, name: str) -> ParameterShard:
         """Return this rank's part of a parameter; refuse a name that the model does not have."""
-        known = {each.name: each for each in self._shards}
-        if name not in known:
+        known = {_bare(each.name): each for each in self._shards}
+        if _bare(name) not in known:
             raise FormatError(_WHERE, name, "no such parameter", f"one of this model, such as {next(iter(known))!r}")
-        return known[name]
+        return known[_bare(name)]
 
     def _empty(self, name: str, saved: Any) -> DTensor:
         """Return zeros for what a checkpoint has of one parameter."""
@@ -132,7 +133,8 @@ class ShardedState:
             raise FormatError(
                 _WHERE, name, shape, f"(replicas, {', '.join(map(str, wanted[1:]))}), as the parameter is"
             )
-        return zeros(shape, dtype=torch.float32, device_mesh=self.mesh, placements=self._placements(shard))
+        mesh, placements = self._place(shard)
+        return zeros(shape, dtype=torch.float32, device_mesh=mesh, placements=placements)
 
     def _mine(self, state: Mapping[str, Any]) -> State:
         """Return what this rank owes from now on, as one rank's state; refuse what does not fit the model."""
@@ -147,7 +149,8 @@ class ShardedState:
             if not isinstance(owed, Mapping):
                 raise FormatError(_WHERE, kind, owed, "tensors by the names of parameters")
             for name, value in owed.items():
-                memories[kind][name] = self._taken(self._shard(name), value)
+                shard = self._shard(name)
+                memories[kind][shard.name] = self._taken(shard, value)
         return {
             "format": ONE_RANK, "rank": self._replica, "world_size": self._replicas, "memories": memories,
             "iterations": state.get("iterations"), "scale": state.get("scale"),
@@ -159,18 +162,24 @@ class ShardedState:
         if not isinstance(value, DTensor) or value.shape[1:] != wanted or value.dtype != torch.float32:
             found = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, torch.Tensor) else value
             raise FormatError(_WHERE, name, found, f"a DTensor of (replicas, *{wanted}), torch.float32")
-        if value.device_mesh != self.mesh or tuple(value.placements) != self._placements(shard):
+        if (value.device_mesh, tuple(value.placements)) != self._place(shard):
             raise FormatError(_WHERE, name, f"{value.placements} on {value.device_mesh}", "what to_load made")
         return value.to_local().sum(0).cpu()
 
     def _shape(self, shard: ParameterShard, replicas: int) -> tuple[int, ...]:
         return (replicas, *shard.parameter.shape)
 
-    def _placements(self, shard: ParameterShard) -> tuple[Shard, Shard]:
-        placements: Sequence[Any] = shard.parameter.placements
-        if len(placements) != 1 or not placements[0].is_shard():
-            raise PlanError(
-                f"parameter {shard.name!r} is placed as {tuple(placements)}; the exchange state of parameters that are "
-                "cut by tensor parallelism too cannot be saved yet: save without it, replicas then owe nothing"
-            )
-        return Shard(0), Shard(placements[0].dim + 1)
+    def _place(self, shard: ParameterShard) -> tuple[DeviceMesh, tuple[Placement, ...]]:
+        """Return where the state of a parameter lies, and how it is cut."""
+        return mesh_of_all(shard.parameter, self.mesh), placements_behind(shard.parameter)
+
+
+def _bare(name: str) -> str:
+    """Return a parameter's name without what its layer is wrapped in, as torch's checkpoints have it.
+
+    >>> _bare("blocks.0._checkpoint_wrapped_module.up.weight")
+    'blocks.0.up.weight'
+    """
+    for each in _WRAPPERS:
+        name = name.replace(each, "")
+    return name

@@ -29,11 +29,20 @@ from penstock.exchange.traffic import Traffic
 from penstock.plan import Plan, Route
 from penstock.planning.planning import Decision, Planning, Settings
 from penstock.run_record import RouteUse
+from penstock.runtime.transport.c10d import group_timeout
 from penstock.timeline import Timeline
 from penstock.torch.check_inputs import compare_ranks
 from penstock.torch.checkpoint import TorchMemory
-from penstock.torch.engines import engine_of
-from penstock.torch.fsdp.groups import Direct, ShardGroup, check_shard_codec, groups_of, send_shards_by
+from penstock.torch.engines import engine_of, new_group, own_transport
+from penstock.torch.fsdp.groups import (
+    Direct,
+    ShardGroup,
+    check_beside,
+    check_shard_codec,
+    groups_beside,
+    groups_of,
+    send_shards_by,
+)
 from penstock.torch.fsdp.replica_planning import UNPLANNED, ReplicaPlanning, route_without_a_plan
 from penstock.torch.fsdp.replicas import ReplicaAverage
 from penstock.torch.fsdp.sharded_state import KEY, ShardedState
@@ -68,7 +77,7 @@ class ShardedModule:
         return self.plan.timeline if self.plan else None
 
     def measured_timeline(self) -> Timeline | None:
-        """Return what the last iteration took on this rank; None before the first one is over."""
+        """Return what the last iteration took on this rank; None before the first one is over, and on a GPU."""
         return _held(self).planning.measured_timeline()
 
     def record_instructions(self, on: bool = True) -> None:
@@ -110,6 +119,11 @@ class ShardedModule:
         The checkpoint may be of another mesh.
         """
         return _held(self).state.to_load(checkpoint, key)
+
+    def reset_iter_state(self) -> None:
+        """Give up an iteration that failed, as torch's own (2.13) does, and what replicas were to average after it."""
+        super().reset_iter_state()  # type: ignore[misc]
+        _held(self).averages.forget_unaveraged()
 
     def load_exchange_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over from a state that was loaded; call it on every rank at the same step."""
@@ -176,12 +190,14 @@ def fully_shard_with(
     options |= {} if codec is None else {"codec": codec}
     asks |= bool({each.name for kind in (Compression, Planning) for each in fields(kind)} & set(options))
     scheme = from_options(Compression, compression, "compression", options).scheme()
-    settings = from_options(Planning, planning, "planning", options).settings()
+    settings = from_options(Planning, planning, "planning", options).settings(races=False)
     _check_options(scheme, settings, options)
     _check_mesh(mesh)
     _check_module(module)
+    check_beside(module, mesh)
     if shard_codec is not None:
-        check_shard_codec(shard_codec, mesh.device_type, options.get("mp_policy", MixedPrecisionPolicy()))
+        policy, ignored = options.get("mp_policy", MixedPrecisionPolicy()), options.get("ignored_params") or ()
+        check_shard_codec(shard_codec, mesh.device_type, module, policy, ignored)
     memory = TorchMemory(scheme, on_nonfinite, grad_scaler)
     everyone = _all_ranks(mesh)
     compare_ranks(_compared(mesh, settings, memory, options | {"shard_codec": shard_codec}), module, everyone)
@@ -190,7 +206,8 @@ def fully_shard_with(
     _shard(module, mesh, layers, options)
     if shard_codec is not None:
         send_shards_by(module, shard_codec)
-    groups = groups_of(module, shards)
+    everything = groups_of(module, shards)
+    groups = tuple(each for each in everything if each.shards)
     if not groups:
         raise PlanError("the module has no parameter that is trained; nothing is averaged: use torch's fully_shard")
     memory.know({each.name: Layout.contiguous(each.shape) for group in groups for each in group.shards})
@@ -198,9 +215,12 @@ def fully_shard_with(
     device = _device(mesh)
     otherwise = route_without_a_plan(scheme, settings.strategy, replicas, device)
     direct = Direct(sums=asks or mesh.size(1) == 2) if engine_of(shards, device) == "gloo" else None
-    averages = ReplicaAverage(groups, replicas, memory, otherwise if obstacle else Route(NATIVE), device, direct)
-    speaks, name = dist.get_rank(everyone) == 0, type(module).__name__.removeprefix("FSDP")
-    plans = ReplicaPlanning(averages, name, shards, settings, memory, compiling, obstacle, speaks)
+    beside, name = groups_beside(groups, mesh), type(module).__name__.removeprefix("FSDP")
+    others = tuple(own_transport(None, each) for each in (shards, *beside) if each.size() > 1)
+    route = otherwise if obstacle else Route(NATIVE)
+    averages = ReplicaAverage(everything, replicas, memory, route, device, direct, others)
+    speaks = dist.get_rank(everyone) == 0 and not any(map(dist.get_rank, beside))
+    plans = ReplicaPlanning(averages, name, (shards, *beside), settings, memory, compiling, obstacle, speaks)
     watch = OptimizerWatch(module.parameters(), memory, scheme.named, speaks)
     _attach(module, _Held(averages, plans, ShardedState(memory, groups, mesh, everyone), watch))
     return module
@@ -212,6 +232,7 @@ def _check_options(scheme: Scheme, settings: Settings, options: Mapping[str, Any
         raise TypeError(f"fully_shard_with() got an unexpected keyword argument {unknown[0]!r}")
     scheme.check_strategy(settings.strategy)
     scheme.check_planner(settings.planner)
+    scheme.refuse_parts("with shards: a rank knows the entries of its own part only")
     if scheme.momentum.clip is not None:
         raise PlanError(
             "clip= with shards: a rank knows the norm of its own part only; use torch.nn.utils.clip_grad_norm_, which "
@@ -241,7 +262,7 @@ def _check_module(module: object) -> None:
         raise PlanError(f"module is {type(module).__name__}; wanted one torch.nn.Module, the whole model")
     if isinstance(module, ShardedModule):
         raise PlanError("the module was given to fully_shard_with before; its replicas are averaged already")
-    own = [each for each in vars(ShardedModule) if not each.startswith("_")]
+    own = [each for each in vars(ShardedModule) if not each.startswith("_") and not hasattr(FSDPModule, each)]
     if taken := [each for each in own if hasattr(module, each)]:
         raise PlanError(
             f"the module has an attribute {taken[0]!r} of its own, and fully_shard_with adds {', '.join(own)}; rename "
@@ -253,9 +274,8 @@ def _all_ranks(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """Return a group of all ranks of a mesh; None: the default one."""
     if mesh.size() == dist.get_world_size():
         return None
-    ranks = mesh.mesh.flatten().tolist()
-    found: dist.ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return found
+    assert dist.group.WORLD is not None  # its timeout is the user's; groups of a mesh have torch's own
+    return new_group(mesh.mesh.flatten().tolist(), mesh.get_group(0), group_timeout(dist.group.WORLD))
 
 
 def _compared(
