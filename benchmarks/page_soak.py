@@ -1,5 +1,6 @@
 """What the page of hostile conditions, docs/soak.md, says of the records of `make soak`."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ def kills_text(record: Record) -> str:
         f"{sum(row['cases'] for row in record['rows']):,} kills: {record['good']:.2%} of survivors named the rank or "
         f"said that they cannot know. The last process ended {slowest}, one that hangs excepted: after "
         f"{limit['times_the_timeout']:g} times the job's timeout and {limit['and_seconds']:g} s a survivor counts as "
-        f"hanging.{_not_begun(record)} {_origin(record)}"
+        f"hanging.{_not_begun(record)}{_rest(record)} {_origin(record)}"
     )
     return "\n\n".join([table, counts, *_kill_findings(record)])
 
@@ -33,6 +34,15 @@ def _not_begun(record: Record) -> str:
     """Say which cases have no kill: their jobs failed before the signal, whatever the timeout."""
     seeds = ", ".join(map(str, record.get("not_begun", ())))
     return f" **No kill** in the cases of seeds {seeds}: their jobs failed before the signal came." if seeds else ""
+
+
+def _rest(record: Record) -> str:
+    """Say which cases are of another commit than the record's last one."""
+    if "rest" not in record:
+        return ""
+    rest = record["rest"]
+    number = sum(row["cases"] for row in record["rows"] if row["route"] == rest["without"])
+    return f" The {number:,} cases of {rest['without']} were run again with newer code, the others before that."
 
 
 def _kill_cells(engine: str, signal: str, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -117,7 +127,14 @@ def iterations_text(record: Record) -> str:
     table = markdown_rows(("quantity", "after 1,000", "at the end", "growth", "noise", "grows"), cells)
     done, asked = record["iterations"], record["job"]["iterations"]
     whole = f"{done:,} iterations" if done >= asked else f"**{done:,} of the {asked:,} iterations asked for**"
-    return f"{table}\n\n{whole}, {record['plans']} plans; {_SAME[record['same_weights']]}. {_origin(record)}"
+    same = _SAME[record["same_weights"]]
+    return f"{table}\n\n{whole}, {record['plans']} plans; {same}.{_private(record)} {_origin(record)}"
+
+
+def _private(record: Record) -> str:
+    """Say by how much private memory rose: a growth below the limit is one, too."""
+    rose = [_size(row, "growth") for row in record["rows"] if row["quantity"] == "private_nbytes" and not row["grows"]]
+    return f" Private memory rose by {rose[0]:.2f} MiB; from 1 MiB on it is said to grow." if any(rose) else ""
 
 
 def _size(row: Row, name: str) -> float:
@@ -128,7 +145,10 @@ def elastic_text(record: Record) -> str:
     """Return what became of training in each round of ranks that die and come back."""
     cells = [_round_cells(row) for row in record["rows"]]
     columns = ("round", "ranks", "steps", "unsent", "lost of any", "loss, last by first", "until two save", "good")
-    return f"{markdown_rows(columns, cells)}\n\n{_origin(record)}"
+    asked = re.search(r"--rounds (\d+)", record["command"])
+    fewer = asked is not None and len(cells) < int(asked[1])
+    counts = f"**{len(cells)} of the {asked[1]} rounds asked for.** " if asked and fewer else ""
+    return f"{markdown_rows(columns, cells)}\n\n{counts}{_origin(record)}"
 
 
 def _round_cells(row: Row) -> tuple[str, ...]:

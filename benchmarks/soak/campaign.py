@@ -61,10 +61,19 @@ class Campaign:
         """Write the record."""
         if self._path is None:
             return
-        rows = [self._row(key) for key in sorted(self.cases) if self.cases[key]]
-        record = make_record(self._name, rows, **notes, findings=self.findings, earlier=self.earlier)
+        record = make_record(self._name, self._rows(), **notes, findings=self.findings, earlier=self.earlier)
         before = [each for each in dict.fromkeys(self.commits) if each != record["commit"]]
         save_record({**record, "commits": before}, self._path)
+
+    def keep(self, **notes: Any) -> None:
+        """Write the record as it was, with the rows and findings that there are now and `notes`."""
+        assert self._path is not None
+        assert self.notes, "a part is run into the record of a whole"
+        found = {"rows": self._rows(), "findings": self.findings, "earlier": self.earlier}
+        save_record({**self.notes, **found, **notes}, self._path)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self._row(key) for key in sorted(self.cases) if self.cases[key]]
 
     def _row(self, key: Key) -> dict[str, Any]:
         found = sorted((each[-1], number) for each, number in self.outcomes.items() if each[:-1] == key and number)

@@ -5,7 +5,8 @@
 Cases are run by worker processes under a limit of memory and of time for each; `damaged_payloads.py` and
 `damaged_files.py` say what they are. A case is known by its seed and number: `--only payloads:1234` runs one alone. The
 record is written every few seconds, and the campaign goes on from it where it was ended before, with the same seed.
-What was found before is tried again then, and is called mended where it does not happen any more.
+What was found before is tried again then, and is called mended where it does not happen any more. Formats that are new
+since are run apart: `--format NAME` numbers cases of its own, and its part of the record has a commit of its own.
 
 What counts as a finding: a process that dies, any exception but penstock's own, a message of more than one line, a
 write beside the output, a damaged header that is believed, more processor time or memory than a bound.
@@ -32,6 +33,7 @@ from typing import Annotated, Any
 import typer
 from campaign import RESULTS, Campaign
 
+from penstock.bench.record import make_record
 from penstock.errors import PenstockError
 
 NAME = "soak-damage"
@@ -57,16 +59,21 @@ class Progress:
     done: int = 0
     skipped: list[int] = field(default_factory=list)  # cases that ended a process
     seconds: float = 0.0
+    formats: tuple[str, ...] = ()  # of files: these and no others; all, where there are none
 
     @property
     def findings(self) -> list[dict[str, Any]]:
         """What was found of this kind."""
-        return [each for each in self.found.findings if each["kind"] == self.kind]
+        return [each for each in self.found.findings if self._has(each)]
+
+    def _has(self, finding: dict[str, Any]) -> bool:
+        return finding["kind"] == self.kind and tuple(finding.get("formats", ())) == self.formats
 
     def add_finding(self, number: int, result: str, of: str, damage: str, detail: str) -> None:
         """Keep a case that did not end well."""
         said = {"of": of, "damage": damage, "detail": detail}
-        self.found.findings.append({"kind": self.kind, "number": number, "result": result, **said})
+        apart = {"formats": list(self.formats)} if self.formats else {}
+        self.found.findings.append({"kind": self.kind, "number": number, "result": result, **said, **apart})
 
 
 def damage(
@@ -75,20 +82,24 @@ def damage(
     seconds: Annotated[float, typer.Option(help="end after so long; the record says how far it came")] = 0.0,
     seed: Annotated[int, typer.Option(help="of all cases")] = 20,
     out: Annotated[Path, typer.Option(help="the record, from which a campaign goes on too")] = RESULTS / f"{NAME}.json",
+    formats: Annotated[list[str] | None, typer.Option("--format", help="files of this one only; repeatable")] = None,
     only: Annotated[str, typer.Option(metavar="KIND:NUMBER", help="run one case in this process")] = "",
     fresh: Annotated[bool, typer.Option(help="forget what the record has")] = False,
 ) -> None:
     """Run the campaign."""
     if only:
         kind, _, number = only.partition(":")
-        print(_cases(kind, seed).run(int(number)))
+        print(_cases(kind, seed, tuple(formats or ())).run(int(number)))
         return
     if fresh:
         out.unlink(missing_ok=True)
     found = Campaign(NAME, KEYS, out)
     if found.notes and (found.notes["benchmark"], found.notes["seed"]) != (NAME, seed):
         raise PenstockError(f"{out} is of another campaign; name another file, or say --fresh")
-    state = [_progress(kind, wanted, found) for kind, wanted in zip(KINDS, (count, files), strict=True)]
+    if formats:
+        state = [_part(tuple(formats), files, found)]
+    else:
+        state = [_progress(kind, wanted, found) for kind, wanted in zip(KINDS, (count, files), strict=True)]
     end = time.monotonic() + seconds if seconds else float("inf")
     for each in state:
         _try_again(each, seed)
@@ -103,10 +114,24 @@ def damage(
 def _progress(kind: str, wanted: int, found: Campaign) -> Progress:
     """Return how far the record is with one kind of cases."""
     kept = found.notes.get("state", {}).get(kind, {})
-    return Progress(kind, wanted, found, **{name: kept[name] for name in ("done", "skipped", "seconds") if kept})
+    return Progress(kind, wanted, found, **{name: kept[name] for name in _KEPT if kept})
+
+
+def _part(formats: tuple[str, ...], wanted: int, found: Campaign) -> Progress:
+    """Return how far the record is with the part of some formats alone."""
+    kept = found.notes.get("apart", {})
+    if kept and tuple(kept["formats"]) != formats:
+        raise PenstockError(f"--format: found {formats}; the record has a part of {kept['formats']}: wanted these")
+    return Progress("files", wanted, found, **{name: kept[name] for name in _KEPT if kept}, formats=formats)
+
+
+_KEPT = ("done", "skipped", "seconds")
 
 
 def _save(found: Campaign, state: Sequence[Progress], seed: int) -> None:
+    if state[0].formats:
+        _save_part(found, state[0])
+        return
     bounds = {"case_cpu_seconds": MOST_SECONDS, "case_wall_seconds": MOST_WAIT_SECONDS, "growth_nbytes": MOST_GROWTH}
     done = {
         each.kind: {
@@ -118,7 +143,16 @@ def _save(found: Campaign, state: Sequence[Progress], seed: int) -> None:
         }
         for each in state
     }
-    found.save(seed=seed, bounds=bounds, state=done)
+    found.save(
+        seed=seed, bounds=bounds, state=done, **{"apart": found.notes["apart"]} if "apart" in found.notes else {}
+    )
+
+
+def _save_part(found: Campaign, part: Progress) -> None:
+    """Write the record of before with rows of the part; what else it says stays of the run that it was."""
+    own = make_record(NAME, [])
+    said = {"formats": list(part.formats), **{name: getattr(part, name) for name in (*_KEPT, "wanted")}}
+    found.keep(apart={**said, **{name: own[name] for name in ("command", "commit", "date", "versions")}})
 
 
 def _campaign(progress: Progress, seed: int, end: float, save: Callable[[], None]) -> None:
@@ -145,7 +179,7 @@ def _try_again(progress: Progress, seed: int) -> None:
     """Run what was found before once more; what does not happen any more is an earlier finding."""
     for finding in [each for each in progress.findings if each["result"] != GROWS]:
         number = finding["number"]
-        alone = Progress(progress.kind, number + 1, done=number)
+        alone = Progress(progress.kind, number + 1, done=number, formats=progress.formats)
         _campaign(alone, seed, float("inf"), lambda: None)
         if not alone.findings:
             progress.found.put_aside(finding)
@@ -156,7 +190,7 @@ def _try_again(progress: Progress, seed: int) -> None:
 
 @contextmanager
 def _worker(progress: Progress, seed: int, note: str) -> Iterator[subprocess.Popen[bytes]]:
-    which = {"kind": progress.kind, "seed": seed, "skip": progress.skipped}
+    which = {"kind": progress.kind, "seed": seed, "skip": progress.skipped, "formats": progress.formats}
     job = which | {"start": progress.done, "stop": progress.wanted}
     command = [sys.executable, __file__, "--worker", json.dumps(job), note]
     worker = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
@@ -216,14 +250,14 @@ def _take(progress: Progress, report: dict[str, Any]) -> None:
 # In a worker
 
 
-def _cases(kind: str, seed: int) -> Any:
+def _cases(kind: str, seed: int, formats: tuple[str, ...] = ()) -> Any:
     if kind == "payloads":
         from damaged_payloads import PayloadCases
 
         return PayloadCases(seed)
     from damaged_files import FileCases
 
-    return FileCases(seed)
+    return FileCases(seed, formats)
 
 
 def _work() -> None:
@@ -234,7 +268,7 @@ def _work() -> None:
         note.flush()
         noted = mmap.mmap(note.fileno(), 8)
     warnings.simplefilter("ignore")
-    cases, skip = _cases(job["kind"], job["seed"]), set(job["skip"])
+    cases, skip = _cases(job["kind"], job["seed"], tuple(job["formats"])), set(job["skip"])
     _limit_memory()
     batch = BATCH if job["kind"] == "payloads" else BATCH // 10
     kept = 0

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,13 +53,13 @@ from penstock.strategies import Options, build, compressed_program, parse_strate
 from penstock.torch import Checkpoints, fully_shard_with
 from penstock.torch.arrays import TORCH
 from penstock.torch.checkpoint_folder import HEAD as TRAINING
-from penstock.torch.checkpoint_folder import check_model, fitting
+from penstock.torch.checkpoint_folder import check_model, check_optimizer, fitting
 from penstock.torch.saved_folder import MODEL, SUMS, rank_file, write_digests
 from penstock.torch.state_file import write_state
 from penstock.trace import Tensor, Trace, load_trace, save_trace
 from penstock.train.job import HEAD, Job, Saved, find_checkpoint, write_saved
 from penstock.train.loop import History
-from penstock.train.save_state import load_common, load_own, random_state, set_random_state
+from penstock.train.save_state import load_common, load_own, random_state, seed_everything, set_random_state
 
 MOST_LINES = 3  # of a CompileError: the message, the line of the source, a caret
 LONGEST_MESSAGE = 2_000  # characters; a message may quote a name
@@ -83,10 +84,11 @@ class FileCases:
 
     kind = "files"
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, formats: Sequence[str] = ()) -> None:
+        """Without `formats`, cases are of all."""
+        self._seed, self._formats = seed, _named(formats)
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-damage-", dir=_quick_folder())
-        self._honest = {each.name: self._made(each) for each in FORMATS}
+        self._honest = {each.name: self._made(each) for each in self._formats}
 
     def _made(self, of: Format) -> Files:
         place = self._place(of)
@@ -103,7 +105,7 @@ class FileCases:
     def run(self, number: int) -> Outcome:
         """Do one case."""
         draw = Random(f"{self._seed} file {number}")
-        (of,) = draw.choices(FORMATS, [each.share for each in FORMATS])
+        (of,) = draw.choices(self._formats, [each.share for each in self._formats])
         honest, place = self._honest[of.name], self._place(of)
         name = draw.choice(sorted(of.hurts or honest))
         damage = draw.choice(tuple(DAMAGES) if is_json(honest[name]) else BYTES)
@@ -123,6 +125,12 @@ class FileCases:
             path = place / name
             if not path.exists() or path.read_bytes() != data:
                 path.write_bytes(data)
+
+
+def _named(formats: Sequence[str]) -> list[Format]:
+    if unknown := set(formats) - {each.name for each in FORMATS}:
+        raise PenstockError(f"formats {sorted(unknown)}; wanted some of {[each.name for each in FORMATS]}")
+    return [each for each in FORMATS if not formats or each.name in formats]
 
 
 def _read(of: Format, place: Path, damage: str) -> Outcome:
@@ -194,6 +202,7 @@ def _splice(data: bytes, draw: Random) -> bytes:
     return data[:start] + put + data[start if kind == 2 else stop :]
 
 
+_MOST_ADDED = 1 << 18  # characters that one change adds to a document
 BYTES = ("bits", "bytes", "cut short", "extended", "spliced", "random bytes")
 
 
@@ -244,12 +253,12 @@ def _structure(change: Callable[[Any, Any, Random], None]) -> Callable[[bytes, R
     def damaged(data: bytes, draw: Random) -> bytes:
         head, text, tail = _parts(data)
         document = json.loads(text)
-        for _ in range(draw.choice((1, 1, 1, 2, 3))):
-            if places := _places(document):
-                change(*draw.choice(places), draw)
         try:
+            for _ in range(draw.choice((1, 1, 1, 2, 3))):
+                if places := _places(document):
+                    change(*draw.choice(places), draw)
             made = _write(document).encode(errors="surrogatepass")
-        except RecursionError:  # a value was replaced by one that holds it
+        except RecursionError:  # nested too deep to be written
             made = b"[" * 100_000
         if head.startswith(b"penstock-state/1"):
             head = b"penstock-state/1 %d\n" % len(made)
@@ -267,8 +276,13 @@ def _parts(data: bytes) -> tuple[bytes, bytes, bytes]:
     return head + b"\n", rest[:length], rest[length:]
 
 
+def _leaf(draw: Random) -> Any:
+    """Return one of `_LEAVES` of its own: a second change may be made inside of it."""
+    return deepcopy(draw.choice(_LEAVES))
+
+
 def _replace(container: Any, key: Any, draw: Random) -> None:
-    container[key] = draw.choice(_LEAVES)
+    container[key] = _leaf(draw)
 
 
 def _remove(container: Any, key: Any, draw: Random) -> None:
@@ -278,9 +292,10 @@ def _remove(container: Any, key: Any, draw: Random) -> None:
 def _double(container: Any, key: Any, draw: Random) -> None:
     """Write a field twice, or an entry of a list a few hundred times."""
     if isinstance(container, list):
-        container[key:key] = [container[key]] * draw.choice((1, 2, 300))
+        most = max(1, _MOST_ADDED // len(_write(container[key])))  # thrice 300 times would be a file of 80 MB
+        container[key:key] = [container[key]] * min(draw.choice((1, 2, 300)), most)
     else:
-        again = draw.choice((container[key], *_LEAVES))
+        again = draw.choice((container[key], *_LEAVES))  # which is written at once
         container[key] = _Raw(f"{_write(container[key])}, {json.dumps(key)}: {_write(again)}")
 
 
@@ -382,13 +397,21 @@ def _exchange(rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_MODEL = _model()
+def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a model after a step, so that its optimizer has a state; in every process the same."""
+    torch.manual_seed(20)
+    model, optimizer = _model()
+    model(torch.randn(4, 5)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+_MODEL = _trained()
 
 
 def _make_checkpoint(place: Path) -> None:
     model, optimizer = _MODEL
-    model(torch.randn(4, 5)).sum().backward()
-    optimizer.step()
+    seed_everything(20)
     history = History()
     history.add_steps(1, [1.0, 0.5], [0.1, 0.1])
     history.add_evaluation(2, 0.7)
@@ -419,6 +442,7 @@ def _read_checkpoint(place: Path) -> None:
     model, optimizer = _model()
     before = random_state()
     check_model(saved.path / MODEL, model, common["model"])
+    check_optimizer(saved.path / MODEL, "optimizer", optimizer, common["optimizer"])
     with fitting(saved.path / MODEL):
         model.load_state_dict(common["model"])
         optimizer.load_state_dict(common["optimizer"])

@@ -5,10 +5,14 @@
 
 A case is made from its seed: engine, route, ranks, victim, signal, and the phase of training in which the signal comes,
 at a random moment of it. Good is a survivor that ends before `limit_seconds` have passed, and that names the rank which
-is gone, or says that it cannot know. The exit code is 1 where a survivor hangs, or fewer than 99% are good. The record
-is written as cases end, and a second run goes on where it stopped: seeds that it has are left out. After something was
-mended, `--again` runs the cases that were not good once more, and the record keeps how they ended before; a campaign
+is gone, or says that it cannot know. The exit code is 1 where a survivor hangs, fewer than 99% are good, or more than
+1% of the cases of a route never began: their job failed before the signal. The record is written as cases end, and a
+second run goes on where it stopped: seeds that it has are left out. After something was mended, `--again` runs the
+cases that were not good once more, and the record keeps how they ended before; `--anew ROUTE` forgets all cases of a
+route, of which others have come since, and the record says which commit they were run again with; a campaign
 with other cases has a record of its own (`--first 1000 --cases 160 --out benchmarks/results/soak-kills-later.json`).
+So has one with some routes or phases only (`--routes "onebit by ring,gtopk" --phases backward --out OUT.json`): of the
+seeds from the first on, those whose cases have them.
 
 All ranks are forked from one process that has torch and penstock loaded and has started no thread; over MPI, mpirun
 starts a small program for each rank, which has the rank forked here with mpirun's environment, and ends as it ends.
@@ -38,6 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +62,20 @@ from penstock.runtime.transport.meeting import STORE, join_group
 from penstock.torch import DistributedDataParallel
 from penstock.torch.overlap import BulkSynchronous
 from penstock.torch.saved_folder import checkpoint_path
+from penstock.torch.servers import ParameterServers, Server
 from penstock.torch.wrapper_planning import WrapperPlanning
 from penstock.train.job import Job, Saved
 from penstock.train.save_state import random_state, save_checkpoint
 
 NCCL = "nccl"
 NEXT_FORWARD = "next-forward"
+DEDICATED = "onebit by dedicated servers"
 ROUTES: dict[str, dict[str, Any]] = {  # options of the wrapper
     "dense native": {"strategy": "native"},
     "dense ring": {"strategy": "ring"},
     "onebit by ring": {"strategy": "ring", "codec": "onebit"},
     "blocks by servers": {"strategy": "parameter_server", "codec": "blocks(bits=4)"},
-    "onebit by dedicated servers": {"strategy": "parameter_server(servers=1, dedicated=true)", "codec": "onebit"},
+    DEDICATED: {"codec": "onebit"},  # by the last rank, which trains nothing; over gloo only
     "gtopk": {"codec": "gtopk", "density": 0.05},
     "hierarchical": {"strategy": "hierarchical(ranks_per_node=2)", "codec": "onebit"},
     NEXT_FORWARD: {},
@@ -94,6 +101,7 @@ WINDOWS = {  # seconds in which the signal comes after a rank has said that it i
 LATER = ("backward", "between", "save")  # come again and again
 GOOD = ("named", "cannot know")
 LEAST_GOOD = 0.99  # of survivors
+MOST_NOT_BEGUN = 0.01  # of the cases of each route
 HANGS = ("hangs", "hangs at exit")
 TIMEOUTS = {  # of jobs, in seconds: where nothing else tells of the victim, and elsewhere
     "gloo": (10.0, 30.0),
@@ -104,6 +112,7 @@ LIMIT = {"times_the_timeout": 1.5, "and_seconds": 40.0}  # for survivors to end 
 LOGGED = 20_000  # characters of each rank's stderr, at most
 STACKS_SECONDS = 15.0  # between two looks at where a rank is, for one that hangs
 WARM_SECONDS = 90.0
+SEEDS_A_CASE = 200  # that are looked at: one route of eight and one phase of eight is every 64th
 TRIES = 3  # of a case whose job failed before the signal, as on a busy machine; each with twice the timeout
 
 
@@ -136,12 +145,15 @@ def case_of(seed: int, engines: Sequence[str]) -> Case:
     what = chance.choice(NCCL_SIGNALS if engine == NCCL else tuple(SIGNALS))
     phases = [name for name in WINDOWS if route != NEXT_FORWARD or name not in ("profiling", "measuring", "adoption")]
     phase = chance.choice(phases)
+    victim = chance.randrange(ranks)
+    if route == DEDICATED:
+        engine, ranks = "gloo", max(3, ranks)  # one that trains by itself sends nothing to a server
     return Case(
         seed,
         engine,
         route,
         ranks,
-        chance.randrange(ranks),
+        victim,
         what,
         what == "SIGTERM" and chance.random() < 0.5,
         phase,
@@ -152,6 +164,14 @@ def case_of(seed: int, engines: Sequence[str]) -> Case:
         TIMEOUTS[engine][0 if what == "SIGSTOP" or phase == "start" else 1],
         "cuda" if engine == NCCL else "cpu",
     )
+
+
+def chosen_cases(
+    first: int, count: int, engines: Sequence[str], routes: Sequence[str], phases: Sequence[str]
+) -> list[Case]:
+    """Return the first cases from a seed on that have one of the routes and one of the phases; fewer where few have."""
+    cases = (case_of(seed, engines) for seed in range(first, first + SEEDS_A_CASE * count))
+    return list(islice((case for case in cases if case.route in routes and case.phase in phases), count))
 
 
 def _store(engine: str, phase: str, chance: random.Random) -> str:
@@ -176,14 +196,17 @@ def rank_body(case: Case, rank: int, folder: Path, say: Say) -> None:
     say("start")
     _join(case, rank, folder)
     say("construction")
+    servers = ParameterServers(1) if case.route == DEDICATED else None
+    if servers is not None and servers.is_server:
+        _serve(servers, say)
     module = torch.nn.Sequential(*(torch.nn.Linear(96, 96) for _ in range(5))).to(case.device)
-    step = _bulk_synchronous(module, say) if case.route == NEXT_FORWARD else _wrapped(case, module, say)
+    step = _bulk_synchronous(module, say) if case.route == NEXT_FORWARD else _wrapped(case, module, say, servers)
     for number in range(1_000_000):
         step()
         say("between")
         if number % 4 == 3:
             say("save")
-            _save(case, module, folder, number)
+            _save(case, module, folder, number, None if servers is None else servers.workers)
 
 
 def nccl_environment(rank: int) -> dict[str, str]:
@@ -206,10 +229,22 @@ def _join(case: Case, rank: int, folder: Path) -> None:
     join_group(backend, timeout)
 
 
-def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None]:
+def _serve(servers: ParameterServers, say: Say) -> None:
+    """Aggregate; a server is in the phase that rank 0 is in, and between two iterations it may be saved."""
+    words = {"_open": "profiling", "_links": "measuring", "_follow": "adoption", "_begin": "backward"}
+    for name, phase in words.items():
+        _announce(Server, name, phase, say)
+    for phase in ("between", "save"):
+        _announce(Server, "_finish", phase, say)
+    servers.serve()
+    raise AssertionError("rank 0 trains until it is ended")
+
+
+def _wrapped(case: Case, module: torch.nn.Module, say: Say, servers: ParameterServers | None) -> Callable[[], None]:
     for name, phase in (("_survey", "measuring"), ("_adopt", "adoption")):
-        _announce(name, phase, say)
+        _announce(WrapperPlanning, name, phase, say)
     options: dict[str, Any] = {
+        "servers": servers,
         "planner": case.planner,
         "measure_seconds": 0.2,
         "profile_iterations": 2,
@@ -232,15 +267,15 @@ def _wrapped(case: Case, module: torch.nn.Module, say: Say) -> Callable[[], None
     return step
 
 
-def _announce(method: str, phase: str, say: Say) -> None:
-    """Have a rank say when it begins what only the wrapper knows of."""
-    original = getattr(WrapperPlanning, method)
+def _announce(of: type, method: str, phase: str, say: Say) -> None:
+    """Have a rank say when it begins what only the wrapper, or a server, knows of."""
+    original = getattr(of, method)
 
-    def announced(self: WrapperPlanning, *arguments: Any) -> Any:
+    def announced(self: Any, *arguments: Any) -> Any:
         say(phase)
         return original(self, *arguments)
 
-    setattr(WrapperPlanning, method, announced)
+    setattr(of, method, announced)
 
 
 def _bulk_synchronous(module: torch.nn.Module, say: Say) -> Callable[[], None]:
@@ -256,10 +291,10 @@ def _bulk_synchronous(module: torch.nn.Module, say: Say) -> Callable[[], None]:
     return step
 
 
-def _save(case: Case, module: torch.nn.Module, folder: Path, number: int) -> None:
+def _save(case: Case, module: torch.nn.Module, folder: Path, number: int, group: dist.ProcessGroup | None) -> None:
     saved = Saved(checkpoint_path(str(folder / "saved"), number), number, 1.0, case.ranks, Job(), None)
     common = {"model": module.state_dict(), "optimizer": {}, "history": {}}
-    save_checkpoint(saved, common, {"exchange": {}, "random": random_state()})
+    save_checkpoint(saved, common, {"exchange": {}, "random": random_state()}, group)
 
 
 def live(case: Case, rank: int, folder: Path, channel: int) -> None:
@@ -596,13 +631,15 @@ class Tally(Campaign):
         super().__init__(name, ("engine", "route", "signal", "phase"), path)
         self.seeds = {seed for first, last in self.notes.get("seeds", ()) for seed in range(first, last + 1)}
         self.not_begun: list[int] = list(self.notes.get("not_begun", ()))
+        self.routes_not_begun = Counter[str](self.notes.get("routes_not_begun", {}))
         self.slowest: dict[str, float] = dict(self.notes.get("slowest_seconds", {}))  # by signal
 
-    def add(self, seed: int, found: dict[str, Any] | None) -> None:
+    def add(self, seed: int, route: str, found: dict[str, Any] | None) -> None:
         """Count one case."""
         self.seeds.add(seed)
         if found is None:
             self.not_begun.append(seed)
+            self.routes_not_begun[route] += 1
             return
         case = found["case"]
         self.count(_key(found), found["outcomes"])
@@ -613,14 +650,24 @@ class Tally(Campaign):
     def forget_findings(self) -> None:
         """Have cases that were not good, or never begun, run again; the record keeps how they ended."""
         self.seeds -= {*self.not_begun}
-        self.not_begun = []
+        self.not_begun, self.routes_not_begun = [], Counter()
         for found in [*self.findings]:
             self.count(_key(found), found["outcomes"], -1)
             self.seeds.remove(found["case"]["seed"])
             self.put_aside(found)
 
+    def forget_route(self, route: str, engines: Sequence[str]) -> None:
+        """Have all cases of a route run again; the record says with which commit the others were run."""
+        self.seeds -= {seed for seed in self.seeds if case_of(seed, engines).route == route}
+        for key in [key for key in self.cases if key[1] == route]:
+            del self.cases[key]
+        for key in [key for key in self.outcomes if key[1] == route]:
+            del self.outcomes[key]
+        self.notes["rest"] = {name: self.notes[name] for name in ("command", "commit")} | {"without": route}
+
     def write(self) -> None:
         """Write the record."""
+        rest = {"rest": self.notes["rest"]} if "rest" in self.notes else {}
         self.save(
             survivors=dict(self.totals().most_common()),
             good=self.good,
@@ -629,6 +676,8 @@ class Tally(Campaign):
             slowest_seconds=self.slowest,
             seeds=ranges(self.seeds),
             not_begun=self.not_begun,
+            routes_not_begun=dict(self.routes_not_begun),
+            **rest,
         )
 
     @property
@@ -639,11 +688,18 @@ class Tally(Campaign):
 
     @property
     def holds(self) -> bool:
-        """Whether no survivor hangs, and enough are good."""
-        return self.good >= LEAST_GOOD and not any(self.totals()[each] for each in HANGS)
+        """Whether no survivor hangs, enough are good, and the cases of every route began."""
+        hangs = any(self.totals()[each] for each in HANGS)
+        return self.good >= LEAST_GOOD and not hangs and all(map(self._began, self.routes_not_begun))
+
+    def _began(self, route: str) -> bool:
+        began = sum(number for key, number in self.cases.items() if key[1] == route)
+        missing = self.routes_not_begun[route]
+        return missing <= MOST_NOT_BEGUN * (began + missing)
 
     def __str__(self) -> str:
-        return f"{len(self.seeds)} cases, {self.good:.2%} good: {dict(self.totals())}, slowest {self.slowest}"
+        cases = f"{len(self.seeds)} cases, {len(self.not_begun)} not begun"
+        return f"{cases}, {self.good:.2%} good: {dict(self.totals())}, slowest {self.slowest}"
 
 
 def _key(found: dict[str, Any]) -> tuple[str, ...]:
@@ -736,29 +792,42 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first; the others follow")
     parser.add_argument("--seeds", help="only these, with commas; what is found is printed, and nothing is recorded")
     parser.add_argument("--again", action="store_true", help="run what the record has as not good again, too")
+    parser.add_argument("--anew", choices=ROUTES, help="forget what the record has of this route")
     parser.add_argument("--engines", default=",".join(ENGINES), help=f"of {', '.join(OVER)}, with commas")
+    parser.add_argument("--routes", default=",".join(ROUTES), help=f"of {', '.join(ROUTES)}, with commas")
+    parser.add_argument("--phases", default=",".join(WINDOWS), help=f"of {', '.join(WINDOWS)}, with commas")
     parser.add_argument("--on-cpu", action="store_true", help="cases of NCCL over gloo, to try the script itself")
     parser.add_argument("--at-once", type=int, default=4, help="jobs")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
     parser.add_argument("--out", type=Path, help="the record; that of this campaign unless told")
     parser.add_argument("--logs", type=Path, help="add stderr of the ranks of cases that are not good to this file")
     options, begun = parser.parse_args(), time.monotonic()
-    engines = options.engines.split(",")
+    engines, routes, phases = (each.split(",") for each in (options.engines, options.routes, options.phases))
+    for what, asked, known in (("engine", engines, OVER), ("route", routes, ROUTES), ("phase", phases, WINDOWS)):
+        if unknown := [each for each in asked if each not in known]:
+            parser.error(f"no {what} called {unknown[0]!r}; wanted some of {', '.join(known)}")
+    is_part = {*routes} < {*ROUTES} or {*phases} < {*WINDOWS}
+    if is_part and not options.seeds and options.out is None:
+        parser.error("--routes and --phases want --out: the record of this campaign is of all of them")
     name = f"soak-kills-{NCCL}" if engines == [NCCL] else "soak-kills"
     tally = Tally(name, None if options.seeds else options.out or RESULTS / f"{name}.json")
     if options.again:
         tally.forget_findings()
-    seeds = (
-        [*map(int, options.seeds.split(","))] if options.seeds else range(options.first, options.first + options.cases)
-    )
-    cases = [case_of(seed, engines) for seed in seeds if seed not in tally.seeds]
+    if options.anew:
+        tally.forget_route(options.anew, engines)
+    if options.seeds:
+        wanted = [case_of(int(seed), engines) for seed in options.seeds.split(",")]
+    else:
+        wanted = chosen_cases(options.first, options.cases, engines, routes, phases)
+    cases = [case for case in wanted if case.seed not in tally.seeds]
     if options.on_cpu:
         cases = [replace(case, device="cpu") for case in cases]
     if any(case.device == "cuda" for case in cases):
         warm_up(WARM_SECONDS)
     gc.freeze()  # ranks share what this process has loaded, and need not look through it when they end
+    routes = {case.seed: case.route for case in cases}
     for seed, found in run_all(cases, options.at_once, options.seconds, options.logs):
-        tally.add(seed, found)
+        tally.add(seed, routes[seed], found)
         tally.write()
         if options.seeds or found is None or found["remarks"]:
             print(seed, found, flush=True)

@@ -4,15 +4,18 @@
 returns a checked value or raises `FormatError` naming the file, the field, what was found and what was wanted.
 """
 
+import errno
 import json
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.errors import FormatError
+from penstock.errors import FormatError, shorten
 
 T = TypeVar("T")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -157,11 +160,19 @@ def _is_amount(value: Any) -> bool:
     return _is_finite(value) and value >= 0
 
 
+def with_an_end(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file; raise `OSError` for a pipe or a device, which would be read for ever."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of folders, reading says so itself
+        raise OSError(errno.EINVAL, "a pipe or a device", str(path))
+    return Path(path)
+
+
 def read_json(path: str | os.PathLike[str], expected_format: str, build: Callable[[Fields], T]) -> T:
     """Read the JSON file at `path`, check its `format` field and hand its fields to `build`."""
     where = str(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = with_an_end(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(where, "file", _reason(error), f"a readable {expected_format} file") from error
     return parse_json(text, where, expected_format, build)
@@ -170,17 +181,9 @@ def read_json(path: str | os.PathLike[str], expected_format: str, build: Callabl
 def parse_json(text: str, where: str, expected_format: str, build: Callable[[Fields], T]) -> T:
     """Parse `text`, check its `format` field and hand its fields to `build`."""
     try:
-        values = json.loads(text, parse_int=_parse_int)
-        if _ESCAPED_SURROGATE.search(text):
-            json.dumps(values, ensure_ascii=False).encode()  # a pair of them is a letter; one alone is none
-    except UnicodeEncodeError as error:
-        raise FormatError(
-            where, "JSON", "half of a surrogate pair", f"the text of a {expected_format} document"
-        ) from error
-    except _LargeNumberError as error:
-        raise FormatError(
-            where, "JSON", str(error), f"whole numbers below 2^63 in a {expected_format} document"
-        ) from error
+        values = load_json(text)
+    except UnexpectedValueError as error:
+        raise FormatError(where, "JSON", error.found, f"{error.wanted} in a {expected_format} document") from error
     except json.JSONDecodeError as error:
         found = f"{error.msg} at line {error.lineno} column {error.colno} of {text.count(chr(10)) + 1} lines"
         raise FormatError(where, "JSON", found, f"a whole {expected_format} document") from error
@@ -191,14 +194,40 @@ def parse_json(text: str, where: str, expected_format: str, build: Callable[[Fie
     return build(fields)
 
 
-class _LargeNumberError(ValueError):
-    """A whole number that neither a float64 nor an int64 holds."""
+class UnexpectedValueError(ValueError):
+    """A value that is JSON, and that no writer of ours puts into a document."""
+
+    def __init__(self, found: str, wanted: str) -> None:
+        super().__init__(f"{found}; wanted {wanted}")
+        self.found, self.wanted = found, wanted
 
 
-def _parse_int(text: str) -> int:
-    if len(text) > 20 or abs(int(text)) >= 1 << 63:
-        raise _LargeNumberError(f"a whole number of {len(text.lstrip('-'))} digits")
-    return int(text)
+def load_json(text: str, bits: int = 64) -> Any:
+    """Return what JSON holds: whole numbers of `bits` with their sign, floats of 64 bits, strings that are text.
+
+    Raise `UnexpectedValueError` for other values, `json.JSONDecodeError` for what is no JSON, and `RecursionError`
+    where it is nested too deep.
+    """
+
+    def whole(digits: str) -> int:
+        if len(digits) > bits // 3 or abs(int(digits)) >= 1 << bits - 1:  # int() takes long for many digits
+            found = f"a whole number of {len(digits.lstrip('-'))} digits"
+            raise UnexpectedValueError(found, f"whole numbers below 2^{bits - 1}")
+        return int(digits)
+
+    values = json.loads(text, parse_int=whole, parse_float=_finite)
+    if _ESCAPED_SURROGATE.search(text):
+        try:
+            json.dumps(values, ensure_ascii=False).encode()  # a pair of them is a letter; one alone is none
+        except UnicodeEncodeError as error:
+            raise UnexpectedValueError("half of a surrogate pair", "text") from error
+    return values
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise UnexpectedValueError(f"{shorten(digits, 20)}, beyond float64", "finite numbers")
+    return value
 
 
 def json_text(document: Any, where: str, **layout: Any) -> str:
@@ -211,17 +240,37 @@ def json_text(document: Any, where: str, **layout: Any) -> str:
 
 
 def write_json(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
-    """Write `document` to `path` whole or not at all: a reader never sees half a file."""
+    """Write `document` to `path`, as `write_text` does."""
+    write_text(path, json_text(document, str(path), indent=1) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path`, in a folder made for it, whole or not at all: a reader never sees half a file.
+
+    A link is replaced, not followed: in a folder of another's making it may lead anywhere. A device or a pipe is
+    refused: root would put a file in its place.
+    """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    text = json_text(document, str(path), indent=1)
     try:
-        partial.write_text(text + "\n", encoding="utf-8")
+        _refuse_devices(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)  # a dead process's of the same number
+        with open(partial, "x", encoding="utf-8") as file:  # follows no link
+            file.write(text)
         partial.replace(target)
     except OSError as error:
         raise FormatError(str(path), "file", _reason(error), "a path that can be written") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, it need not go
+            partial.unlink()
+
+
+def _refuse_devices(target: Path) -> None:
+    with suppress(FileNotFoundError):
+        with_an_end(target)
+    if target.parent.resolve() == Path("/dev"):  # /dev/stdout is a link, which may lead to a file
+        raise OSError(errno.EINVAL, "a name among devices", str(target))
 
 
 def _reason(error: Exception) -> str:

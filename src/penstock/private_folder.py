@@ -28,6 +28,7 @@ def make_private(path: Path) -> Path:
     """
     try:
         _make(path)
+        path = path.parent.resolve() / path.name  # links are followed once: they may lead elsewhere later
         _check_parents(path.parent)
         found = path.lstat()
         _check(path, found)
@@ -103,9 +104,8 @@ def _check_inside(path: Path, _inode: int, is_open: bool) -> None:
 
 
 def _check_parents(path: Path) -> None:
-    """Raise where another user may rename what is below `path`: by owning a folder, or by writing to one."""
-    whole = path.resolve()
-    for folder in (whole, *whole.parents[:-1]):  # all but the root of the file system
+    """Raise where another user may rename what is below `path` (without links): by owning a folder or writing to it."""
+    for folder in (path, *path.parents[:-1]):  # all but the root of the file system
         found = folder.stat()
         if found.st_uid not in (0, os.geteuid()):
             raise FolderError(f"{folder}: found user {found.st_uid}'s folder; wanted one of yours or of root's")

@@ -2,6 +2,7 @@
 
 import faulthandler
 import json
+import os
 import subprocess
 import sys
 from datetime import timedelta
@@ -52,6 +53,33 @@ def test_a_seed_is_a_case_and_all_kinds_come():
     assert {each.phase for each in cases} == {*kills.WINDOWS}
     assert {each.ranks for each in cases} == {2, 3, 4, 5, 6, 8}
     assert {each.device for each in cases} == {"cpu"}
+    assert min(each.ranks for each in cases if each.route == kills.DEDICATED) == 3
+
+
+def test_some_routes_and_phases_are_the_cases_of_the_seeds_that_have_them():
+    routes = ["onebit by ring", "blocks by servers", "gtopk"]
+    cases = kills.chosen_cases(0, 24, ["nccl"], routes, ["backward"])
+    assert len(cases) == 24
+    assert cases == [kills.case_of(case.seed, ["nccl"]) for case in cases]
+    assert ({each.route for each in cases}, {each.phase for each in cases}) == ({*routes}, {"backward"})
+    everything = kills.chosen_cases(7, 50, ["gloo"], list(kills.ROUTES), list(kills.WINDOWS))
+    assert [each.seed for each in everything] == list(range(7, 57))
+    assert kills.chosen_cases(0, 3, ["gloo"], [kills.NEXT_FORWARD], ["profiling"]) == []  # it profiles nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--phases", "backwards"], "no phase called 'backwards'; wanted some of start, "),
+        (["--routes", "gtopk"], "--routes and --phases want --out"),
+        (["--engines", "nccl,ucc"], "no engine called 'ucc'"),
+    ],
+)
+def test_unknown_names_and_a_part_without_a_record_of_its_own_are_refused(monkeypatch, capsys, arguments, words):
+    monkeypatch.setattr(sys, "argv", ["kills.py", *arguments])
+    with pytest.raises(SystemExit):
+        kills.main()
+    assert words in capsys.readouterr().err
 
 
 def test_cases_of_nccl_are_on_a_gpu():
@@ -71,7 +99,7 @@ def tally_of(path, *ends):
     """Return what a record and these cases make together."""
     tally = kills.Tally("soak-kills", path)
     for found in ends:
-        tally.add(found["case"]["seed"], found)
+        tally.add(found["case"]["seed"], found["case"]["route"], found)
     tally.write()
     return tally
 
@@ -83,7 +111,7 @@ def test_a_record_is_gone_on_from(tmp_path):
     second = tally_of(tmp_path / "parts.json", bad)
     for name in ("cases", "outcomes", "findings", "seeds", "slowest"):
         assert getattr(second, name) == getattr(whole, name)
-    assert str(second).startswith("2 cases, 66.67% good")
+    assert str(second).startswith("2 cases, 0 not begun, 66.67% good")
     assert json.loads((tmp_path / "parts.json").read_text())["hangs_after"] == kills.LIMIT
 
 
@@ -92,7 +120,7 @@ def test_what_was_not_good_is_run_again_and_kept_apart(tmp_path):
     again = kills.Tally("soak-kills", tmp_path / "record.json")
     again.forget_findings()
     assert (again.seeds, again.findings, again.good) == ({0}, [], 1.0)
-    again.add(1, ended(1, {"named": 1}))
+    again.add(1, "gtopk", ended(1, {"named": 1}))
     again.write()
     assert dict(again.totals()) == {"named": 3}
     assert [each["case"]["seed"] for each in kills.Tally("soak-kills", tmp_path / "record.json").earlier] == [1]
@@ -133,12 +161,64 @@ def test_a_rank_is_killed_while_it_trains_and_the_others_name_it():
 
 def test_cases_that_never_began_are_run_again(tmp_path):
     tally = tally_of(tmp_path / "record.json", ended(0, {"named": 2}))
-    tally.add(1, None)
+    tally.add(1, "gtopk", None)
     tally.write()
     again = kills.Tally("soak-kills", tmp_path / "record.json")
     assert (again.seeds, again.not_begun) == ({0, 1}, [1])
     again.forget_findings()
     assert (again.seeds, again.not_begun) == ({0}, [])
+
+
+@pytest.mark.parametrize(("not_begun", "holds"), [(0, True), (1, True), (2, False)])
+def test_a_route_of_which_more_than_one_case_in_a_hundred_never_began_fails(tmp_path, not_begun, holds):
+    """However many cases of other routes there are."""
+    tally = tally_of(tmp_path / "record.json", *(ended(seed, {"named": 2}) for seed in range(300)))
+    for seed in range(300, 400 - not_begun):
+        tally.add(
+            seed, "dense ring", ended(seed, {"named": 2}) | {"case": ended(seed, {})["case"] | {"route": "dense ring"}}
+        )
+    for seed in range(400 - not_begun, 400):
+        tally.add(seed, "dense ring", None)
+    tally.write()
+    assert tally.holds == kills.Tally("soak-kills", tmp_path / "record.json").holds == holds
+
+
+def test_cases_of_a_route_are_run_anew_and_the_commit_of_the_others_is_kept(tmp_path):
+    seeds = {kills.case_of(seed, ["gloo"]).route: seed for seed in range(100)}
+    ends = [ended(seeds[route], {"named": 2}) for route in ("gtopk", kills.DEDICATED)]
+    ends[1]["case"]["route"] = kills.DEDICATED
+    commit = tally_of(tmp_path / "record.json", *ends).notes.get("commit")
+    again = kills.Tally("soak-kills", tmp_path / "record.json")
+    again.forget_route(kills.DEDICATED, ["gloo"])
+    again.write()
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert commit is None
+    assert (again.seeds, [row["route"] for row in record["rows"]]) == ({seeds["gtopk"]}, ["gtopk"])
+    assert record["rest"]["without"] == kills.DEDICATED
+    assert record["rest"]["commit"] == record["commit"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", kills.ROUTES)
+def test_every_route_begins_and_its_server_or_last_rank_is_killed(route, tmp_path):
+    """In a process of its own: ranks are forked from one that has no threads."""
+    script = f"""
+from dataclasses import replace
+from soak import kills
+case = replace(kills.case_of(0, ["gloo"]), route={route!r}, engine="gloo", ranks=3, victim=2, phase="between", nth=2,
+               signal="SIGKILL", handled=False, store="file", planner="wfbp", timeout_seconds=30.0)
+found = kills.run_case(case)
+print("never began" if found is None else found.outcomes)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert ran.stdout.strip() == "{'named': 2}", ran.stdout + ran.stderr
 
 
 def test_all_cases_are_run_each_once_and_none_is_begun_too_late(monkeypatch):

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import train_jobs
-from penstock.errors import FormatError, PenstockError
+from penstock.errors import FormatError, PenstockError, TrainError
 from penstock.exchange.state import check_states
-from penstock.integrations.exchange_files import file_name, read_exchange, write_exchange
+from penstock.integrations.exchange_files import file_name, read_exchange, save_exchange, write_exchange
 from penstock.torch.arrays import TORCH
 from penstock.torch.checkpoint_folder import check_model, fitting
 from penstock.train.job import find_checkpoint
 from penstock.train.loop import History
-from penstock.train.save_state import load_common, load_own
+from penstock.train.save_state import load_common, load_own, random_state, set_random_state, undisturbed
 from spawn import spawn
 
 TINY = f"{Path(__file__).parents[1] / 'train_tasks.py'}:Tiny"
@@ -97,6 +97,17 @@ def test_what_is_no_file_of_a_checkpoint_is_refused(name, whole, tmp_path):
         assert f"{copy}/" in refusal(copy)
     (copy / name).unlink()
     refusal(copy)
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "model.state", "rank-1.state"])
+def test_a_pipe_or_a_device_in_a_checkpoint_is_not_read_for_ever(name, whole, tmp_path):
+    copy = Path(shutil.copytree(whole, tmp_path / whole.name))
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    assert f"{copy / name}: file: found 'a pipe or a device'" in refusal(copy)
+    (copy / name).unlink()
+    (copy / name).symlink_to("/dev/zero")
+    assert f"{copy / name}: file: found 'a pipe or a device'" in refusal(copy)
 
 
 def test_files_of_another_checkpoint_are_refused(whole, tmp_path):
@@ -182,10 +193,25 @@ def test_a_state_of_another_model_is_one_line_that_names_its_file(whole):
     assert "\n" not in str(raised.value)
 
 
+def test_a_name_of_two_lines_does_not_make_two_of_the_error():
+    state = {"two\nlines": torch.ones(1)}
+    with pytest.raises(FormatError) as raised:
+        check_model(Path("model.state"), torch.nn.Module(), state)
+    assert str(raised.value).isprintable()
+
+
 @pytest.mark.parametrize("steps", [None, [None], [(1, 2)], [(1, 2, "x")], [("x", 1, 1)], 3])
 def test_a_history_that_none_has_written_does_not_fit(steps, whole):
     with pytest.raises(FormatError), fitting(whole / "model.state"):
         History().load({"steps": steps, "evaluations": []})
+
+
+@pytest.mark.parametrize("position", [-1, 625, 10**9])
+def test_a_random_state_that_would_be_read_outside_of_its_memory_is_refused(position):
+    state = random_state()
+    kind, key, _, *rest = state["numpy"]
+    with undisturbed(), pytest.raises(FormatError, match=f"reads at {position} of 624"), fitting(Path("rank-0.state")):
+        set_random_state(state | {"numpy": (kind, key, position, *rest)})
 
 
 # What ranks keep, in the checkpoints of other frameworks
@@ -226,6 +252,12 @@ def test_an_exchange_file_with_any_bit_flipped_is_refused(tmp_path):
             read_exchange(tmp_path)
 
 
+def test_a_pipe_among_exchange_files_is_not_read_for_ever(tmp_path):
+    os.mkfifo(tmp_path / file_name(0, 2))
+    with pytest.raises(FormatError, match="found 'a pipe or a device'"):
+        read_exchange(tmp_path)
+
+
 def test_a_full_disk_leaves_the_exchange_file_before(tmp_path, monkeypatch):
     write_exchange(path := tmp_path / file_name(0, 1), kept(0))
     before = path.read_bytes()
@@ -238,6 +270,64 @@ def test_a_full_disk_leaves_the_exchange_file_before(tmp_path, monkeypatch):
     with pytest.raises(FormatError, match="No space left on device"):
         write_exchange(path, kept(0))
     assert [each.read_bytes() for each in tmp_path.iterdir()] == [before]
+
+
+class Keeping:
+    """A wrapper that keeps something, on all ranks."""
+
+    process_group = None
+
+    def __init__(self, value):
+        self.value = value
+
+    def exchange_state_dict(self):
+        return {"value": self.value}
+
+
+def save_where_one_disk_is_full(rank, folder):
+    """Save; save again where rank 1 cannot write, by itself; save once more. Return what files held after each."""
+    place, found = Path(folder) / "penstock-exchange", []
+
+    def files():
+        torch.distributed.barrier()
+        values = [each["value"] for each in read_exchange(place)]
+        found.append((values, sorted(path.name for path in place.iterdir())))
+        torch.distributed.barrier()
+
+    save_exchange(Keeping(1), folder)
+    files()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr("penstock.integrations.exchange_files.os.fsync", full_disk)
+        with pytest.raises(TrainError) as raised:
+            save_exchange(Keeping(2), folder)
+    files()
+    save_exchange(Keeping(3), folder)
+    files()
+    return str(raised.value), found
+
+
+def full_disk(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_is_full_on_one_rank_is_raised_on_all_and_all_files_before_stay(tmp_path):
+    names = ["rank-0-of-2.state", "rank-1-of-2.state"]
+    for said, found in spawn(2, save_where_one_disk_is_full, str(tmp_path)):
+        assert said.startswith(
+            f"rank 1 could not write {tmp_path}/penstock-exchange/rank-1-of-2.state: file: found 'No "
+        )
+        assert found == [([1, 1], names), ([1, 1], names), ([3, 3], names)]
+
+
+def test_files_of_another_number_of_ranks_go_once_the_new_ones_are_there(tmp_path):
+    spawn(2, save_alone_or_not, str(tmp_path))
+    spawn(1, save_alone_or_not, str(tmp_path))
+    assert [path.name for path in (tmp_path / "penstock-exchange").iterdir()] == ["rank-0-of-1.state"]
+
+
+def save_alone_or_not(rank, folder):
+    save_exchange(Keeping(rank), folder)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,23 @@
 """JSON files of every kind with what no writer of ours puts there: one clear line each."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
+from penstock.bench.record import load_record
 from penstock.cli.main import app
-from penstock.cli.output import print_json
+from penstock.cli.output import print_json, print_lines, print_table, progress
 from penstock.errors import FormatError, NetworkError, PenstockError
 from penstock.fields import write_json
 from penstock.network import load_network
 from penstock.plan import load_plan
 from penstock.program.document import load_program
+from penstock.report.found_runs import find_runs
 from penstock.run_record import load_run
-from penstock.trace import load_trace, save_trace
+from penstock.trace import load_trace, save_trace, trace_from_csv
 from penstock.traces import load_shipped
 
 FORMATS = {
@@ -52,6 +55,34 @@ def test_hostile_json_is_one_line_that_names_the_file(format_, case, tmp_path):
     assert said.encode().isascii()
     assert said.isprintable()
     assert len(said) < 1000
+
+
+@pytest.mark.parametrize("read", [*FORMATS.values(), load_record, trace_from_csv])
+def test_a_pipe_or_a_device_is_not_read_for_ever(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        with pytest.raises(FormatError, match=f"{name}: file: .*a pipe or a device"):
+            read(tmp_path / name)
+
+
+def test_a_run_that_is_a_pipe_does_not_hold_up_the_report(tmp_path):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "run.json")
+    with pytest.raises(FormatError, match=r"run/run\.json: file: found 'a pipe or a device'"):
+        find_runs(tmp_path)
+
+
+def test_words_from_files_are_shown_as_they_are_and_not_obeyed(capsys):
+    hostile = "[/x][red]y :smile: \x1b[31m\x07\u202e\u2028 z"
+    shown = "[/x][red]y :smile: ?[31m??? z"
+    print_table(hostile, ["name", hostile], [[hostile, 1.5], ["two\nlines", 2.0]], hostile)
+    print_lines(hostile)
+    said = capsys.readouterr().out
+    assert said.count(shown) == 5
+    assert str(NetworkError(hostile)) == shown
+    with progress("title", 1) as done:
+        done(hostile)
 
 
 def test_a_whole_pair_is_a_letter(tmp_path):

@@ -85,7 +85,7 @@ PROGRAMS = {
         f"param P {{ int32 A = {'9' * 20} in [0, {'9' * 20}]; }}\n{encode('')}",
         "an integer that int32 holds",
     ),
-    "a parameter of 400 digits": (f"param P {{ float A = {'9' * 400}; }}\n{encode('')}", "a finite number"),
+    "a parameter of 400 digits": (f"param P {{ float A = {'9' * 400}; }}\n{encode('')}", "as float32 holds"),
     "a parameter of 5000 digits": (f"param P {{ float A = {'9' * 5000}; }}\n{encode('')}", "the number is too long"),
     "200 maps in turn": (encode(mapped_in_turn(200, "gradient"), HALF, "v199"), f"encode has 200 {MANY}"),
     "400 maps in turn": (encode(mapped_in_turn(400, "gradient"), HALF, "v399"), f"encode has 400 {MANY}"),

@@ -200,6 +200,13 @@ def test_another_users_file_in_a_folder_that_is_private_now_is_not_run(cache_wit
     assert not (tmp_path / "ran").exists()
 
 
+def test_links_above_a_folder_are_followed_once(tmp_path):
+    """Who may replace a link leads nobody elsewhere after the folder was looked at."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert make_private(tmp_path / "link" / "cache") == (tmp_path / "real" / "cache").resolve()
+
+
 def test_a_link_is_not_used(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "elsewhere")

@@ -9,7 +9,7 @@ from penstock.cli.main import app
 from penstock.cli.train_jobs import make_job
 from penstock.errors import PenstockError, TrainError
 from penstock.run_record import folder_name, run_file
-from penstock.torch.saved_folder import MODEL
+from penstock.torch.saved_folder import MODEL, rank_file
 from penstock.train.job import Job, Saved, find_checkpoint, write_saved
 
 TASK = """
@@ -65,6 +65,13 @@ def test_resuming_starts_no_million_of_workers_that_the_checkpoint_names(tmp_pat
     with pytest.raises(TrainError, match="1000000 workers are not started because a checkpoint of 2 says so"):
         make_job({"resume": str(tmp_path), "steps": 9})
     assert make_job({"resume": str(tmp_path), "steps": 9, "workers": 3}).workers == 3
+
+
+def test_resuming_counts_bytes_of_no_interface_that_the_checkpoint_names(tmp_path):
+    job = Job(where="emulated hosts, 1gbit", nic="eth7")
+    write_saved(Saved(tmp_path, 5, 1.0, 4, job, None), dict.fromkeys((MODEL, *map(rank_file, range(4))), "0" * 64))
+    resumed = make_job({"resume": str(tmp_path), "steps": 9})
+    assert (resumed.where, resumed.nic) == ("loopback", "")
 
 
 NAMES = ["..", ".", "../up", "/etc/penstock", "a/b", "a\\b", "x" * 300, "x\0y", "a\nb", "\ud800", "---", "...."]

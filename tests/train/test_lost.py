@@ -127,3 +127,33 @@ def test_the_next_checkpoint_tidies_up_what_a_dead_process_left(tmp_path):
         (tmp_path / name).mkdir()
     spawn(1, train_jobs.run, {"task": TINY, "steps": 1, "planner": "stock", "save": str(tmp_path)})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+PLANTED = {  # what may lie in a folder of checkpoints: what a user linked elsewhere to make room, or put there
+    "an old one is a link": "step-00000001",
+    "the hidden folder is a link": ".step-00000004.partial",
+    "a removed one is a link": ".step-00000004.removed",
+    "one of the same step is a link": "step-00000004",
+    "one that takes another's place is a link": "step-00000004.again",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED.values(), ids=PLANTED.keys())
+@pytest.mark.parametrize("kind", ["a folder", "a file", "nothing"])
+def test_links_and_files_among_checkpoints_stop_no_later_one_and_what_links_lead_to_stays(name, kind, tmp_path):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "saved"
+    folder.mkdir()
+    if kind == "a folder":
+        checkpoint(elsewhere, "old")
+    elif kind == "a file":
+        elsewhere.write_text("old")
+    (folder / name).symlink_to(elsewhere)
+    for step in (4, 5, 6):
+        begin(partial := folder / f".step-{step:08d}.partial")
+        partial.rmdir()
+        checkpoint(partial, "new")
+        publish(partial, checkpoint_path(folder, step), 1)
+    assert [path.name for path in complete_checkpoints(folder)] == ["step-00000005", "step-00000006"]
+    assert not list(folder.glob(".step-*"))
+    assert elsewhere.exists() == (kind != "nothing")
+    assert kind != "a folder" or len(list(elsewhere.iterdir())) == 2

@@ -88,7 +88,7 @@ def test_with_a_codec_momentum_and_clipping_are_the_exchanges():
 
 def test_momentum_needs_an_optimizer_that_has_one():
     model = nn.Linear(4, 1)
-    with pytest.raises(TrainError, match=r"--momentum 0\.9 with Adam; wanted a task that has SGD"):
+    with pytest.raises(TrainError, match=r"--momentum 0\.9 with Adam; wanted a task that has SGD, such as digits"):
         Update(Job(momentum=0.9), torch.optim.Adam(model.parameters()), CPU, None)
 
 

@@ -84,6 +84,17 @@ def test_the_panel_holds_everything(monkeypatch):
         assert words in shown
 
 
+def test_words_that_look_like_markup_are_shown_as_they_are(monkeypatch):
+    screen = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    monkeypatch.setattr("penstock.train.view.Console", lambda **_: screen)
+    view = LiveView("[/title]")
+    view(Event("steps", 4, STEPS.values | {"plan": "[/plan]"}))
+    view(Event("saved", 4, {"path": "[/saved]"}))
+    view.close()
+    for words in ("[/title]", "[/plan]", "saved [/saved]"):
+        assert words in screen.file.getvalue()
+
+
 def test_json_is_one_flat_object_per_line(capsys):
     JsonView()(STEPS)
     assert json.loads(capsys.readouterr().out) == {"event": "steps", "step": 4, **STEPS.values}

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch", reason="the zoo is made of torch modules")
 from torch import nn  # noqa: E402
 
 from penstock.errors import TaskError  # noqa: E402
+from penstock.task_names import TASK_FUNCTION as FUNCTION  # noqa: E402
 from penstock.zoo import Shard, find_task  # noqa: E402
-from penstock.zoo.load import FUNCTION  # noqa: E402
 
 USERS = """
 from torch import nn
@@ -25,6 +25,7 @@ class Pair(nn.Module):
 task = resnet20
 def number(): return 3
 text = "not a function"
+def fails(): raise ValueError("no data\\nhere")
 """
 
 
@@ -71,6 +72,8 @@ def test_a_bare_module_is_trained_on_random_tensors_of_the_shape_given():
         ("users_models:", (), f"users_models:: users_models has no function ''; wanted {FUNCTION}"),
         ("no_such.thing:f", (), f"no_such.thing:f: no module is called 'no_such'; wanted {FUNCTION}"),
         ("no_such.py:f", (), f"no_such.py:f: there is no file 'no_such.py'; wanted {FUNCTION}"),
+        ("users_models:fails", (), "users_models:fails raised ValueError: no data here (users_models.py, line 15)"),
+        ("users_models.py", (), "no task called 'users_models.py'; wanted users_models.py:FUNCTION, one that returns"),
         (":f", (), f":f: '' cannot be imported; wanted {FUNCTION}"),
     ],
 )

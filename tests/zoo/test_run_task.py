@@ -6,9 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the zoo is made of torch modules")
 
-from penstock.errors import ProfileError  # noqa: E402
+from penstock.errors import ProfileError, TaskError  # noqa: E402
 from penstock.torch.profile import Profile  # noqa: E402
 from penstock.zoo import ZOO  # noqa: E402
+from penstock.zoo.load import module_task  # noqa: E402
 from penstock.zoo.run_task import find_device, profile_task, training_step  # noqa: E402
 
 
@@ -52,6 +53,12 @@ def test_a_batch_that_does_not_fit_is_explained():
     message = "^small GPT with batch 9 needs more memory than cpu has; choose a smaller batch$"
     with pytest.raises(ProfileError, match=message):
         profile_task(task, batch=9)
+
+
+def test_what_a_users_forward_pass_raises_is_one_line():
+    task = module_task(torch.nn.Linear(4, 4), "net.py:net", (5,))
+    with pytest.raises(TaskError, match=r"^Linear raised RuntimeError: mat1 and mat2 shapes cannot be multiplied \("):
+        profile_task(task, iterations=1, warmup=0)
 
 
 def test_unknown_types_are_refused():

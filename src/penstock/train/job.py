@@ -26,7 +26,6 @@ DEVICES = ("cpu", "cuda")
 GLOO, MPI = "gloo", "mpi"
 ENGINES = (GLOO, MPI)
 PRECISIONS = ("bf16", "fp16")  # of --amp
-TASK_NAMES = ("chars", "digits")
 # What a checkpoint was made with and a resumed run must keep, or its bits would not be those of an unbroken one.
 KEPT = (
     "task", "batch", "seed", "codec", "density", "warmup", "warmup_every", "dense_below",
@@ -154,20 +153,9 @@ class Job:
 
     def _check_method(self) -> None:
         if self.is_stock:
-            if self.codec:
-                raise TrainError(f"--codec {self.codec} with stock DDP, which has no codecs; leave out one of the two")
-            if self.engine != GLOO:
-                raise TrainError(
-                    f"--engine {self.engine} with stock DDP, which sends through torch.distributed; leave out one"
-                )
-            return
-        find_planner(self.planner)
-        known = (AUTO, *names("all_reduce"))
-        if (
-            parse_strategy(self.strategy)[0] not in known and not self.codec
-        ):  # sparse codecs have strategies of their own
-            near = did_you_mean(self.strategy, known)
-            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}{near}")
+            self._check_stock()
+        else:
+            self._check_planned()
         if self.density and not 0 < self.density <= 1:
             raise TrainError(f"--density: found {self.density:g}; wanted a part such as 0.001")
         if self.density and not self.codec:
@@ -175,6 +163,27 @@ class Job:
         if (self.warmup or self.dense_below) and not self.codec:
             option = "--warmup" if self.warmup else "--dense-below"
             raise TrainError(f"{option} without --codec: dense gradients are sent whole; name a codec")
+        if self.warmup_every and not self.warmup:
+            raise TrainError(f"--warmup-every {self.warmup_every} without --warmup: wanted densities to begin with")
+
+    def _check_stock(self) -> None:
+        if self.codec:
+            raise TrainError(f"--codec {self.codec} with stock DDP, which has no codecs; leave out one of the two")
+        if self.engine != GLOO:
+            raise TrainError(
+                f"--engine {self.engine} with stock DDP, which sends through torch.distributed; leave out one"
+            )
+        if self.strategy != AUTO:
+            raise TrainError(f"--strategy {self.strategy} with stock DDP, which has an all-reduce; leave out one")
+
+    def _check_planned(self) -> None:
+        find_planner(self.planner)
+        known = (AUTO, *names("all_reduce"))
+        if (
+            parse_strategy(self.strategy)[0] not in known and not self.codec
+        ):  # sparse codecs have strategies of their own
+            near = did_you_mean(self.strategy, known)
+            raise TrainError(f"--strategy: found {self.strategy!r}; wanted one of {', '.join(known)}{near}")
 
 
 def _check_name(name: str) -> None:

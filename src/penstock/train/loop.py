@@ -208,14 +208,15 @@ class History:
     def split(self, computing_seconds: float) -> Split:
         """Return an iteration's seconds: whole, computing, communication that is hidden, and that is not.
 
-        Computing is the passes alone plus data and optimizer. Exposed is what the iteration takes beyond that, hidden
-        what communication takes beyond the exposed part.
+        Computing is the passes alone plus data and optimizer, but not more than the whole: passes were measured before
+        the first iteration, where they may be slower. Exposed is what the iteration takes beyond that, hidden what
+        communication takes beyond the exposed part.
         """
         if not self.iterations:
             return Split()
         whole = median(self.iterations)
-        compute = computing_seconds + (median(self.updates) if self.updates else 0.0)
-        exposed = max(0.0, whole - compute)
+        compute = min(whole, computing_seconds + (median(self.updates) if self.updates else 0.0))
+        exposed = whole - compute
         hidden = max(0.0, median(self.communications) - exposed) if self.communications else None
         return Split(whole, compute, hidden, exposed)
 

@@ -62,10 +62,12 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Go back to `state`."""
+    """Go back to `state`; raise `ValueError` for one that no generator had."""
+    kind, key, position, *rest = state["numpy"]
+    if not 0 <= position <= len(key):  # where numpy reads next, which it does not check itself
+        raise ValueError(f"numpy's generator reads at {position} of {len(key)}")
     random.setstate(state["python"])
-    kind, key, *rest = state["numpy"]
-    np.random.set_state((kind, key.numpy().astype(np.uint32), *rest))
+    np.random.set_state((kind, key.numpy().astype(np.uint32), position, *rest))
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

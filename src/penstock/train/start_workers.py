@@ -134,7 +134,7 @@ class Output:
             return f"rank {rank} failed: {event.values['message']}; the other workers were ended"
         rank = outcome.failed_rank if outcome.failed_rank is not None else 0
         code = outcome.exit_code
-        if code > 128:
+        if code - 128 in list(signal.Signals):  # others are exit codes, as 255
             name = signal.Signals(code - 128).name
             return f"rank {rank} was ended by {name}; the other workers were ended too"
         return f"rank {rank} ended with exit code {code}: {_last(self._said.get(rank, ()))}"

@@ -42,7 +42,9 @@ class Update:
         for group in self.optimizer.param_groups:
             if "momentum" not in group:
                 name = type(self.optimizer).__name__
-                raise TrainError(f"--momentum {self._job.momentum:g} with {name}; wanted a task that has SGD")
+                raise TrainError(
+                    f"--momentum {self._job.momentum:g} with {name}; wanted a task that has SGD, such as digits"
+                )
             group["momentum"] = 0.0 if self._job.codec else self._job.momentum
 
     def loss(self, task: Task, model: TorchDDP, batch: Any) -> Tensor:

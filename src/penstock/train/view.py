@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from penstock.errors import TrainError
+from penstock.errors import TrainError, printable
 from penstock.train.events import Event
 
 PLAIN_SECONDS = 2.0  # between lines where there is no terminal
@@ -89,16 +90,16 @@ class LiveView:
         """Take an event into the panel."""
         self._seen.take(event)
         if event.kind == "saved":
-            self._live.console.print(f"saved {event.values['path']}")
+            self._live.console.print(f"saved {event.values['path']}", markup=False)
         self._progress.update(self._task, total=self._seen.latest.get("steps"), completed=self._seen.step)
         self._live.update(self._panel())
 
     def _panel(self) -> Panel:
         table = Table.grid(padding=(0, 2))
         for name, words in self._seen.words().items():
-            table.add_row(f"[dim]{name}[/dim]", words)
-        table.add_row("[dim]loss so far[/dim]", sparkline(self._seen.losses))
-        return Panel(Group(table, self._progress), title=self._title, title_align="left", width=100)
+            table.add_row(Text(name, "dim"), Text(printable(words)))  # a checkpoint may have chosen them
+        table.add_row(Text("loss so far", "dim"), sparkline(self._seen.losses))
+        return Panel(Group(table, self._progress), title=Text(self._title), title_align="left", width=100)
 
     def close(self) -> None:
         """Leave the last panel on the screen."""

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from time import sleep
 
 import torch
@@ -23,9 +24,10 @@ from penstock.network import Network
 from penstock.plan import Plan
 from penstock.run_record import CodecCost, CodecLine, RunRecord, run_document
 from penstock.runtime.device.messages import nccl_takes
+from penstock.runtime.executor import TIMEOUT_SECONDS
 from penstock.runtime.transport.meeting import join_group
 from penstock.timeline import Span, Timeline
-from penstock.torch.checkpoint_folder import check_model, fitting
+from penstock.torch.checkpoint_folder import check_model, check_optimizer, fitting
 from penstock.torch.clocks import device_name
 from penstock.torch.collective_errors import GroupRanks, together
 from penstock.torch.engines import end_mpi
@@ -97,6 +99,7 @@ def _take_over(loop: Loop, saved: Saved, same_world: bool) -> None:
     common = load_common(saved, loop.device)
     own = [load_own(saved, rank) for rank in range(saved.world_size)]
     check_model(saved.path / MODEL, loop.wrapped.model.module, common["model"])
+    check_optimizer(saved.path / MODEL, "optimizer", loop.update.optimizer, common["optimizer"])
     with fitting(saved.path / MODEL):
         loop.wrapped.model.module.load_state_dict(common["model"])
         loop.update.load(common)
@@ -123,13 +126,14 @@ def process_group(
 ) -> Iterator[None]:  # fmt: skip
     """Join the others as the environment says; NCCL carries gradients between GPUs where it takes this many workers.
 
-    With servers, which may have no GPU, gloo does.
+    With servers, which may have no GPU, gloo does. Ranks wait for one another as long as for a message: by torch's own
+    timeout, one that is stopped while losses are shared, or whose host is gone, holds the others for half an hour.
 
     Where a rank was lost, rank 0 stays for `patience_seconds` after it has left the group: others that learn of it only
     now find in its store who that is.
     """
     by_nccl = device == "cuda" and not servers and nccl_takes(local_world_size)
-    join_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo")
+    join_group("cpu:gloo,cuda:nccl" if by_nccl else "gloo", timedelta(seconds=TIMEOUT_SECONDS))
     assert dist.group.WORLD is not None
     store, lost = dist.group.WORLD.get_group_store(), False
     try:

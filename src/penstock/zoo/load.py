@@ -7,14 +7,17 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from penstock.errors import TaskError, did_you_mean
+from penstock.errors import PenstockError, TaskError, one_line
+from penstock.task_names import TASK_FUNCTION, task_of_ours
 from penstock.zoo.image_models import densenet201, googlenet, resnet20, resnet50, resnet152, vgg16, vgg16_cifar, vgg19
 from penstock.zoo.language_models import bert_base, bert_large, gpt2, gpt_small, lstm_ptb
 from penstock.zoo.learning_tasks import Chars, CharsGpt, Digits
@@ -36,7 +39,6 @@ ZOO: dict[str, Callable[[], RandomTask]] = {
     "vgg19": vgg19,
 }
 TASKS: dict[str, Callable[[], Task]] = {"chars": Chars, "chars_gpt": CharsGpt, "digits": Digits, **ZOO}
-FUNCTION = "FILE.py:function or package.module:function"
 
 
 def find_task(name: str, input_shape: tuple[int, ...] = ()) -> Task:
@@ -45,7 +47,8 @@ def find_task(name: str, input_shape: tuple[int, ...] = ()) -> Task:
     The function may return a bare module where `input_shape` (of one sample) is given: it is fed random tensors and
     trained to make the mean of what it returns small.
     """
-    made: Any = _call(name) if ":" in name else _ready_made(name)
+    ours = task_of_ours(name)
+    made: Any = TASKS[ours]() if ours else _call(name)
     if isinstance(made, nn.Module):
         return module_task(made, name, input_shape)
     if missing := [member for member in MEMBERS if not hasattr(made, member)]:
@@ -57,26 +60,33 @@ def find_task(name: str, input_shape: tuple[int, ...] = ()) -> Task:
     return task
 
 
-def _ready_made(name: str) -> Task:
-    for candidate, task in TASKS.items():
-        if _spelling(candidate) == _spelling(name):
-            return task()
-    near = did_you_mean(name, TASKS)
-    raise TaskError(f"no task called {name!r}; wanted one of {', '.join(TASKS)}, {FUNCTION}{near}")
-
-
-def _spelling(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
-
-
 def _call(name: str) -> Any:
     """Import the module or the file before the last colon, and call the function after it."""
     where, _, function = name.rpartition(":")
     module = _import_file(name, Path(where)) if where.endswith(".py") else _import_module(name, where)
     found = getattr(module, function, None)
     if not callable(found):
-        raise TaskError(f"{name}: {where} has no function {function!r}; wanted {FUNCTION}")
-    return found()
+        raise TaskError(f"{name}: {where} has no function {function!r}; wanted {TASK_FUNCTION}")
+    with explained(name):
+        return found()
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Around a user's code: say in one line what it raised, and in which line of theirs."""
+    try:
+        yield
+    except (PenstockError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever it does wrong
+        frames = [frame for frame in extract_tb(error.__traceback__) if not _is_installed(frame.filename)]
+        where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        raise TaskError(f"{name} raised {type(error).__name__}: {one_line(error)}{where}") from error
+
+
+def _is_installed(file: str) -> bool:
+    parts = Path(file).parts
+    return file.startswith("<") or "site-packages" in parts or Path(file).is_relative_to(Path(__file__).parents[1])
 
 
 def _import_module(name: str, module: str) -> ModuleType:
@@ -87,9 +97,9 @@ def _import_module(name: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _broken(module, f"-c 'import {module}'", error) from error  # it is there, and misses something itself
-        raise TaskError(f"{name}: no module is called {error.name!r}; wanted {FUNCTION}") from None
+        raise TaskError(f"{name}: no module is called {error.name!r}; wanted {TASK_FUNCTION}") from None
     except ValueError:  # an empty name, or a relative one
-        raise TaskError(f"{name}: {module!r} cannot be imported; wanted {FUNCTION}") from None
+        raise TaskError(f"{name}: {module!r} cannot be imported; wanted {TASK_FUNCTION}") from None
     except Exception as error:  # whatever the user's module does wrong
         raise _broken(module, f"-c 'import {module}'", error) from error
 
@@ -98,7 +108,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
     """Import a file by its path; what stands beside it can be imported too, as in a script."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise TaskError(f"{name}: there is no file {str(path)!r}; wanted {FUNCTION}")
+        raise TaskError(f"{name}: there is no file {str(path)!r}; wanted {TASK_FUNCTION}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.resolve().parent))

@@ -7,6 +7,7 @@ from torch import nn
 
 from penstock.errors import ProfileError
 from penstock.torch.profile import Profile, profile_backward
+from penstock.zoo.load import explained
 from penstock.zoo.task import RandomTask, Task, first_batch
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}  # gradients are float32 either way
@@ -14,7 +15,7 @@ AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16}  # gradients are float3
 
 def build(task: Task, device: torch.device) -> nn.Module:
     """Return the task's model on `device`, where its weights are drawn too: on a GPU that is much sooner done."""
-    with device:
+    with device, explained(task.name):
         return task.model().to(device)
 
 
@@ -22,11 +23,13 @@ def training_step(
     task: Task, model: nn.Module, batch: int, device: torch.device, autocast: torch.dtype | None = None
 ) -> Callable[[], None]:
     """Return a function that runs one forward and backward pass on the same batch each time."""
-    data = first_batch(task, batch, device)
+    with explained(task.name):
+        data = first_batch(task, batch, device)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+        cast = torch.autocast(device.type, dtype=autocast or torch.bfloat16, enabled=autocast is not None)
+        with explained(task.name), cast:
             loss = task.loss(model, data)
         loss.backward()  # type: ignore[no-untyped-call]
 
