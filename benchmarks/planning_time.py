@@ -1,5 +1,5 @@
 """How long planning takes: `exact` beside the greedy, up to 100,000 tensors, every planner by every strategy on
-10,000, dense, coded and sparse, and a 2,048-worker study.
+10,000, dense, coded and sparse, the same in lanes, and a 2,048-worker study.
 
 Instances are random with a fixed seed: gaps and sizes such that about as much is sent as computed, where the queue of
 `exact` is busiest.
@@ -7,6 +7,7 @@ Instances are random with a fixed seed: gaps and sizes such that about as much i
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -18,14 +19,17 @@ from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption
 from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
 from penstock.cost.clusters import CLUSTERS
-from penstock.cost.ways import Way, compressed_ways, way_for
+from penstock.cost.ways import Way, comparable, compressed_ways, way_for, ways_for
 from penstock.network import LinearCost
 from penstock.planners import PLANNERS
 from penstock.planners.batched import plan_batched
+from penstock.simulator.composition import plans_in_lanes
 from penstock.simulator.fitted import fitted_cost
+from penstock.simulator.iteration import predict
 from penstock.simulator.scaling import scaling_study
 from penstock.strategies import coded_only_names, names, sparse_names
 from penstock.trace import Tensor, Trace
+from penstock.traces import find_trace
 from study import Claim, claim_documents, start
 
 SIZES = (100, 1_000, 10_000, 100_000)
@@ -35,6 +39,7 @@ PAIRS_TENSORS = 10_000
 MOST_SECONDS = 1.0  # for such a plan
 WAY = Way("ring", (LinearCost(1e-4, 10e-6 / 40_000),))
 STUDY_WORKERS = [2**exponent for exponent in range(2, 12)]
+LANE_PLANNERS = ("wfbp", "exact", "joint")
 STUDY_PLANNERS = ("wfbp", "single", "threshold", "greedy", "exact")
 
 
@@ -115,6 +120,22 @@ def pair_rows() -> Iterator[dict[str, Any]]:
         yield from (_row(f"{name} by {route}", PAIRS_TENSORS, each) for name, each in times.items())
 
 
+def lane_rows() -> Iterator[dict[str, Any]]:
+    """Time what lanes make of the plans of some planners, as `penstock plan --lanes 4 --bulk` does.
+
+    On `PAIRS_TENSORS` tensors, and on the model of most bytes, whose messages have the most instructions.
+    """
+    for trace in (random_trace(PAIRS_TENSORS), find_trace("bert_large")):
+        for workers in (4, 16):
+            network = replace(CLUSTERS["hipress-100gbps"], workers=workers)
+            ways = comparable(ways_for(network, ["ring"], ["onebit"], [1], workers, fitted_cost))
+            for name in LANE_PLANNERS:
+                plan = predict(trace, PLANNERS[name], ways, workers)
+                job = partial(plans_in_lanes, plan, trace, ways, network, bulk=True)
+                times = _interleaved({"lanes": job}, repeats=3)["lanes"]
+                yield _row(f"{name} in lanes, {trace.model}, {workers} workers", len(trace.tensors), times)
+
+
 def slowest(pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return of each planner the route that took it longest; the claims have all of them."""
     longest: dict[str, dict[str, Any]] = {}
@@ -162,9 +183,9 @@ def planning_time(
     """Time the planners up to 100,000 tensors, and a 2,048-worker scaling study."""
     total = 3 * len(SIZES) + 2
     rows = list(track(planner_rows(), "planners", total, console=stderr_console(), transient=True))
-    pairs = list(pair_rows())
-    rows += [*slowest(pairs), study_row()]
-    answers = claim_documents(claims(pairs))
+    pairs, in_lanes = list(pair_rows()), list(lane_rows())
+    rows += [*slowest(pairs), *in_lanes, study_row()]
+    answers = claim_documents(claims([*pairs, *in_lanes]))
     if out:
         save_record(make_record("planners", rows, claims=answers), out)
     if json:
@@ -176,7 +197,7 @@ def planning_time(
         [(r["planner"], r["tensors"], format_seconds(r["seconds"]), format_seconds(r["spread"])) for r in rows],
     )
     held = sum(answer["holds"] for answer in answers)
-    print(f"{held} of {len(answers)} pairs of planner and route within {MOST_SECONDS:g} s on {PAIRS_TENSORS:,} tensors")
+    print(f"{held} of {len(answers)} plans within {MOST_SECONDS:g} s, nearly all of {PAIRS_TENSORS:,} tensors")
 
 
 if __name__ == "__main__":

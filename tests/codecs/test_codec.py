@@ -10,7 +10,7 @@ import pytest
 
 import penstock
 from penstock.codecs.codec import Codec
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.header import NOT_FINITE, parse_header
 from penstock.codecs.registry import codec_digest, codec_name, codec_names, fingerprint, make_codec
 from penstock.errors import CodecError, MismatchError, NonFiniteError
@@ -32,7 +32,7 @@ def dyadic(rank: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", [Int8, Nonzero])
 def test_nothing_is_lost_between_ranks(kind, strategy: str, world_size: int) -> None:
     def rank(transport: MemoryTransport) -> tuple[np.ndarray, np.ndarray]:
-        data, residual = dyadic(transport.rank), PutOff(np.zeros(NUMEL, np.float32))
+        data, residual = dyadic(transport.rank), DeferredResidual(np.zeros(NUMEL, np.float32))
         Communicator(transport).all_reduce(data, strategy, kind(), residual, PARTS)
         return data, residual.values()
 

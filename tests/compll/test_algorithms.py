@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import penstock.compll
+from penstock.codecs.header import parse_header
+from penstock.codecs.registry import make_codec
 from penstock.compll.backends.reference import ReferenceKernels
 from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.frontend.parser import parse
@@ -131,9 +133,25 @@ def test_graddrop_sends_everything_above_its_threshold():
 @pytest.mark.parametrize("density", [0.001, 1.0])
 def test_graddrop_never_sends_more_than_dense_where_all_are_equal(numel, density):
     payload, decoded = round_trip("graddrop", np.full(numel, 0.5, np.float32), density=density)
-    assert payload.size - 4 <= max(4 * numel, 8)  # 4: the count; one value has to be sent at least
-    assert np.count_nonzero(decoded) == max(numel // 2, 1)
+    assert payload.size - 4 <= max(2 * numel, 8)  # as 16-bit elements; 4: the count; one value has to be sent at least
+    assert np.count_nonzero(decoded) == max(numel // 4, 1)
     assert set(decoded[decoded != 0]) == {0.5}
+
+
+@pytest.mark.parametrize("density", [0.001, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_graddrop_sends_at_most_68_bytes_more_than_dense_and_76_of_one_value(density, dtype):
+    """Than the gradient as it is: 2 bytes an element of float16."""
+    codec = make_codec(f"graddrop(density={density})")
+    for numel in (1, 2, 3, 4, 5, 31, 32, 33, 255, 1000, 1001, 70_001):
+        limit = max(np.dtype(dtype).itemsize * numel, 8) + 68
+        assert codec.max_nbytes(numel) == max(8 * (numel // 4), 8) + 68 <= limit
+        for values in (np.ones(numel), np.linspace(-1, 1, numel), np.random.default_rng(0).standard_normal(numel)):
+            payload = np.zeros(codec.max_nbytes(numel), np.uint8)
+            codec.encode(values.astype(dtype), np.zeros(numel, np.float32), payload)
+            header = parse_header(payload.data, 1 << 48)
+            assert header.nbytes == 64
+            assert header.nbytes + header.body_nbytes <= limit
 
 
 @pytest.mark.parametrize("bitwidth", [2, 4, 8])

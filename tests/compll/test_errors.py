@@ -1,7 +1,9 @@
 """Malformed programs and what the compiler says: the file, the line, a caret under the mistake, and what to do."""
 
+import numpy as np
 import pytest
 
+from penstock.compll.frontend.parameters import bind_arguments
 from penstock.compll.frontend.source import compile_source
 from penstock.errors import CodecError, CompileError
 
@@ -492,6 +494,34 @@ def test_a_mistake_is_named_with_its_place_and_what_to_do(name):
     assert head == f"bad.cll:{line}:{caught.value.column}: {message}"
     assert text == "    " + lines[line - 1]
     assert text[caret.index("^") : caret.rindex("^") + 1] == marked
+
+
+WRONG_RANGES = {
+    "float n = 0.5 in [0, 1e39]": "'n' may be 1e+39; wanted 0, or a number of either sign from 1.4e-45",
+    "float n = 0.5 in [0, 1e400]": "'n' may be inf; wanted 0, or",
+    "float n = 1e39": "the default of 'n' is 1e+39; wanted 0, or",
+    "float n = 1e-46": "the default of 'n' is 1e-46; wanted 0, or",
+    "float n in {1, 1e39}": "'n' may be 1e+39; wanted 0, or",
+    "float n in [1, 0]": "'n' may be from 1 to 0; wanted the smaller number first",
+    "int32 n in [-1e400, 1e400]": "'n' may be -inf; wanted an integer that int32 holds",
+    "int32 n in [0, 1e12]": "'n' may be 1000000000000.0; wanted an integer that int32 holds",
+    "uint8 n in {3, 300}": "'n' may be 300; wanted an integer that uint8 holds",
+}
+
+
+@pytest.mark.parametrize("field", WRONG_RANGES)
+def test_a_range_beyond_what_the_type_holds_is_refused_where_it_is_declared(field):
+    with pytest.raises(CompileError) as raised:
+        compile_source(f"param Params {{ {field}; }}\n{GOOD}", "bad.cll")
+    assert f"bad.cll:1:{17 + field.index(' n')}: {WRONG_RANGES[field]}" in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [3.5e38, 1e39, float("inf"), float("-inf"), float("nan"), 1e-46, 10**400])
+def test_a_value_that_float32_does_not_hold_is_refused(value):
+    program = compile_source(f"param Params {{ float n; }}\n{GOOD}")
+    with pytest.raises(CodecError, match="parameter n is"):
+        bind_arguments(program, {"n": value})
+    assert bind_arguments(program, {"n": -3.4028234e38}) == (np.float32(-3.4028234e38),)
 
 
 def test_a_parameter_that_the_program_does_not_have_is_refused():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cost import papers
+from penstock.errors import StrategyError
 from penstock.network import Network
 from penstock.program import Collective
 from penstock.strategies import (
@@ -148,9 +149,17 @@ def test_push_and_pull_through_colocated_servers_cost_a_ring_in_bytes():
 
 
 def test_one_dedicated_server_receives_everything_from_everybody():
-    push, pull = parameter_server.stages(NETWORK, 8, Options(servers=1)).values()
+    push, pull = parameter_server.stages(NETWORK, 9, Options(servers=1, dedicated=True)).values()
     assert push.seconds(10) == pytest.approx(8 * A + 8 * 10 * (B + C))
     assert pull.seconds(10) == pytest.approx(8 * A + 8 * 10 * B)
+
+
+def test_a_server_that_trains_too_receives_everything_from_all_others():
+    push, pull = parameter_server.stages(NETWORK, 9, Options(servers=1)).values()
+    assert (push + pull).seconds(10) == pytest.approx(16 * A + 8 * 10 * (2 * B + C))
+    assert parameter_server.stages(NETWORK, 9, Options(servers=9)) == parameter_server.stages(NETWORK, 9)
+    with pytest.raises(StrategyError, match="99 servers of 9 ranks; wanted at most 9"):
+        parameter_server.stages(NETWORK, 9, Options(servers=99))
 
 
 @pytest.mark.parametrize("name", sorted(ALL_REDUCE))

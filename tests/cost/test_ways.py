@@ -42,6 +42,15 @@ def test_a_strategy_that_carries_nothing_dense_takes_a_codec_of_the_networks():
         ways_for(CLUSTERS["hipress-100gbps"], ["gtopk"], ["onebit"])
 
 
+def test_a_codec_whose_curves_are_missing_is_not_called_one_that_cannot_be_carried():
+    wanted = (
+        r"network 'gtop-k-1gbe' has no curves of codec 'sparse\(density=0.01\)'; it has: sparse; "
+        r"measure them with `penstock measure --codecs 'sparse\(density=0.01\)'`"
+    )
+    with pytest.raises(NetworkError, match=wanted):
+        ways_for(CLUSTERS["gtop-k-1gbe"], ["gtopk"], ["sparse(density=0.01)"])
+
+
 def test_gtop_ks_closed_form_on_its_own_cluster_is_its_equation_7():
     network, nbytes = CLUSTERS["gtop-k-1gbe"], 100e6
     selecting = 1.55e-9 * nbytes

@@ -108,8 +108,12 @@ class Codec(ABC):
         """Return the bytes of the payload that a buffer begins with."""
         raise CodecError(f"payloads of {self.name} do not say how long they are")
 
-    def on_device(self, device: Any) -> Any:
-        """Return the codec's form on a device (`payload_block.DeviceForm`), None where it has none."""
+    def on_device(self, device: Any, note: Callable[[], None] | None = None) -> Any:
+        """Return the codec's form on a device (`payload_block.DeviceForm`), None where it has none.
+
+        With `note`, which is told of values that are not finite, it is one of its own: forms work in memory that one
+        stream at a time may use.
+        """
         return None
 
     def for_bucket(self, number: int) -> Self:
@@ -181,18 +185,16 @@ class Codec(ABC):
         object.__setattr__(self, "_why", self._why or why)
 
     def saw_nonfinite(self) -> bool:
-        """Say whether anything was noted since the last time this was asked."""
-        return bool(self._take())
+        """Say whether anything was noted since the last time this was asked, and forget it."""
+        seen = bool(self._why)
+        object.__setattr__(self, "_why", "")
+        return seen
 
     def check_finite(self) -> None:
         """Raise `NonFiniteError` with what was noted since the last time, where the codec is to raise it."""
-        if self._why and self.on_nonfinite != NOTE and (why := self._take()) and self.on_nonfinite == "raise":
-            raise NonFiniteError(why)
-
-    def _take(self) -> str:
         why = self._why
-        object.__setattr__(self, "_why", "")
-        return why
+        if why and self.on_nonfinite != NOTE and self.saw_nonfinite() and self.on_nonfinite == "raise":
+            raise NonFiniteError(why)
 
 
 class HeaderCodec(Codec):

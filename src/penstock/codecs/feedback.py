@@ -3,12 +3,12 @@
 After every encode, gradient + residual before = decoded + residual after, element by element, each side one float32
 operation (Karimireddy et al., 2019; 1-bit SGD, 2014). Nothing is lost, only late.
 
-A `Residual` puts the subtraction off: it keeps v = gradient + residual, and the payload that was made of it. What was
-not sent is v - decode(payload), and the next encode takes it off while it loads v anyway: three streams over memory
-(read the gradient, read v, write v) where subtracting at once takes five. `values()` is the residual itself, whenever
-it is needed: a checkpoint, another set of buckets, a test. The arithmetic is the same to the bit. (On the CPU only
-codecs put it off whose decode is element-wise and whose feedback takes several passes; for others subtracting at once
-costs next to nothing.)
+A `Residual` defers the subtraction: it keeps v = gradient + residual, and the payload that was made of it. What was not
+sent is v - decode(payload), and the next encode subtracts it while it loads v anyway: three streams over memory (read
+the gradient, read v, write v) where subtracting at once takes five. `values()` is the residual itself, whenever it is
+needed: a checkpoint, another set of buckets, a test. The arithmetic is the same to the bit. (On the CPU only codecs
+defer it whose decode is element-wise and whose feedback takes several passes; for others subtracting at once costs next
+to nothing.)
 """
 
 from bisect import bisect, bisect_left
@@ -26,13 +26,13 @@ from penstock.errors import CodecError
 
 
 class Subtracts(Protocol):
-    """What a residual asks of its codec."""
+    """The part of a codec that a residual calls."""
 
     def subtract(self, body: Any, values: Any) -> None:
-        """Take the decoded body off `values`."""
+        """Subtract the decoded body from `values`, in place."""
 
     def subtract_to(self, body: Any, values: Any, out: Any) -> None:
-        """Write to `out` what that leaves; `values` stay as they are."""
+        """Write `values` minus the decoded body to `out`."""
 
 
 @dataclass(slots=True)
@@ -43,9 +43,9 @@ class Residual:
     """
 
     memory: Any
-    pending: Any = None  # body of the last payload, not yet taken off
+    pending: Any = None  # body of the last payload, not yet subtracted
     factor: float = 1.0  # what gradients are multiplied by before they are added, while they are read anyway
-    codec: Subtracts | None = field(default=None, repr=False)  # that made the payload
+    codec: Subtracts | None = field(default=None, repr=False)  # the one that made the payload
 
     def values(self) -> Any:
         """Return what was not sent so far, in `memory` itself."""
@@ -55,8 +55,8 @@ class Residual:
             self.pending = None
         return self.memory
 
-    def put_off(self, codec: Subtracts, body: Any) -> None:
-        """Note a payload to be taken off later; its bytes are copied, since the buffer is the caller's."""
+    def defer(self, codec: Subtracts, body: Any) -> None:
+        """Keep a copy of a payload, to be subtracted later; the buffer itself is the caller's."""
         self.codec = codec
         if self.pending is not None and len(self.pending) == len(body):
             self.pending[:] = body
@@ -64,15 +64,15 @@ class Residual:
             self.pending = body.copy() if isinstance(body, np.ndarray) else body.clone()
 
     def waits_for(self, codec: Subtracts) -> bool:
-        """Whether a payload of this codec is still to be taken off; one of another codec is taken off now."""
+        """Return whether a payload of this codec is still to be subtracted; one of another codec is subtracted now."""
         if self.pending is not None and self.codec is not codec:
             self.values()
         return self.pending is not None
 
 
 @dataclass(slots=True)
-class PutOff:
-    """The residual of a bucket: flat memory, of which a program encodes pieces, each with what it has put off.
+class DeferredResidual:
+    """The residual of a bucket: flat memory, of which a program encodes pieces, each with its own deferred subtraction.
 
     A codec with `deferred_feedback` is given the pieces, any other the settled `values()`. One program at a time holds
     the pieces; another one settles them first: `generation` changes, and it asks for them again.
@@ -104,7 +104,7 @@ class PutOff:
         return self.memory
 
     def copy_to(self, rooms: Sequence[NDArray[np.float32]]) -> None:
-        """Write `values()` into rooms, one after the other; here, what is put off stays so.
+        """Write `values()` into rooms, one after the other; subtractions deferred here stay deferred.
 
         So sums of the next encode keep their order. Pieces that lie in one room are settled there, in the pass that
         copies them.

@@ -7,11 +7,10 @@ simulator times any strategy's program (`simulator.fitted`), and is not known he
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any
 
-import numpy as np
-
-from penstock.errors import NetworkError
+from penstock.errors import NetworkError, did_you_mean
 from penstock.network import LinearCost, Network
 from penstock.plan import Route, parse_route
 from penstock.strategies import STRATEGIES, Options, Strategy, meeting_codec, parse_strategy
@@ -23,7 +22,7 @@ Estimate = Callable[[Network, Route, int], CompressedCost]  # what a route witho
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of synchronising a bucket."""
+    """How a bucket may travel (strategy, codec, partitions), and what that costs."""
 
     strategy: str
     stages: tuple[LinearCost, ...]  # one for an all-reduce; push and pull for parameter servers
@@ -34,7 +33,7 @@ class Way:
     partitions: int = 1  # pieces of each tensor; 1: as the strategy cuts it
     seconds_per_tensor: float = 0.0  # of the first stage: each tensor's own calls of the codec
     coupled: bool = False  # the second stage goes with the first of the next bucket, as one: without its startup
-    wave_nbytes: float = math.inf  # coupled: of a larger bucket that comes last, so many bytes go at a time
+    most_nbytes: float = math.inf  # coupled: of a bucket of several tensors, whose payloads take memory on a device
 
     @property
     def source(self) -> str:
@@ -43,7 +42,7 @@ class Way:
 
     @property
     def route(self) -> Route:
-        """What to do, in words."""
+        """The strategy, codec and partitions."""
         return Route(self.strategy, self.codec, self.partitions)
 
     @property
@@ -63,16 +62,11 @@ class Way:
         first, *rest = (stage.seconds(nbytes) for stage in self.stages)
         return first + self.seconds_per_tensor * tensors, *rest
 
-    def coupled_seconds(self, nbytes: Any, tensors: Any, comes_last: bool = False) -> tuple[Any, Any]:
-        """Return what a bucket's groups of messages take, and what is left for the next group, without its startup.
-
-        In w waves, all but the last wave's second stage are in w groups of its own. Numbers, or arrays of them.
-        """
+    def coupled_seconds(self, nbytes: Any, tensors: Any) -> tuple[Any, Any]:
+        """Return what a bucket's own group of messages takes, and what it adds to the next: numbers, or arrays."""
         first, second = self.stages
-        waves = np.maximum(1, np.ceil(nbytes / self.wave_nbytes)) if comes_last else 1
-        left = second.b_seconds_per_byte * nbytes / waves
-        own = waves * first.a_seconds + first.b_seconds_per_byte * nbytes + self.seconds_per_tensor * tensors
-        return own + (waves - 1) * left, left
+        own = first.a_seconds + first.b_seconds_per_byte * nbytes + self.seconds_per_tensor * tensors
+        return own, second.b_seconds_per_byte * nbytes
 
     def seconds(self, nbytes: float, tensors: int = 1) -> float:
         """Return how long a bucket takes, all stages one after the other."""
@@ -125,6 +119,8 @@ def ways_for(
     ]
     ways = [*dense, *compressed_ways(network, strategies, codecs, partitions, workers, estimate)]
     if strategies and not ways:
+        if (missing := next((codec for codec in codecs if codec not in network.codecs), None)) is not None:
+            raise NetworkError(_no_curves(network, missing))
         named, given = ", ".join(strategies), ", ".join(codecs)
         raise NetworkError(f"{named} cannot carry {given}; wanted sparse for gtopk and topk_allgather")
     return ways
@@ -273,16 +269,20 @@ def _closed_further_seconds(network: Network, route: Route) -> float:
     return 0.0 if cost is None else cost.seconds_per_tensor
 
 
+def _no_curves(network: Network, codec: str) -> str:
+    known = ", ".join(network.codecs) or "none"
+    return (
+        f"network {network.name!r} has no curves of codec {codec!r}; it has: {known}; "
+        f"measure them with `penstock measure --codecs {quote(codec)}`"
+    )
+
+
 def _compressed_way(
     network: Network, route: Route, strategy: Strategy, options: Options, workers: int, estimate: Estimate | None
 ) -> Way:
     assert route.codec is not None
     if route.codec not in network.codecs:
-        known = ", ".join(network.codecs) or "none"
-        raise NetworkError(
-            f"network {network.name!r} has no curves of codec {route.codec!r}; it has: {known}; "
-            f"measure them with `penstock measure --codecs {route.codec}`"
-        )
+        raise NetworkError(_no_curves(network, route.codec))
     meeting = meeting_codec(strategy, options)
     if meeting.sparse and network.codecs[route.codec].block_merge is None:
         raise NetworkError(f"{route}: {meeting.name} merges blocks, which {route.codec} cannot; use sparse")
@@ -323,4 +323,7 @@ def _unknown(network: Network, strategy: str, p: int) -> str:
             f"for {p}; use --workers {network.workers} or one of {known}"
         )
     measured = ", ".join(network.all_reduce) or "none"
-    return f"no all-reduce called {strategy!r}; measured in network {network.name!r}: {measured}; closed forms: {known}"
+    return (
+        f"no all-reduce called {strategy!r}; measured in network {network.name!r}: {measured}; closed forms: {known}"
+        f"{did_you_mean(strategy, STRATEGIES)}"
+    )

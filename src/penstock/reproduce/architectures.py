@@ -20,6 +20,13 @@ def densenet(growth: int, start: int, depths: tuple[int, ...]) -> list[int]:
     return [*sizes, channels, channels, channels * 1000, 1000]
 
 
+def alexnet() -> list[int]:
+    """Return AlexNet's as Caffe has it (Krizhevsky et al., 2012): three of five convolutions are in two groups."""
+    convolutions: list[Conv] = [(3, 96, 121), (48, 256, 25), (256, 384, 9), (192, 384, 9), (192, 256, 9)]
+    linear: list[Conv] = [(9216, 4096, 1), (4096, 4096, 1), (4096, 1000, 1)]
+    return [size for inputs, outputs, kernel in convolutions + linear for size in (inputs * outputs * kernel, outputs)]
+
+
 _STEM: list[Conv] = [
     (3, 32, 9), (32, 32, 9), (32, 64, 9), (64, 96, 9),
     (160, 64, 1), (64, 96, 9), (160, 64, 1), (64, 64, 7), (64, 64, 7), (64, 96, 9), (192, 192, 9),

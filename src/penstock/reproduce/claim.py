@@ -1,10 +1,11 @@
 """A `Claim`: one published number, statement or formula and ours beside it, in one of four kinds.
 
-- *checked*: something the paper prints, against what our programs, planners, codecs or traces give. It holds or not.
-- *own*: numbers of the paper against one another, by its own formulas. Nothing of ours is tested by it.
-- *measured*: a formula or schedule of the paper, with constants measured on our hosts, against a measurement on them.
-  It says how far apart they are; what the paper measured on its own machines is not confirmed by it.
-- *not here*: it cannot be checked here, and why.
+- *checked*: a number, formula or sentence that the paper prints, against what our programs, planners, codecs or traces
+  give. It holds or does not.
+- *own*: numbers of the paper against one another, by its own formulas. Nothing of ours is compared.
+- *measured*: a formula or schedule of the paper, computed now with constants that were measured on our hosts, against
+  a measurement on the same hosts. The row says how far apart they are; it does not confirm the paper's measurements.
+- *not here*: what cannot be checked here, and the reason.
 """
 
 import json
@@ -15,6 +16,9 @@ from enum import Enum
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
+
+from penstock.trace import Tensor, Trace
+from penstock.traces import load_shipped
 
 
 class Kind(Enum):
@@ -47,7 +51,7 @@ class Claim:
 
 EXACT = "none: whole numbers, names or statements"
 ARITHMETIC = 1e-6  # relative: two ways to add up the same floats
-_ARITHMETIC_WORDS = "1e-6: rounding of sums"
+ARITHMETIC_WORDS = "1e-6: rounding of sums"
 _ROUNDING_WORDS = "the rounding of all printed numbers"
 MATCHES, NO_MORE = "matches", "no more than printed"
 
@@ -93,7 +97,7 @@ def check_number(key: str, what: str, published: float, ours: float, how: str, w
     holds = abs(ours - published) <= ARITHMETIC * abs(published)
     verdict = MATCHES if holds else f"differs by {_percent(ours, published)}: {why}"
     return Claim(
-        key, what, Kind.CHECKED, f"{published:.6g}", f"{ours:.6g}", how, _ARITHMETIC_WORDS, verdict, holds
+        key, what, Kind.CHECKED, f"{published:.6g}", f"{ours:.6g}", how, ARITHMETIC_WORDS, verdict, holds
     )  # fmt: skip
 
 
@@ -104,11 +108,13 @@ def check_equal(key: str, what: str, published: object, ours: object, how: str, 
     return Claim(key, what, Kind.CHECKED, str(published), str(ours), how, EXACT, verdict, holds)
 
 
-def check_statement(key: str, what: str, says: bool, how: str, found: str = "", why: str = "") -> Claim:
+def check_statement(
+    key: str, what: str, says: bool, how: str, found: str = "", why: str = "", tolerance: str = EXACT
+) -> Claim:
     """Check a sentence of the paper: does it come out true? `found` are the numbers behind our answer."""
     ours = ("yes" if says else "no") + (f": {found}" if found else "")
     verdict = MATCHES if says else f"differs: {why}"
-    return Claim(key, what, Kind.CHECKED, "yes", ours, how, EXACT, verdict, says)
+    return Claim(key, what, Kind.CHECKED, "yes", ours, how, tolerance, verdict, says)
 
 
 def check_at_most(key: str, what: str, published: tuple[int, ...], ours: tuple[int, ...], how: str) -> Claim:
@@ -127,7 +133,9 @@ def compare_own(
     holds = all(low <= most and least <= high for (low, high), (least, most) in pairs)
     ranges = ", ".join(_range(*allowed) for allowed in follows)
     verdict = "agree" if holds else f"disagree: {why}"
-    return Claim(key, what, Kind.OWN, ", ".join(texts), ranges, how, _ROUNDING_WORDS, verdict, holds)
+    is_wide = any(least < most for least, most in follows)
+    tolerance = _ROUNDING_WORDS if is_wide else f"{_tolerance(texts)}, the others as printed"
+    return Claim(key, what, Kind.OWN, ", ".join(texts), ranges, how, tolerance, verdict, holds)
 
 
 def compare_measured(key: str, what: str, formula: float, measured: float, record: str) -> Claim:
@@ -171,17 +179,41 @@ def measured_rows(benchmark: str, record: Mapping[str, Any] | None = None) -> li
     namespaces with token-bucket links of 1 Gb/s, ranks share its cores.
     """
     if record is not None and record["benchmark"].startswith(benchmark):
-        return [Measured("the given record", row) for row in record["rows"]]
+        return [Measured("the given record", with_network(row, record)) for row in record["rows"]]
     return [
         Measured(each["record"], row) for each in _shipped() if each["benchmark"] == benchmark for row in each["rows"]
     ]
 
 
-@cache
+def with_network(row: Mapping[str, Any], record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with the network that it is to be simulated on in place of its number, as far as its plan goes."""
+    if "buckets" not in row:
+        return row
+    where = {"hosts": row["hosts"], "rate": row["rate"], "slower": row.get("slower"), "trace": row["what"]}
+    entry = next(each for each in record["networks"] if all(each.get(key) == value for key, value in where.items()))
+    network = entry["networks"][row["network"]]
+    lines = {route: line for route, line in network["all_reduce"].items() if route in row["routes"].split(", ")}
+    return {**row, "network": network | {"all_reduce": lines}}
+
+
+def measured_trace(name: str) -> Trace:
+    """Return a trace that was replayed: one that is shipped by itself, or one of a CPU beside the measurements."""
+    found = _document()["traces"].get(name)
+    if found is None:
+        return load_shipped(name)
+    tensors = (Tensor(str(index), *values) for index, values in enumerate(found["tensors"]))
+    return Trace(name, "CPU", 1, "float32", found["forward_seconds"], tuple(tensors))
+
+
 def _shipped() -> list[Mapping[str, Any]]:
-    text = (resources.files("penstock.reproduce") / "measured.json").read_text()
-    records: list[Mapping[str, Any]] = json.loads(text)["records"]
+    records: list[Mapping[str, Any]] = _document()["records"]
     return records
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    document: Mapping[str, Any] = json.loads((resources.files("penstock.reproduce") / "measured.json").read_text())
+    return document
 
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "%": 1.0, "x": 1.0}

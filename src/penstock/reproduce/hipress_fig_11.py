@@ -19,16 +19,21 @@ Gains are compared with the printed ones, number by number. They do not come out
 figure is of GTX 1080 Ti on 56 Gb/s.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
-from penstock.cost.ways import Way
+from penstock.cost.ways import Way, way_for
 from penstock.curves import CodecCurves, Curve
-from penstock.network import LinearCost
+from penstock.fields import Fields
+from penstock.network import LinearCost, network_from_fields
+from penstock.plan import Plan, buckets_from_runs
 from penstock.planners import PLANNERS
-from penstock.reproduce.claim import Claim, check_printed, compare_own, not_here
+from penstock.reproduce.claim import Claim, check_printed, compare_own, measured_trace, not_here
 from penstock.reproduce.hipress_table_7 import ONEBIT, SEND
+from penstock.simulator.composition import simulate_plan
+from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import simulate_iteration
 from penstock.strategies import ring
 from penstock.timeline import Timeline
@@ -57,7 +62,7 @@ _WHY_CPU = (
 )
 _WHY_8 = (
     "the constants of HiPress's planner are not those of its evaluation (Table 7); with them its efficiency is "
-    "{:.2f}, and {:.2f} is printed"
+    "{:.2f}, and {:.2f} follows from what is printed"
 )
 _WHY_12B = (
     "constants as in Fig. 11, by which what more bits add is hidden; onebit's curves stand for TernGrad's, whose are "
@@ -168,6 +173,20 @@ def steps(trace: Trace) -> dict[str, Timeline]:
         "selective": (PLANNERS["joint"].buckets(trace, [dense.one_stage(), *serial]), [dense, packed]),
     }
     return {step: simulate_iteration(trace, buckets, chosen) for step, (buckets, chosen) in schedules.items()}
+
+
+def replayed_seconds(row: Mapping[str, Any]) -> float:
+    """Return the iteration of a plan that was replayed on emulated hosts, simulated on their network as measured then.
+
+    In slow motion the trace computes for so many times as long and links are so many times slower.
+    """
+    slower, trace = row.get("slower") or 1.0, measured_trace(row["what"])
+    trace = trace.computing(slower * trace.compute_seconds)
+    plan = Plan(trace.model, row["hosts"], row["how"], buckets_from_runs(trace, row["buckets"]))
+    network = network_from_fields(Fields(row["network"], "network"))
+    routes = dict.fromkeys(bucket.route for bucket in plan.buckets)
+    found = [way_for(network, route, None, fitted_cost) for route in routes]
+    return simulate_plan(plan, trace, found, network, row["lanes"]).iteration_seconds / slower
 
 
 def synchronisation_seconds(timeline: Timeline) -> float:

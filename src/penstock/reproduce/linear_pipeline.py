@@ -19,6 +19,7 @@ from math import log2
 from typing import Any
 
 from penstock.network import LinearCost, Network
+from penstock.reproduce.architectures import alexnet
 from penstock.reproduce.claim import (
     Claim,
     check_equal,
@@ -90,12 +91,13 @@ def claims() -> list[Claim]:
         not_here("fig-3", "Fig. 3, LP over BE and MST on 4 K40m", "those GPUs, OpenMPI moving data through the host",
                  "29.2x, 2.3x; 360.55x, 8.7x; 109.2x, 7.9x"),
         *_figure_4(),
+        *_sizes(),
         not_here("table-2", "Table 2, the columns of BE and LP", "not legible in the text that we have"),
         not_here("fig-5", "Fig. 5, training losses on 4 K40m", "ImageNet is not here; curves without printed numbers"),
         *_algorithms(),
         *(claim for name, model in MODELS.items() for claim in _training(name, model)),
         *(claim for name, model in MODELS.items() for claim in _own(name, model)),
-        _introduction(),
+        *_text(),
         *_measured(),
     ]  # fmt: skip
 
@@ -196,6 +198,18 @@ def _figure_4() -> list[Claim]:
     ]  # fmt: skip
 
 
+def numel_of(model: str) -> int:
+    """Return the parameters of a model of Table 2, AlexNet's as Caffe has it."""
+    return sum(alexnet()) if model == "AlexNet" else sum(tensor.numel for tensor in load_shipped("googlenet").tensors)
+
+
+def _sizes() -> Iterator[Claim]:
+    why = "61.0 million parameters are 233 MB of 2^20 bytes, 244 of 10^6"
+    for name, model in MODELS.items():
+        what, mbytes = f"Table 2, {name}: MB of its parameters", 4 * numel_of(name) / 2**20
+        yield check_printed(f"table-2/{name}", what, str(model.mbytes), mbytes, "counted", why)
+
+
 def _algorithms() -> list[Claim]:
     """Section 4.2: overlapped before all-reduce before reduce and broadcast.
 
@@ -263,11 +277,13 @@ def _own(name: str, model: Model) -> Iterator[Claim]:
     )
 
 
-def _introduction() -> Claim:
-    """Compare what the introduction says of GoogLeNet with section 4.2."""
+def _text() -> Iterator[Claim]:
+    """Compare what the introduction says of GoogLeNet, and section 3.2 of AlexNet, with section 4.2 and Table 2."""
     what = "introduction: training GoogLeNet with LP, 'up to 1.7x' over MST, from section 4.2"
     why = "1.74x is AlexNet's; 'on 6 GPUs' there is 'on 4 K40m' in section 4.1, with the same 2.3x to 360.55x"
-    return compare_own("own/introduction", what, "1.7x", [rounded(MODELS["GoogLeNet"].over_mst)], "compared", why)
+    yield compare_own("own/introduction", what, "1.7x", [rounded(MODELS["GoogLeNet"].over_mst)], "compared", why)
+    what, size = "section 3.2: 'AlexNet is 50 MegaBytes', from Table 2", float(MODELS["AlexNet"].mbytes)
+    yield compare_own("own/section-3.2", what, "50", [(size, size)], "compared", "50 MB are GoogLeNet's")
 
 
 def _cost(operation: str) -> Cost:
@@ -290,8 +306,9 @@ def _measured() -> Iterator[Claim]:
     for record, row in measured_rows("collectives"):
         operation, strategy, engine, hosts = (row[name] for name in ("operation", "strategy", "engine", "hosts"))
         if strategy != "ring":
-            what = f"Table 1, {operation} by {strategy}, {engine}, {hosts} hosts at 1 Gb/s, 16 MB (s)"
-            key = f"measured/{operation}/{strategy}/{engine}"
+            nbytes = row["nbytes"]
+            what = f"Table 1, {operation} by {strategy}, {engine}, {hosts} hosts at 1 Gb/s, {nbytes / 1e6:.2g} MB (s)"
+            key = f"measured/{operation}/{strategy}/{engine}/{hosts}/{nbytes}"
             yield compare_measured(key, what, _on_our_hosts(row), row["seconds"], record)
 
 

@@ -10,12 +10,13 @@ A new strategy is a file with its record, listed in `STRATEGIES`. It is then pro
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 from penstock.errors import StrategyError, did_you_mean
 from penstock.program import Collective, Part, Program
 from penstock.program.builder import whole, without_collecting
-from penstock.strategies.batches import Batches, consecutive_waves, make_batches, make_waves, one_batch
+from penstock.strategies.batches import Batches, make_batches, one_batch
 from penstock.strategies.bidirectional_exchange import BIDIRECTIONAL_EXCHANGE
 from penstock.strategies.binary_tree import BINARY_TREE
 from penstock.strategies.compress import serial, without
@@ -98,6 +99,9 @@ def build(
     return whole(lambda rank: builder(rank, world_size, numel, chosen), world_size)
 
 
+_batches = lru_cache(maxsize=4)(make_batches)  # all ranks of a program have the same
+
+
 def build_coded_part(
     name: str, rank: int, world_size: int, bounds: Sequence[int], options: Options | None = None
 ) -> tuple[Part, Batches]:
@@ -114,17 +118,12 @@ def build_coded_part(
         return coded_part(name, rank, world_size, len(batches.pieces), options), batches
     chunks, waves = strategy.cut(world_size, options)
     block_numel = max(bounds[-1], 1) if options.serial else options.block_numel or BLOCK  # no block waits for another
-    batches = make_batches(bounds, chunks, options.partitions, block_numel, waves)
-    return _part_of(name, rank, world_size, batches, options), batches.filled
-
-
-def _part_of(name: str, rank: int, world_size: int, batches: Batches, options: Options) -> Part:
-    """Return one rank's part of the compressed all-reduce of batches, of which empty ones are left out."""
+    batches = _batches(tuple(bounds), chunks, options.partitions, block_numel, waves)
     count = len(batches.pieces)
     options = replace(options, block_numel=1, partitions=max(count, 1))
     with without_collecting():
         part = without(coded_part(name, rank, world_size, count, options, batches.empty), batches.empty)
-        return serial(part) if options.serial else part
+        return serial(part) if options.serial else part, batches.filled
 
 
 def build_compressed(
@@ -133,46 +132,6 @@ def build_compressed(
     """Return the whole compressed program, and the batches that its positions stand for."""
     _, batches = build_coded_part(name, 0, world_size, bounds, options)
     return whole(lambda rank: build_coded_part(name, rank, world_size, bounds, options)[0], world_size), batches
-
-
-class Wave(NamedTuple):
-    """A program for some pieces of a bucket, between two of its elements."""
-
-    program: Program
-    batches: Batches  # of data[start:stop], counted from its first element
-    start: int
-    stop: int
-
-
-def build_waves(name: str, world_size: int, bounds: Sequence[int], options: Options | None = None) -> list[Wave]:
-    """Return the compressed all-reduce of the tensors between `bounds` as programs to be run one after the other.
-
-    Each has one batch of about `options.block_numel` elements at most for each chunk (`make_waves`), and together they
-    do what `build_compressed` does, to the bit. A strategy that also moves dense data is cut between tensors only,
-    a sparse one not at all.
-    """
-    options, strategy = options or Options(), _coded_strategy(name)
-    if meeting_codec(strategy, options).sparse:
-        return [Wave(*build_compressed(name, world_size, bounds, options), 0, bounds[-1])]
-    chunks = strategy.cut(world_size, options).chunks
-    most_numel = chunks * (options.block_numel or BLOCK)
-    if strategy.hands_to is None:
-        waves = make_waves(bounds, chunks, options.partitions, most_numel) or [Batches(bounds[-1], ())]
-        found = [(batches, 0, bounds[-1]) for batches in waves]
-    else:
-        found = []
-        for start, *ends in consecutive_waves(bounds, most_numel):
-            own = [0, *(end - start for end in ends)]
-            found.append((make_batches(own, chunks, options.partitions, max(own[-1], 1)), start, ends[-1]))
-    programs = dict[frozenset[int], Program]()  # most waves have pieces for every chunk, and so one program
-    for batches, _, _ in found:
-        if batches.empty not in programs:
-            programs[batches.empty] = _program_of(name, world_size, batches, options)
-    return [Wave(programs[batches.empty], batches.filled, start, stop) for batches, start, stop in found]
-
-
-def _program_of(name: str, world_size: int, batches: Batches, options: Options) -> Program:
-    return whole(lambda rank: _part_of(name, rank, world_size, batches, options), world_size)
 
 
 def coded_part(

@@ -13,11 +13,6 @@ belongs to, depends on its size and on options, never on its neighbours.
 
 A program for compressed data counts batches where others count elements: its position p is batch p. As no message may
 cut an element, none can cut a batch.
-
-A large bucket can also be carried out in waves, each a program of its own with one batch for each chunk: what is on its
-way at a time, and the memory for it, is then that of a wave. Pieces and chunks are the same, and so is every bit.
-
-    the same in two waves   wave 0: batches A0 | A1      wave 1: batches B0 | B1
 """
 
 from collections.abc import Sequence
@@ -47,7 +42,7 @@ class Batches:
 
     @property
     def filled(self) -> "Batches":
-        """The same without empty batches."""
+        """These batches without the empty ones."""
         return Batches(self.numel, tuple(pieces for pieces in self.pieces if pieces))
 
     @property
@@ -66,47 +61,16 @@ def make_batches(
     """
     _check_bounds(bounds)
     by_chunk: list[list[Piece]] = [[] for _ in range(chunks)]
-    for tensor in pairwise(bounds):
-        for chunk, pieces in enumerate(_pieces_by_chunk(tensor, chunks, partitions)):
-            by_chunk[chunk] += pieces
+    for start, stop in pairwise(bounds):
+        count = piece_count(stop - start, chunks, partitions)
+        for index, (low, high) in enumerate(cut(stop - start, count)):
+            if low < high:
+                by_chunk[index * chunks // count].append((start + low, start + high))
     per_chunk = max((_batch_count(pieces, block_numel) for pieces in by_chunk), default=0)
     grouped = [_group(pieces, per_chunk) for pieces in by_chunk]
     if waves:
         return Batches(bounds[-1], tuple(grouped[chunk][turn] for turn in range(per_chunk) for chunk in range(chunks)))
     return Batches(bounds[-1], tuple(pieces for groups in grouped for pieces in groups))
-
-
-def make_waves(bounds: Sequence[int], chunks: int, partitions: int | None, most_numel: int) -> list[Batches]:
-    """Cut the tensors into the pieces of `make_batches` and sort them into waves: one batch for each chunk, some empty.
-
-    A wave has at most `most_numel` elements, or as many as a tensor's pieces of one turn: one for each chunk. There are
-    as few waves as that allows with the tensors in order, and the largest is as small as their number allows.
-
-    >>> [wave.pieces for wave in make_waves([0, 4096, 5096, 9192], 2, None, 6000)]
-    [(((0, 2048), (4096, 5096)), ((2048, 4096),)), (((5096, 7144),), ((7144, 9192),))]
-    """
-    _check_bounds(bounds)
-    rows = [row for tensor in pairwise(bounds) for row in _rows(_pieces_by_chunk(tensor, chunks, partitions))]
-    waves = []
-    for group in _groups([sum(stop - start for _, (start, stop) in row) for row in rows], most_numel):
-        batches: list[list[Piece]] = [[] for _ in range(chunks)]
-        for chunk, piece in (each for index in group for each in rows[index]):
-            batches[chunk].append(piece)
-        waves.append(Batches(bounds[-1], tuple(map(tuple, batches))))
-    return waves
-
-
-def consecutive_waves(bounds: Sequence[int], most_numel: int) -> list[Sequence[int]]:
-    """Put whole tensors that follow one another into waves of at most `most_numel` elements; a larger one is alone.
-
-    Return the bounds of each wave's tensors. For strategies that also move dense data, which they do as a whole.
-
-    >>> consecutive_waves([0, 3, 3, 10, 12], 10)
-    [[0, 3, 3], [3, 10, 12]]
-    """
-    _check_bounds(bounds)
-    groups = _groups([stop - start for start, stop in pairwise(bounds)], most_numel)
-    return [bounds[group[0] : group[-1] + 2] for group in groups]
 
 
 def one_batch(bounds: Sequence[int]) -> Batches:
@@ -143,50 +107,6 @@ def cut(numel: int, count: int) -> list[Piece]:
 def _check_bounds(bounds: Sequence[int]) -> None:
     if len(bounds) < 2 or bounds[0] != 0 or any(low > high for low, high in pairwise(bounds)):
         raise StrategyError(f"parts {list(bounds)[:8]}; wanted 0, the end of each tensor in order, ..., all elements")
-
-
-def _pieces_by_chunk(tensor: Piece, chunks: int, partitions: int | None) -> list[list[Piece]]:
-    """Return the pieces of a tensor that belong to each chunk, in order."""
-    start, stop = tensor
-    found: list[list[Piece]] = [[] for _ in range(chunks)]
-    count = piece_count(stop - start, chunks, partitions)
-    for index, (low, high) in enumerate(cut(stop - start, count)):
-        if low < high:
-            found[index * chunks // count].append((start + low, start + high))
-    return found
-
-
-def _rows(by_chunk: Sequence[Sequence[Piece]]) -> list[list[tuple[int, Piece]]]:
-    """Return the first piece of each chunk with the chunk's number, then the second ones, ..."""
-    turns = range(max(map(len, by_chunk)))
-    return [[(chunk, own[turn]) for chunk, own in enumerate(by_chunk) if turn < len(own)] for turn in turns]
-
-
-def _groups(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Return the fewest groups of consecutive indices whose sizes add up to at most `most`, or to the largest size.
-
-    Of these, those whose largest sum is the smallest.
-    """
-    least = max(sizes, default=0)
-    most = max(most, least)
-    count = len(_filled_up(sizes, most))
-    while least < most:
-        middle = (least + most) // 2
-        least, most = (least, middle) if len(_filled_up(sizes, middle)) == count else (middle + 1, most)
-    return _filled_up(sizes, most)
-
-
-def _filled_up(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Return groups of consecutive indices, a new one where sizes would add up to more than `most`."""
-    groups: list[list[int]] = []
-    left = -1
-    for index, size in enumerate(sizes):
-        if size > left:
-            groups.append([])
-            left = most
-        groups[-1].append(index)
-        left -= size
-    return groups
 
 
 def _batch_count(pieces: Sequence[Piece], block_numel: int) -> int:

@@ -98,7 +98,12 @@ def _round_trip(rank: int, world_size: int, pieces: list[Slice]) -> tuple[list[A
 def cost(
     network: Network, p: int, options: Options = DEFAULT, block_nbytes: float = DEFAULT_BLOCK_NBYTES
 ) -> LinearCost:
-    """All-reduce in blocks: 2(p-1+n/b) alpha + (b(p-1)+n)(2 beta + gamma), a line in n (Wang et al. Table 1)."""
+    """All-reduce in blocks: 2(p-1+n/b) alpha + (b(p-1)+n)(2 beta + gamma), a line in n (Wang et al. Table 1).
+
+    Between two ranks it is half of that: blocks go one way and sums the other, at the same time.
+    """
+    if p == 2:
+        return reduce_cost(network, p, options, block_nbytes)
     return reduce_cost(network, p, options, block_nbytes) + broadcast_cost(network, p, options, block_nbytes)
 
 
@@ -132,6 +137,8 @@ def best_block_nbytes(network: Network, p: int, nbytes: float, collective: Colle
     compares a count with a time; what it needs is n alpha / b << n beta, and the optimum follows from the cost.
     """
     alpha, beta, gamma = constants(network)
+    if p == 2 and collective is Collective.ALL_REDUCE:
+        collective = Collective.REDUCE  # which takes as long
     startups, per_byte = {
         Collective.BROADCAST: (1, beta),
         Collective.REDUCE: (1, beta + gamma),

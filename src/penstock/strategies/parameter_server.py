@@ -123,20 +123,18 @@ def _departures(coming: list[_Message], going: list[_Message]) -> list[Departure
 def stages(network: Network, p: int, options: Options = DEFAULT) -> Mapping[str, LinearCost]:
     """Push and pull, which overlap those of other buckets, as two lines (MG-WFBP section 4.3).
 
-    Co-located (`servers` None): each of the p workers keeps and sums a p-th part, so p-1 parts travel each way.
-    Otherwise each of `servers` machines receives its part from p workers, one after the other; `dedicated` ones are
-    among the p ranks, and there are as many workers less.
+    Each of S servers sums an S-th part, which it receives from all other ranks, one after the other; from a dedicated
+    one only those that train push and pull.
     """
     alpha, beta, gamma = constants(network)
-    messages, share = (p - 1, 1 / p) if options.servers is None else (p, 1 / options.servers)
-    if options.dedicated:
-        messages = p - len(aggregators(p, options.servers, dedicated=True))
+    servers = len(aggregators(p, options.servers, options.dedicated))
+    messages, share = p - (servers if options.dedicated else 1), 1 / servers
     push = LinearCost(messages * alpha, messages * share * (beta + gamma))
     return {"push": push, "pull": LinearCost(messages * alpha, messages * share * beta)}
 
 
 def cost(network: Network, p: int, options: Options = DEFAULT) -> LinearCost:
-    """Push, then pull."""
+    """Return push and pull, one after the other, as one line."""
     push, pull = stages(network, p, options).values()
     return push + pull
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.codecs.codec import HeaderCodec
 from penstock.codecs.dense import bound
 from penstock.codecs.dense.dense_codec import DenseCodec
-from penstock.codecs.feedback import PutOff, Residual
+from penstock.codecs.feedback import DeferredResidual, Residual
 from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError
 from penstock.runtime.binding import _call_packed, _filled_nbytes
@@ -25,7 +25,7 @@ def test_bound_calls_make_and_read_the_same_bytes(name: str) -> None:
     quick, usual = (make_codec(name, seed=7) for _ in range(2))
     rng, gradient = np.random.default_rng(0), np.zeros(NUMEL, np.float32)
     payloads = [np.zeros(quick.max_nbytes(NUMEL), np.uint8) for _ in range(2)]
-    kept = [PutOff(np.zeros(NUMEL, np.float32)).piece(0, NUMEL, 0.5) for _ in range(2)]
+    kept = [DeferredResidual(np.zeros(NUMEL, np.float32)).piece(0, NUMEL, 0.5) for _ in range(2)]
     totals = [np.zeros(NUMEL, np.float32) for _ in range(2)]
     encode = quick.bind_encode(gradient, kept[0], payloads[0])
     decodes = [quick.bind_decode(payloads[0], totals[0], adds) for adds in (False, True)]

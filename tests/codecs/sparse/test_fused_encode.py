@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.codecs.codec import HeaderCodec
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.header import NOT_FINITE, parse_header
 from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse.fused_encode import HISTORY, ROUND, add_and_select
@@ -30,7 +30,7 @@ def steps(rng, numel, changes):
 def test_bytes_and_residual_are_those_of_the_usual_encode(codec, numel, changes, seed):
     gradient, rng = np.zeros(numel, np.float32), np.random.default_rng(seed)
     blocks = [np.zeros(codec.max_nbytes(numel), np.uint8) for _ in range(2)]
-    kept = [PutOff(np.zeros(numel, np.float32)).piece(0, numel, 0.3) for _ in range(2)]
+    kept = [DeferredResidual(np.zeros(numel, np.float32)).piece(0, numel, 0.3) for _ in range(2)]
     encode = codec.bind_encode(gradient, kept[0], blocks[0])
     for values in steps(rng, numel, changes):
         gradient[:] = values
@@ -44,7 +44,7 @@ def test_a_scaled_gradient_is_rounded_before_it_is_added():
     codec, gradient = SparseCodec(0.01), np.random.default_rng(0).standard_normal(1000, np.float32)
     kept, before = np.ones(1000, np.float32), np.ones(1000, np.float32)
     block, sent = np.zeros(codec.max_nbytes(1000), np.uint8), np.zeros(1000, np.float32)
-    codec.bind_encode(gradient, PutOff(kept).piece(0, 1000, 1 / 3), block)()
+    codec.bind_encode(gradient, DeferredResidual(kept).piece(0, 1000, 1 / 3), block)()
     codec.decode(block, sent)
     assert np.array_equal(kept + sent, before + gradient * np.float32(1 / 3))
 
@@ -67,7 +67,7 @@ def test_a_past_that_misleads_changes_nothing(past):
 def test_a_gradient_that_is_not_finite_is_found(bad, step):
     codec, gradient = SparseCodec(0.01), np.ones(5000, np.float32)
     block = np.zeros(codec.max_nbytes(5000), np.uint8)
-    encode = codec.bind_encode(gradient, PutOff(np.zeros(5000, np.float32)).piece(0, 5000), block)
+    encode = codec.bind_encode(gradient, DeferredResidual(np.zeros(5000, np.float32)).piece(0, 5000), block)
     for _ in range(step):
         encode()
     gradient[4321] = bad
@@ -84,7 +84,7 @@ def test_in_training_it_is_sent_as_such():
         np.zeros(500, np.float32),
     )
     block = np.zeros(codec.max_nbytes(500), np.uint8)
-    encode = codec.bind_encode(gradient, PutOff(np.zeros(500, np.float32)).piece(0, 500), block)
+    encode = codec.bind_encode(gradient, DeferredResidual(np.zeros(500, np.float32)).piece(0, 500), block)
     encode()
     assert not codec.saw_nonfinite()
     gradient[7] = np.nan
@@ -99,8 +99,8 @@ def test_in_training_it_is_sent_as_such():
     [
         (SparseCodec(0.1), np.zeros(9, np.float32)),
         (SparseCodec(0.1), None),
-        (SparseCodec(0.1, on_nonfinite="skip"), PutOff(np.zeros(9, np.float32)).piece(0, 9)),
-        (SparseCodec(0.1, value_bits=16), PutOff(np.zeros(9, np.float32)).piece(0, 9)),
+        (SparseCodec(0.1, on_nonfinite="skip"), DeferredResidual(np.zeros(9, np.float32)).piece(0, 9)),
+        (SparseCodec(0.1, value_bits=16), DeferredResidual(np.zeros(9, np.float32)).piece(0, 9)),
     ],
 )
 def test_what_it_cannot_do_is_left_to_the_usual_encode(codec, residual):

@@ -315,7 +315,7 @@ class DenseCodec(HeaderCodec):
             made = self.kernels.encode(latest, self.arguments, seed, kept, body)
             kept[:] = total  # what it sends is taken off by the next call
         residual.pending = last  # memory to be used again
-        residual.put_off(self, made)
+        residual.defer(self, made)
         return made
 
     def _decode(self, payload: Any, out: Any, scale: float | None) -> None:

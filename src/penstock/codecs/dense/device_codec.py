@@ -50,7 +50,7 @@ class DeviceCodec:
             self.kernels.encode(gradient, codec.arguments, seed, residual, body, None, header, settle=True)
             return nbytes
         self.kernels.encode(gradient, codec.arguments, seed, residual.memory, body, residual.pending, header)
-        residual.put_off(codec, body)
+        residual.defer(codec, body)
         return nbytes
 
     def decode(self, payload: Any, out: Any, scale: float | None) -> None:

@@ -224,12 +224,18 @@ class SparseCodec(HeaderCodec):
         if note is None and device in self._forms:
             return self._forms[device]
         from penstock.codecs.graphs import Replays
-        from penstock.codecs.sparse.sparse_form import SparseForm
+        from penstock.codecs.sparse.sparse_form import Kernels, SparseForm
         from penstock.compll.backends.triton.select_kernels import Selector
         from penstock.compll.backends.triton.sparse_blocks import SparseBlocks
+        from penstock.compll.backends.triton.starter import Rehearsal, Starter
 
-        kernels = Selector(device), SparseBlocks(device, self.value_bits)
-        form = SparseForm(self, device, *kernels, note or self.note_nonfinite, Replays(device))
+        starter, rehearsal = Starter(), Rehearsal()
+        kernels, rehearsed = (
+            Kernels(Selector(device, each), SparseBlocks(device, self.value_bits, each))
+            for each in (starter, rehearsal)
+        )
+        told = note or self.note_nonfinite
+        form = SparseForm(self, device, kernels, rehearsed, rehearsal, told, Replays(device))
         return form if note is not None else self._forms.setdefault(device, form)
 
     # Inside

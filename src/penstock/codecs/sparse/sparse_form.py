@@ -25,13 +25,22 @@ from penstock.codecs.sparse.sparse_codec import SparseCodec
 
 
 @dataclass(frozen=True, slots=True)
+class Kernels:
+    """What launches kernels on one device, or what only notes them to have them compiled."""
+
+    select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
+    blocks: Any  # `SparseBlocks`: kernels for blocks that stay on the device
+
+
+@dataclass(frozen=True, slots=True)
 class SparseForm:
     """The codec on one device, and whom to tell of values that are not finite."""
 
     codec: SparseCodec
     device: torch.device
-    select: Any  # a `Selector`: the k largest magnitudes of a vector, or of many small ones at once
-    blocks: Any  # `SparseBlocks`: kernels for blocks that stay on the device
+    kernels: Kernels
+    rehearsed: Kernels  # the same calls are noted in `rehearsal`
+    rehearsal: Any  # a `Rehearsal`
     note: Note
     replays: Replays
 
@@ -60,10 +69,11 @@ class SparseForm:
 
     def max_nbytes(self, numel: int) -> int:
         """Return the bytes of a block of `numel` elements."""
-        return int(self.blocks.nbytes(numel, self.codec.entries(numel)))
+        return int(self.kernels.blocks.nbytes(numel, self.codec.entries(numel)))
 
     def compile(self) -> None:
-        """Nothing: kernels are compiled when they are first launched, as those that select are."""
+        """Compile the kernels of all that was made to be queued, before the first of it is."""
+        self.rehearsal.compile()
 
     def queued_encoder(
         self,
@@ -75,15 +85,14 @@ class SparseForm:
         ordinals: Sequence[int],
     ) -> Callable[[int], None]:
         """Return what queues the selection from all pieces; a block of what is not finite says so."""
-        selection, table, at = (
-            _Selection(self, bucket, residual, pieces),
-            self._table(pieces),
-            self.blocks.places(places),
-        )
+        selection, table = _Selection(self, bucket, residual, pieces), self._table(pieces)
+        packed = table, payloads, self.kernels.blocks.places(places), selection.indices, selection.values
+        selection.rehearse()
+        self.rehearsed.blocks.pack(*packed)
 
         def start(seed: int) -> None:
             selection.queue()
-            self.blocks.pack(table, payloads, at, selection.indices, selection.values)
+            self.kernels.blocks.pack(*packed)
 
         return start
 
@@ -96,8 +105,10 @@ class SparseForm:
         others: Sequence[int],
     ) -> Work:
         """Return what queues the sum of two blocks of each piece; what falls out is added to the residual."""
-        at, others_at = (self.blocks.places(each) for each in (places, others))
-        return partial(self.blocks.merge, self._table(pieces), payloads, at, others_at, residual)
+        at, others_at = (self.kernels.blocks.places(each) for each in (places, others))
+        merged = self._table(pieces), payloads, at, others_at, residual
+        self.rehearsed.blocks.merge(*merged)
+        return partial(self.kernels.blocks.merge, *merged)
 
     def queued_decoder(
         self,
@@ -108,15 +119,19 @@ class SparseForm:
         adds: bool,
     ) -> Work:
         """Return what queues the entries of all pieces from each source in turn; NaN for what was not finite."""
-        table, spans, sources = self._table(pieces), runs(pieces), [self.blocks.places(each) for each in places]
+        table, spans, sources = self._table(pieces), runs(pieces), [self.kernels.blocks.places(each) for each in places]
+
+        def put(kernels: Kernels) -> None:
+            for number, at in enumerate(sources):
+                kernels.blocks.put(table, payloads, at, bucket, adds or number > 0)
 
         def start() -> None:
             if not adds:
                 for first, last in spans:
                     bucket[first:last] = 0.0
-            for number, at in enumerate(sources):
-                self.blocks.put(table, payloads, at, bucket, adds or number > 0)
+            put(self.kernels)
 
+        put(self.rehearsed)
         return start
 
     def queued_look(self, bucket: torch.Tensor, pieces: Sequence[Piece]) -> "_Look":
@@ -128,7 +143,7 @@ class SparseForm:
         return self.replays.make(work)
 
     def _table(self, pieces: Sequence[Piece]) -> Any:
-        return self.blocks.table(pieces, [self.codec.entries(stop - start) for start, stop in pieces])
+        return self.kernels.blocks.table(pieces, [self.codec.entries(stop - start) for start, stop in pieces])
 
 
 class _Look:
@@ -137,10 +152,11 @@ class _Look:
         self._firsts = torch.tensor([start for start, _ in pieces], dtype=torch.int64).to(bucket.device)
         self._found = torch.zeros(2, dtype=torch.int32, device=bucket.device)
         self._here = pinned(2, torch.int32, bucket.device)
+        form.rehearsed.blocks.look(bucket, self._firsts, self._found)
 
     def start(self) -> None:
         """Queue the look and a copy of what it finds."""
-        self._form.blocks.look(self._bucket, self._firsts, self._found)
+        self._form.kernels.blocks.look(self._bucket, self._firsts, self._found)
         self._here.copy_(self._found, non_blocking=True)
 
     def finish(self) -> None:
@@ -193,10 +209,10 @@ class _Selection:
         self.values = torch.zeros(self.ends[-1], dtype=torch.float32, device=bucket.device)  # not rounded
         self.runs, small, self._large = runs(pieces), [], []
         for (start, stop), low, high in zip(pieces, self.ends, self.ends[1:], strict=False):
-            if form.select.is_small(stop - start, high - low):
+            if form.kernels.select.is_small(stop - start, high - low):
                 small.append((start, stop - start, high - low, low))
             else:
-                self._large.append(partial(self._select, start, stop, low, high))
+                self._large.append((start, stop, low, high))
         self._small = torch.tensor(small, dtype=torch.int32).view(-1, 4).t().contiguous().to(bucket.device)
 
     @property
@@ -209,17 +225,24 @@ class _Selection:
         if self._residual is not None:
             for start, stop in self.runs:
                 source[start:stop] += self._bucket[start:stop]
-        self._form.replays.side_by_side([self._select_small, *self._large])
+        self._form.replays.side_by_side([self._select_small, *(partial(self._select, *each) for each in self._large)])
         torch.index_select(source, 0, self.indices, out=self.values)
         if self._residual is not None:
             sent = self.values if self._form.codec.value_bits == 32 else self.values.bfloat16().float()
             source.index_add_(0, self.indices, sent, alpha=-1)
 
+    def rehearse(self) -> None:
+        """Have the kernels noted that choose entries."""
+        select = self._form.rehearsed.select
+        select.each(self._source, self._small, self.indices)
+        for start, stop, low, high in self._large:
+            select(self._source[start:stop], high - low)
+
     def _select_small(self) -> None:
-        self._form.select.each(self._source, self._small, self.indices)
+        self._form.kernels.select.each(self._source, self._small, self.indices)
 
     def _select(self, start: int, stop: int, low: int, high: int) -> None:
-        chosen = self._form.select(self._source[start:stop], high - low)
+        chosen = self._form.kernels.select(self._source[start:stop], high - low)
         torch.add(chosen, start, out=self.indices[low:high])
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a program taken from the cache needs no parser
     from penstock.compll.frontend import syntax
 
 LARGEST = float(np.finfo(np.float32).max)  # of a parameter: kernels take float32 and int32
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)  # that is not 0
 
 
 def specialise(tree: "syntax.Tree", chosen: Mapping[str, int | float]) -> dict[str, Parameter]:
@@ -40,6 +41,8 @@ def _parameter(source: "syntax.Source", field: "syntax.Field", chosen: Mapping[s
     if field.type.is_vector or field.type.width is not None:
         raise source.error(field.type.at, "a parameter is one number", "use uint8, int32 or float")
     made = Parameter(field.name, SCALARS[field.type.name], field.default, field.choices, field.interval)
+    if problem := _wrong_range(made):
+        raise source.error(field.at, f"{field.name!r} may be {problem}", "change what it may be")
     value = chosen.get(field.name, field.default)
     if value is None:
         if not made.is_constant:
@@ -54,17 +57,32 @@ def _parameter(source: "syntax.Source", field: "syntax.Field", chosen: Mapping[s
     return replace(made, value=int(value)) if made.is_constant else made
 
 
+def _wrong_range(parameter: Parameter) -> str:
+    """Return what is wrong with the choices or the range of a parameter, or "": each number must be of its type."""
+    for value in (*parameter.choices, *(parameter.interval or ())):
+        if wanted := _beyond(parameter.type, value):
+            return f"{value}; wanted {wanted}"
+    low, high = parameter.interval or (0, 0)
+    return "" if low <= high else f"from {low} to {high}; wanted the smaller number first"
+
+
+def _beyond(scalar: Scalar, value: int | float) -> str:
+    """Return what numbers a type holds, for an error message, or "" if `value` is one: of floats, one not lost as 0."""
+    if scalar.kind is Kind.FLOAT:
+        holds = value == 0 or _SMALLEST <= abs(value) <= LARGEST
+        return "" if holds else f"0, or a number of either sign from {_SMALLEST:.2g} to {LARGEST:.8g}, as float32 holds"
+    holds = abs(value) <= LARGEST and value == int(value) and scalar.low <= value <= scalar.high
+    return "" if holds else f"an integer that {scalar.name} holds"
+
+
 def misfit(parameter: Parameter, value: int | float) -> str:
     """Return what the parameter accepts, for an error message, or "" if it accepts `value`."""
     if parameter.choices and value not in parameter.choices:
         return f"one of {', '.join(str(choice) for choice in parameter.choices)}"
     low, high = parameter.interval or (-np.inf, np.inf)
-    if not low <= value <= high or abs(value) > LARGEST or value != value:
-        return f"a number from {low} to {high}" if parameter.interval else "a finite number"
-    if parameter.type.kind is Kind.FLOAT:
-        return ""
-    scalar = parameter.type
-    return "" if value == int(value) and scalar.low <= value <= scalar.high else f"an integer that {scalar.name} holds"
+    if not low <= value <= high:
+        return f"a number from {low} to {high}" if parameter.interval else "a number"
+    return _beyond(parameter.type, value)
 
 
 def parameter_expr(parameter: Parameter) -> Expr:

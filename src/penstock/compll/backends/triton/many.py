@@ -15,15 +15,14 @@ with payloads of one size, those with values by block included where a tile hold
 
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from triton import AsyncCompileMode
 
 from penstock.compll.backends.triton.kernel_text import argument_kind, wrapped
 from penstock.compll.backends.triton.prelude import look_at_firsts, mark
 from penstock.compll.backends.triton.run import load_source, shape_of
+from penstock.compll.backends.triton.starter import compile_side_by_side
 from penstock.compll.backends.triton.write_triton import Kernels, Launch
 from penstock.compll.ir import NUMEL, Reduce
 from penstock.compll.lower.passes import Pack, Pass
@@ -33,7 +32,6 @@ CROWDS = ((1 << 12, 1), (1 << 16, 8), (1 << 21, 64), (1 << 62, 256))  # elements
 PROGRAMS = 256  # the most
 OPEN_NUMEL, MOST_OPEN = 1 << 13, 2048  # elements of a program that leaves no sums; the most such programs of a piece
 _LOOKS = 1024  # pieces at a time
-_COMPILERS = 8  # kernels that are compiled side by side
 _PLACES = {
     "payload_ptr": "payload_ptr + place",
     "last_ptr": "last_ptr + place",
@@ -245,12 +243,9 @@ class ManyKernels:
         return self._launches([_Bound(look_at_firsts, 1, arguments, [_LOOKS], 4)])
 
     def compile(self) -> None:
-        """Compile the kernels of all launches made so far, side by side: one after the other takes seconds."""
-        new, self._new = [each for each in self._new if each.device.type == "cuda"], []
-        if new:
-            with ThreadPoolExecutor(_COMPILERS) as pool, AsyncCompileMode(pool):
-                for each in new:
-                    each.compile()
+        """Compile the kernels of all launches made so far, side by side."""
+        new, self._new = self._new, []
+        compile_side_by_side([each.compile for each in new if each.device.type == "cuda"])
 
     def _launches(self, bound: list["_Bound"]) -> "Launches":
         self._new += bound

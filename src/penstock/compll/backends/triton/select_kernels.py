@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from penstock.compll.backends.triton.prelude import ROW, bit_count, is_last, load, lowest_bit, positions, store_packed
-from penstock.compll.backends.triton.starter import Starter
+from penstock.compll.backends.triton.starter import Rehearsal, Starter
 
 THRESHOLD = tl.constexpr(0)  # the guess
 REMAINING = tl.constexpr(1)  # rank among those that share the digits found so far; at the end: ties to take
@@ -349,8 +349,8 @@ def select_each(values_ptr, starts_ptr, sizes_ptr, counts_ptr, places_ptr, out_p
 class Selector:
     """Selects on one device, on the current stream; memory to work in is kept for each stream."""
 
-    def __init__(self, device: Any) -> None:
-        self._device, self._starter = device, Starter()
+    def __init__(self, device: Any, starter: Starter | Rehearsal | None = None) -> None:
+        self._device, self._starter = device, starter or Starter()
         self._scratch: dict[int, Any] = {}
 
     def __call__(self, values: Any, k: int) -> Any:

@@ -29,7 +29,7 @@ import triton.language as tl
 
 from penstock.compll.backends.triton.prelude import fill_nan, is_finite, is_last_of, look_at_firsts
 from penstock.compll.backends.triton.select_kernels import magnitude, resolve, total_before
-from penstock.compll.backends.triton.starter import Starter
+from penstock.compll.backends.triton.starter import Rehearsal, Starter
 
 HEADER = tl.constexpr(16)  # bytes
 COLUMNS = tl.constexpr(4)  # of a row for each piece: first element, elements, entries, entries of the pieces before
@@ -303,8 +303,8 @@ class Table:
 class SparseBlocks:
     """The kernels on one device, for blocks with values of so many bits."""
 
-    def __init__(self, device: torch.device, value_bits: int) -> None:
-        self._device, self._bits, self._starter = device, value_bits, Starter()
+    def __init__(self, device: torch.device, value_bits: int, starter: Starter | Rehearsal | None = None) -> None:
+        self._device, self._bits, self._starter = device, value_bits, starter or Starter()
 
     def nbytes(self, numel: int, count: int) -> int:
         """Return the bytes of a block of `count` entries from `numel` elements."""
