@@ -4,7 +4,18 @@ from dataclasses import replace
 import pytest
 
 from penstock.errors import FormatError, PlanError
-from penstock.plan import Bucket, Plan, Route, cut_into_buckets, load_plan, parse_route, plan_document, save_plan
+from penstock.plan import (
+    Bucket,
+    Plan,
+    Route,
+    bucket_runs,
+    buckets_from_runs,
+    cut_into_buckets,
+    load_plan,
+    parse_route,
+    plan_document,
+    save_plan,
+)
 from penstock.timeline import Span, Timeline
 from penstock.trace import Tensor, Trace
 
@@ -14,6 +25,16 @@ PLAN = Plan(
     "toy", 4, "exact", BUCKETS, iteration_seconds=6.0, non_overlapped_seconds=1.0,
     timeline=Timeline((Span("forward", "compute", 0.0, 5.0), Span("d", "network", 2.0, 6.0))),
 )  # fmt: skip
+
+
+def test_a_plan_is_written_in_short_and_read_again():
+    routes = [Route("ring"), Route("ring"), Route("ring", "terngrad(bitwidth=2)", 4)]
+    plan = Plan("m", 2, "p", cut_into_buckets(TRACE, [0, 1, 3], routes))
+    assert bucket_runs(plan) == ["ring: 1 1", "ring+terngrad(bitwidth=2)/4: 2"]
+    assert buckets_from_runs(TRACE, bucket_runs(plan)) == plan.buckets
+    assert bucket_runs(replace(plan, bulks=(2, 1))) == ["ring: 2", "ring+terngrad(bitwidth=2)/4: 2"]
+    with pytest.raises(PlanError, match=r"hold 1 tensors; .* has 4"):
+        buckets_from_runs(TRACE, ["ring: 1"])
 
 
 def test_cutting_gives_consecutive_buckets():

@@ -66,8 +66,8 @@ class PenstockError(Exception):
     """The user's input or surroundings cannot be used as they are; the message says what to change."""
 
     def __str__(self) -> str:
-        """Return the message; names in it may be of any length."""
-        return _without_middle(super().__str__(), LONGEST)
+        """Return the message; names in it may be of any length, and hold what a terminal obeys."""
+        return printable(_without_middle(super().__str__(), LONGEST))
 
 
 class FormatError(PenstockError):
@@ -148,14 +148,23 @@ class CompileError(PenstockError):
     ) -> None:
         self.path, self.line, self.column = path, line, column
         self.problem, self.advice = problem, advice
-        text = "".join(
-            each if each.isprintable() else "?" for each in source_line.expandtabs(1)
-        )  # a terminal obeys some
+        text = printable(source_line.expandtabs(1))
         start = max(0, column - 1 - SHOWN // 2) if len(text) > SHOWN else 0
         text, place = text[start : start + SHOWN], column - 1 - start
         caret = " " * place + "^" * max(1, min(width, len(text) - place))
         said = f"{_without_middle(problem)}; {_without_middle(advice)}"  # names in a source may be of any length
         super().__init__(f"{path}:{line}:{column}: {said}\n    {text}\n    {caret}")
+
+
+def printable(text: str) -> str:
+    """Return text that may come from a file as a terminal can show it, without characters that it would obey.
+
+    >>> printable("red: \x1b[31m")
+    'red: ?[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
 
 def one_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 from penstock.errors import PlanError
@@ -193,6 +193,31 @@ def cut_into_buckets(trace: Trace, ends: Sequence[int], routes: Sequence[Route])
         )
         for start, end, route in zip(starts, ends, routes, strict=True)
     )
+
+
+def bucket_runs(plan: Plan) -> list[str]:
+    """Return what is sent in short: of each run of messages by one route, the route and how many tensors each has.
+
+    A plan of three messages, of 2, 1 and 4 tensors: ["native: 2", "ring+onebit/4: 1 4"].
+    """
+    runs = groupby(plan.messages, key=lambda bucket: str(bucket.route))
+    return [f"{route}: {' '.join(str(len(bucket.tensors)) for bucket in run)}" for route, run in runs]
+
+
+def buckets_from_runs(trace: Trace, runs: Sequence[str]) -> tuple[Bucket, ...]:
+    """Return the buckets of a trace that `bucket_runs` wrote."""
+    pairs = [(parse_route(route), int(count)) for route, counts in map(_route_and_counts, runs) for count in counts]
+    ends = [end - 1 for end in accumulate(count for _, count in pairs)]
+    if not ends or ends[-1] != len(trace.tensors) - 1:
+        raise PlanError(
+            f"buckets {list(runs)} hold {sum(c for _, c in pairs)} tensors; {trace.model} has {len(trace.tensors)}"
+        )
+    return cut_into_buckets(trace, ends, [route for route, _ in pairs])
+
+
+def _route_and_counts(run: str) -> tuple[str, list[str]]:
+    route, _, counts = run.rpartition(": ")
+    return route, counts.split()
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

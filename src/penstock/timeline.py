@@ -4,7 +4,8 @@ The same value comes out of the simulator and of a real run, so both can be laid
 `compute`, `network`, `push`, `pull`, `computation`, `communication`, ... and belong to a rank.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import PlanError
@@ -12,11 +13,13 @@ from penstock.fields import Fields
 
 COMPUTE = "compute"  # the lane of the model's own computation: all others are about messages
 COMPUTATION, COMMUNICATION = "computation", "communication"  # what messages take of a rank: encoding, sending, ...
+LANES = (COMPUTE, "network", "push", "pull", COMPUTATION, COMMUNICATION)  # in pictures from the top; others below
+BUCKET_ENDS = ": "  # in the name of an instruction's span
 
 
 def bucket_of(span_name: str) -> str:
     """Return the bucket that a span is about: `name: send to 2` is about `name`."""
-    return span_name.split(": ", 1)[0]
+    return span_name.split(BUCKET_ENDS, 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,37 @@ class Timeline:
     def lane(self, name: str) -> tuple[Span, ...]:
         """Return the spans of one lane in the order they start."""
         return tuple(sorted((span for span in self.spans if span.lane == name), key=lambda span: span.start_seconds))
+
+    @property
+    def rows(self) -> dict[tuple[int, str], tuple[Span, ...]]:
+        """The spans by rank and lane: rank by rank, lanes in the order of `LANES`, each as it starts."""
+        found: dict[tuple[int, str], list[Span]] = {}
+        for span in sorted(self.spans, key=lambda span: (span.rank, _place(span.lane), span.start_seconds)):
+            found.setdefault((span.rank, span.lane), []).append(span)
+        return {row: tuple(spans) for row, spans in found.items()}
+
+
+def _place(lane: str) -> tuple[int, str]:
+    """Return what lanes are sorted by: those that are not known stand below the others, by name."""
+    return (LANES.index(lane), "") if lane in LANES else (len(LANES), lane)
+
+
+def in_turn(spans: Iterable[Span]) -> list[Span]:
+    """Return instructions one at a time in each lane of each rank, in the order in which they end.
+
+    Messages are in flight together. A lane shows one span at a time, so that a message's begins when the one before it
+    in its lane has ended:
+
+        a  |------|           a  |------|
+        b   |---------|       b         |---|
+    """
+    free: dict[tuple[int, str], float] = {}  # when each lane's last span ended
+    found = []
+    for span in sorted(spans, key=lambda span: span.end_seconds):
+        row = span.rank, span.lane
+        found.append(replace(span, start_seconds=max(span.start_seconds, free.get(row, 0.0))))
+        free[row] = span.end_seconds
+    return found
 
 
 def timeline_from_fields(spans: "list[Fields] | tuple[Fields, ...]") -> Timeline:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError, TraceError
-from penstock.fields import Fields, read_json, write_json
+from penstock.fields import Fields, read_json, with_an_end, write_json
 
 FORMAT = "penstock-trace/1"
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}  # bytes per gradient element
@@ -209,7 +209,7 @@ def trace_from_csv(
 
 def _read_rows(where: str) -> tuple[list[str], list[dict[str, str]]]:
     try:
-        with open(where, newline="", encoding="utf-8") as file:
+        with open(with_an_end(where), newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             header, rows = list(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

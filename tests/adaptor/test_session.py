@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from adaptor.worlds import Fabrics, run_worlds, world_outcomes
-from penstock.adaptor.session import Gradient, Session, aligned_zeros
+from penstock.adaptor.buckets import Gradient, aligned_zeros
+from penstock.adaptor.session import Session
 from penstock.errors import CodecError, NonFiniteError, PlanError, TransportError
 from penstock.network import LinearCost, Network
 from penstock.plan import Bucket, Plan
@@ -51,6 +52,11 @@ def residuals_of(session):
 
 def means(world_size: int, step: int, model=MODEL):
     return [sum(gradient(rank, step, i, model) for rank in range(world_size)) / world_size for i in range(len(model))]
+
+
+def test_a_race_of_plans_is_refused_on_every_rank():
+    outcomes = world_outcomes(2, lambda world: Session(world, MODEL, race=True))
+    assert all(isinstance(each, PlanError) and "race=True" in str(each) for each in outcomes)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -302,7 +308,7 @@ def test_averages_that_are_given_away_stay_as_they_are_while_something_refers_to
     ("sizes", "aligned"), [([10, 16000, 1600], [1, 2]), ([16000, 10, 1600], [0, 1]), ([3, 5, 7], [2]), ([], [])]
 )
 def test_as_many_bytes_as_possible_begin_where_frameworks_take_arrays_over(sizes, aligned):
-    memory = aligned_zeros(sizes, np.dtype(np.float32))
+    memory = aligned_zeros(sizes, "float32")
     first = memory.__array_interface__["data"][0]
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     assert [index for index, start in enumerate(starts) if (first + 4 * start) % 64 == 0] == aligned

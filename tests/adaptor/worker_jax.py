@@ -21,7 +21,8 @@ import numpy as np
 import penstock.jax as pk
 from adaptor.frameworks import CASES, SHAPES, STEPS, digest, gradients, plan_of, report
 from penstock.adaptor import current
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.buckets import Gradient
+from penstock.adaptor.session import Session
 from penstock.plan import Bucket, Plan
 
 TRAINING_STEPS, BATCH, FEATURES = 200, 30, 12

@@ -2,7 +2,8 @@
 
 from adaptor.frameworks import CASES, SHAPES, STEPS, digest, gradients, plan_of, report
 from penstock.adaptor import current
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.buckets import Gradient
+from penstock.adaptor.session import Session
 
 
 def averaged(case: str) -> list[str]:

@@ -8,7 +8,7 @@ from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError
 from penstock.exchange.compression import ANY, SPARSE, Compression, from_options, make_scheme
 from penstock.exchange.momentum import Momentum
-from penstock.planning.given import difference
+from penstock.planning.inputs import difference
 
 
 def test_one_value_means_what_its_fields_mean_one_by_one():

@@ -18,9 +18,9 @@ from penstock.exchange.exchange import Exchange
 from penstock.exchange.factors import from_logical, matrix_of, to_logical
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.residuals import Layout
-from penstock.plan import Route
+from penstock.plan import Bucket, Plan, Route
 from penstock.planning.candidates import candidates
-from penstock.planning.given import check_route
+from penstock.planning.inputs import check_route
 from penstock.runtime.communicator import Communicator
 from penstock.runtime.device.queued import Bindings
 from penstock.runtime.measure_network import measure_line
@@ -327,6 +327,26 @@ class OnDevice(NumpyArrays):
 
     def device(self, values) -> str:
         return "a device"
+
+
+def test_what_is_queued_on_a_device_says_so_and_has_no_instructions() -> None:
+    """The second bucket is sent by the host, whose clock times it."""
+
+    def rank(transport):
+        memory = memory_for("lowrank(rank=2)", {"a": (20, 30), "b": (20, 30)}, arrays=OnDevice())
+        exchange = Exchange(Communicator(transport, messages=Queues()), memory=memory)
+        plan = Bucket(("a",), 2400, "native", "lowrank(rank=2)"), Bucket(("b",), 2400, "ring")
+        exchange.follow(Plan("model", 2, "wfbp", plan))
+        buckets = [exchange.bucket([name], [600]) for name in "ab"]
+        exchange.record(True)
+        exchange.begin()
+        for handle in [exchange.start(each, np.ones(600, np.float32)) for each in buckets]:
+            exchange.wait(handle)
+        exchange.close()
+        noted = {note.bucket for note in exchange.communicator.recorder.notes}
+        return {each.name: each.is_queued for each in exchange.sent}, noted
+
+    assert run_ranks(2, rank) == [({"a": True, "b": False}, {"b"})] * 2
 
 
 def test_a_state_that_is_loaded_ends_what_devices_had_yet_to_say_of_the_iteration_before() -> None:

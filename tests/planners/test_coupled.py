@@ -19,22 +19,19 @@ TIE = 0.01
 FIRST, SECOND = LinearCost(2.0, 0.1), LinearCost(1.0, 0.2)
 
 
-def way(first=FIRST, second=SECOND, each=0.0, wave=math.inf):
+def way(first=FIRST, second=SECOND, each=0.0, most=math.inf):
     stages = first, second
-    return Way("parameter_server", stages, codec="onebit", seconds_per_tensor=each, coupled=True, wave_nbytes=wave)
+    return Way("parameter_server", stages, codec="onebit", seconds_per_tensor=each, coupled=True, most_nbytes=most)
 
 
 def played(ready, prefix, ends, chosen):
-    """Return when the last byte has travelled: the definition, group by group; of the last bucket, wave by wave."""
+    """Return when the last byte has travelled: the definition, group by group."""
     first, second = chosen.stages
     free = left = 0.0
     for start, stop in pairwise([0, *ends]):
         nbytes, each = prefix[stop] - prefix[start], chosen.seconds_per_tensor * (stop - start)
-        free = max(free, ready[stop - 1]) + each
-        waves = max(1, -(-nbytes // chosen.wave_nbytes)) if stop == ends[-1] else 1
-        for _ in range(int(waves)):
-            free += first.seconds(nbytes / waves) + second.b_seconds_per_byte * left
-            left = nbytes / waves
+        free = max(free, ready[stop - 1]) + each + first.seconds(nbytes) + second.b_seconds_per_byte * left
+        left = nbytes
     return free + second.seconds(left)
 
 
@@ -50,9 +47,9 @@ def partitions(count):
         yield [*(index + 1 for index in range(count - 1) if bits >> index & 1), count]
 
 
-def is_apart(prefix, ends, wave):
-    """Say whether no message but the last has several tensors that are larger than a wave."""
-    return all(prefix[stop] - prefix[start] <= wave or stop == start + 1 for start, stop in pairwise([0, *ends[:-1]]))
+def is_small(prefix, ends, most):
+    """Say whether no message has several tensors of more than `most` bytes together."""
+    return all(prefix[stop] - prefix[start] <= most or stop == start + 1 for start, stop in pairwise([0, *ends]))
 
 
 @given(
@@ -62,14 +59,14 @@ def is_apart(prefix, ends, wave):
     st.sampled_from([math.inf, 50, 12]),
 )
 @settings(max_examples=200, deadline=None)
-def test_no_cut_ends_earlier_but_for_the_tie_and_none_that_ends_as_early_has_fewer_messages(tensors, lines, each, wave):
+def test_no_cut_ends_earlier_but_for_the_tie_and_none_that_ends_as_early_has_fewer_messages(tensors, lines, each, most):
     ready = list(accumulate(float(gap) for gap, _ in tensors))
     prefix = list(accumulate((nbytes for _, nbytes in tensors), initial=0))
     a, b, c, d = lines
-    chosen = way(LinearCost(float(a), b / 10), LinearCost(float(c), d / 10), float(each), wave)
+    chosen = way(LinearCost(float(a), b / 10), LinearCost(float(c), d / 10), float(each), most)
     found = best(ready, prefix, chosen)
     ends = {tuple(cut): played(ready, prefix, cut, chosen) for cut in partitions(len(ready))}
-    kept = {cut: end for cut, end in ends.items() if is_apart(prefix, cut, wave)}
+    kept = {cut: end for cut, end in ends.items() if is_small(prefix, cut, most)}
     if min(kept.values()) <= (1 + staged.APART) * min(ends.values()):
         ends = kept
     earliest = min(ends.values())
@@ -85,21 +82,13 @@ def test_a_second_round_that_would_wait_for_the_last_tensor_is_cut_short():
     assert played(ready, prefix, [2], way()) == pytest.approx(30 + 2 + 10.1 + 1 + 20.2)
 
 
-def test_the_waves_of_the_last_bucket_cost_a_startup_each_and_carry_one_another():
-    """100 bytes are ready at 10: four first rounds of 25, with three second ones among them, and the last by itself."""
-    chosen = way(wave=25)
-    assert CoupledCuts([10.0], [0, 100], chosen).seconds == [pytest.approx(10 + 4 * 2 + 10 + 15 + 1 + 5)]
-    ready, prefix = [10.0, 30.0], [0, 100, 101]  # not in waves, as another follows
-    assert CoupledCuts(ready, prefix, chosen).seconds[1] == pytest.approx(30 + 20 + 2 + 0.1 + 1 + 0.2)
-
-
-def test_buckets_before_the_last_are_no_larger_than_a_wave_unless_that_costs_too_much(monkeypatch):
+def test_tensors_are_not_put_together_beyond_a_limit_unless_that_costs_too_much(monkeypatch):
     ready, prefix = [1.0, 1.1, 1.2, 1.3, 400.0], [0, 10, 20, 30, 40, 41]
-    line = way(LinearCost(0.1, 0.1), LinearCost(0.1, 0.1), wave=30)
+    line = way(LinearCost(0.1, 0.1), LinearCost(0.1, 0.1), most=30)
     assert best(ready, prefix, line) == [3, 5]
-    assert best(ready, prefix, replace(line, wave_nbytes=40)) == [4, 5]
+    assert best(ready, prefix, replace(line, most_nbytes=40)) == [4, 5]
     monkeypatch.setattr(staged, "MOST_MESSAGES", 2)
-    slow, small = [10 * each for each in prefix], replace(line, wave_nbytes=150)
+    slow, small = [10 * each for each in prefix], replace(line, most_nbytes=150)
     assert best(ready, slow, small) == [4, 5]  # else, by hand, 301 of 401 bytes would be left at the end, not one
 
 
@@ -127,14 +116,13 @@ def trace_of(ready, prefix):
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=8),
     st.tuples(*[st.integers(0, 5)] * 4),
-    st.sampled_from([math.inf, 50, 12]),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_simulator_plays_groups_of_messages_as_they_are_defined(tensors, lines, wave):
+def test_the_simulator_plays_groups_of_messages_as_they_are_defined(tensors, lines):
     ready = list(accumulate(float(gap) for gap, _ in tensors))
     prefix = list(accumulate((2 * nbytes for _, nbytes in tensors), initial=0))
     a, b, c, d = lines
-    chosen = way(LinearCost(float(a), b / 10), LinearCost(float(c), d / 10), wave=wave)
+    chosen = way(LinearCost(float(a), b / 10), LinearCost(float(c), d / 10))
     plan = predict(trace_of(ready, prefix), PLANNERS["exact"], [chosen], 2)
     ends = list(accumulate(len(bucket.tensors) for bucket in plan.buckets))
     assert plan.iteration_seconds == pytest.approx(played(ready, prefix, ends, chosen))

@@ -1,3 +1,5 @@
+from itertools import accumulate
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,11 +77,23 @@ def test_parameter_servers_plan_a_resnet_50_looking_at_few_pairs():
     assert staged._Search(trace.ready_seconds, prefix, range(1, 162), [way]).run(staged.MOST_STATES) is not None
 
 
-def test_every_planner_takes_ten_thousand_tensors_by_every_strategy():
-    """Quadratic planners would take minutes here; `benchmarks/planning_time.py` has the seconds of each."""
+def large():
     numels = [64, 512, 2048, 65536, 1 << 20]
     tensors = tuple(Tensor(f"t{i}", numels[i * i % 5], (i % 7) * 1e-5) for i in range(10_000))
-    trace, network = Trace("large", "none", 1, "float32", 0.1, tensors), CLUSTERS["hipress-100gbps"]
+    return Trace("large", "none", 1, "float32", 0.1, tensors)
+
+
+def test_the_coarsest_grains_of_ten_thousand_tensors_have_few_pairs():
+    """The one search without a limit: what is counted is pairs again."""
+    trace, way = large(), way_for(CLUSTERS["mg-wfbp-simulation"], "parameter_server", 16)
+    prefix = list(accumulate(trace.nbytes, initial=0))
+    ends = staged.grain_ends(trace.ready_seconds, prefix, staged.GRAINS[-1])
+    assert staged._Search(trace.ready_seconds, prefix, ends, [way]).run(staged.MOST_STATES) is not None
+
+
+def test_every_planner_takes_ten_thousand_tensors_by_every_strategy():
+    """Quadratic planners would take minutes here; `benchmarks/planning_time.py` has the seconds of each."""
+    trace, network = large(), CLUSTERS["hipress-100gbps"]
     planners = [planner.buckets for planner in PLANNERS.values()] + [plan_batched]
     planned = 0
     for name in STRATEGIES:

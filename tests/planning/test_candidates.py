@@ -3,10 +3,14 @@
 import pytest
 
 pytest.importorskip("torch")
+from penstock.errors import PlanError
 from penstock.exchange.compression import AUTO_CODECS, make_scheme
 from penstock.exchange.momentum import Momentum
 from penstock.plan import Route
 from penstock.planning.candidates import candidates
+from penstock.planning.planning import Planning
+from penstock.program.composition import in_halves
+from penstock.strategies import build_coded_part, build_part
 
 DENSE = [Route(name) for name in ("native", "ring", "recursive_doubling")]
 PACKED = ("ring", "parameter_server", "all_gather")
@@ -90,3 +94,40 @@ def test_where_ranks_share_hosts_local_aggregation_is_a_candidate(options, local
     assert sharing[: len(apart)] == apart
     assert [str(route) for route in sharing[len(apart) :]] == local
     assert candidates("ring", make_scheme("onebit"), "exact", shares_hosts=True) == (Route("ring", "onebit"),)
+
+
+def test_in_halves_dense_routes_are_those_that_leave_something_for_the_forward_pass():
+    """The cut itself is the oracle: `native` and `recursive_doubling` have no second half."""
+    found = candidates("auto", make_scheme(None), "exact", "gloo", False, 4, halves=True)
+    for route in (*found, Route("native"), Route("recursive_doubling")):
+        part, first = in_halves(build_part("all_reduce", route.strategy, 0, 4, 1 << 20))
+        assert (first < len(part.instructions)) == (route in found)
+    assert found
+    assert candidates("native", make_scheme(None), "exact", "gloo", False, 4, halves=True) == (Route("native"),)
+
+
+@pytest.mark.parametrize(
+    ("codec", "wanted"),
+    [
+        ("onebit", {"ring", "parameter_server"}),  # all_gather passes no sums on
+        ("gtopk", {"gtopk", "gtopk_doubling"}),  # neither has a second half
+        ("topk", {"topk_allgather"}),  # which has no second half, and no other carries it
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_in_halves_coded_routes_are_those_that_leave_something_if_any_does(codec, wanted, world_size):
+    found = candidates("auto", make_scheme(codec), "exact", "gloo", False, world_size, halves=True)
+    assert {route.strategy for route in found} == wanted
+    every = candidates("auto", make_scheme(codec), "exact", "gloo", False, world_size)
+    leaving = set()
+    for route in every:
+        part, first = in_halves(build_coded_part(route.strategy, 0, world_size, [0, 1 << 10])[0])
+        leaving |= {route.strategy} if first < len(part.instructions) else set()
+    assert wanted == (leaving or {route.strategy for route in every})
+
+
+def test_a_race_that_a_wrapper_does_not_run_is_refused_and_the_default_is_not():
+    with pytest.raises(PlanError, match=r"race=True: this wrapper keeps the plan .* leave race out"):
+        Planning(race=True).settings(races=False)
+    assert [Planning(race=each).settings(races=False).race for each in (None, False)] == [False, False]
+    assert [Planning(race=each).settings().race for each in (None, True, False)] == [True, True, False]

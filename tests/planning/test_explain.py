@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.cost.ways import Way
+from penstock.exchange.traffic import Sent
 from penstock.network import LinearCost
 from penstock.planners import find_planner
-from penstock.planning.explain import explain
+from penstock.planning.explain import explain, of_queued
 from penstock.planning.observed import Drift
 from penstock.planning.planning import Decision
 from penstock.simulator.iteration import predict
@@ -40,6 +41,16 @@ def test_an_iteration_as_predicted_needs_no_words():
 
 def test_a_plan_that_was_given_predicts_nothing_to_compare_with():
     assert "last iteration" not in told(measured(9.0, 9.0), Decision(PLAN))
+
+
+def test_what_the_hosts_clock_cannot_time_is_said():
+    assert of_queued([Sent("c", 0.0, 1.0)]) == ""
+    sent = [Sent("a", 0.0, 1e-4, True), Sent("b", 0.0, 1e-4, True), Sent("c", 0.0, 1.0)]
+    words = explain(Decision(PLAN, TRACE), "", 5, 5, [0.6], Drift(0.0), unmeasured=of_queued(sent)).splitlines()
+    assert [line for line in words if "not measured" in line] == [
+        "2 of 3 buckets were queued on the GPU: torch's events there time communication as a whole; "
+        "single buckets and their instructions are not measured"
+    ]
 
 
 def test_messages_that_computing_slows_are_named():

@@ -56,6 +56,8 @@ def test_measurements_are_in_the_cache_folder_unless_told_otherwise(monkeypatch,
     assert measurement_folder(False) is measurement_folder("off") is None
     with pytest.raises(PlanError, match="measurements is True; wanted a folder"):
         measurement_folder(True)
+    with pytest.raises(PlanError, match="measurements is 3; wanted a folder"):
+        measurement_folder(3)
 
 
 def test_links_are_network_cards_that_are_up_and_say_their_speed(tmp_path):

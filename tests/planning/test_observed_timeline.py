@@ -4,6 +4,8 @@ import pytest
 
 import torch_measuring as training
 from penstock.planning.observed import Sent, communication_seconds, measured_timeline
+from penstock.program import Instruction, Op
+from penstock.runtime.recorder import Note, Recorder
 from penstock.timeline import COMPUTE, Span, Timeline
 from spawn import spawn
 
@@ -37,6 +39,17 @@ def test_our_buckets_are_counted_from_the_start_of_the_forward_pass():
     assert [span.name for span in timeline.lane("network")] == ["a .. b", "c"]
     assert timeline.iteration_seconds == pytest.approx(0.05)
     assert communication_seconds(timeline) == pytest.approx(0.03)
+
+
+def test_buckets_that_were_queued_on_a_device_are_timed_by_torchs_events_alone():
+    """The host queued both within a millisecond, and recorded instructions of the one that it sent."""
+    notes = Recorder()
+    notes.notes.append(Note("a .. b", 0, Instruction(Op.SEND, peer=1), 100.02, 100.03))
+    sent = [Sent("a .. b", 100.02, 100.03), Sent("c", 100.03, 100.0301, is_queued=True)]
+    queued = measured_timeline(DATA, sent, 100.0, 0, notes)
+    assert queued == measured_timeline(DATA, [], 0.0, 0)
+    assert communication_seconds(queued) == pytest.approx(0.015)
+    assert {span.lane for span in measured_timeline(DATA, sent[:1], 100.0, 0, notes).spans} > {"communication"}
 
 
 def test_communication_counts_from_the_first_message_to_the_last_arrival():

@@ -11,10 +11,10 @@ from penstock.codecs.registry import make_codec
 from penstock.runtime.device.coded import prepare_coded
 from penstock.runtime.device.messages import GroupedMessages
 from penstock.runtime.device.mirror import Mirror
-from penstock.runtime.device.queued import prepare_queued, prepare_waves
+from penstock.runtime.device.queued import prepare_queued
 from penstock.runtime.executor import WINDOW
 from penstock.runtime.transport.c10d import C10dTransport
-from penstock.strategies import Options, build_compressed, build_waves
+from penstock.strategies import Options, build_compressed
 from triton_interpreter import hasten
 
 hasten()
@@ -22,23 +22,20 @@ DEVICE = torch.device("cpu")
 PARTS = [0, 300, 300, 4800, 4903]
 NUMEL = PARTS[-1]
 _FACTORS = (1, 3, 1, 2, 4, 1)  # fourths that buckets have: what one writes must not be what another still reads
-HOST, WHOLE, WAVES = "by the host", "queued as one program", "queued in waves"  # how a bucket is averaged
+HOST, QUEUED = "by the host", "queued"  # how a bucket is averaged
 _PIECES = 6  # of a tensor that is large enough: more than one for each of two to five chunks
 
 
-def every_route(rank, cases, routes=(HOST, WHOLE), steps=2):
+def every_route(rank, cases, routes=(HOST, QUEUED), steps=2):
     """Return, for each (spec, strategy), the bytes of results and residual by each route."""
     return [[_run(rank, spec, strategy, steps, route) for route in routes] for spec, strategy in cases]
 
 
-def prepared(rank, strategy, parts, codec, messages, route=WHOLE, form=None):
-    """Return a bucket that is ready to be queued as one program, or in waves as small as its pieces allow."""
-    form, world_size = form or codec.on_device(DEVICE), dist.get_world_size()
-    options = Options(block_numel=1 if route == WAVES else parts[-1], ranks_per_node=2, partitions=_PIECES)
-    if route == WAVES:
-        return prepare_waves(build_waves(strategy, world_size, parts, options), rank, codec, form, messages)
-    program, batches = build_compressed(strategy, world_size, parts, options)
-    return prepare_queued(program, rank, codec, form, batches, messages)
+def prepared(rank, strategy, parts, codec, messages, form=None):
+    """Return a bucket that is ready to be queued."""
+    options = Options(block_numel=parts[-1], ranks_per_node=2, partitions=_PIECES)
+    program, batches = build_compressed(strategy, dist.get_world_size(), parts, options)
+    return prepare_queued(program, rank, codec, form or codec.on_device(DEVICE), batches, messages)
 
 
 class CountedMessages(GroupedMessages):
@@ -51,12 +48,12 @@ class CountedMessages(GroupedMessages):
         return super()._start(calls)
 
 
-def several_buckets(rank, spec, strategy, together, count=4, orders=None, route=WHOLE):
+def several_buckets(rank, spec, strategy, together, count=4, orders=None):
     """Average buckets, each on its own or with its later rounds among those of the next; return their bytes, when each
     one was through, and how many groups of messages were started. `orders`: of the buckets, in each step."""
     codec, messages = make_codec(spec, rank, defers_nonfinite_check=True), CountedMessages(dist.group.WORLD)
     sizes = [[part * factor // 4 for part in PARTS] for factor in _FACTORS[:count]]
-    ready = [prepared(rank, strategy, parts, codec, messages, route) for parts in sizes]
+    ready = [prepared(rank, strategy, parts, codec, messages) for parts in sizes]
     buckets, residuals = ([torch.zeros(parts[-1]) for parts in sizes] for _ in range(2))
     through = []
     for step, order in enumerate(orders or [range(count)] * 2):
@@ -82,7 +79,7 @@ def _run(rank, spec, strategy, steps, route):
         program, batches = build_compressed(strategy, dist.get_world_size(), PARTS, options)
         ready = prepare_coded(program, transport, codec, codec.on_device(DEVICE), WINDOW, Mirror(DEVICE), batches)
     else:
-        ready = prepared(rank, strategy, PARTS, codec, GroupedMessages(dist.group.WORLD), route)
+        ready = prepared(rank, strategy, PARTS, codec, GroupedMessages(dist.group.WORLD))
     data, residual, results = torch.zeros(NUMEL), torch.zeros(NUMEL), []
     for step in range(steps):
         data.copy_(gradients(rank, step))
@@ -94,12 +91,12 @@ def _run(rank, spec, strategy, steps, route):
     return [*results, residual.numpy().tobytes()]
 
 
-def spoil_one_rank(rank, spec, strategy, route=WHOLE):
+def spoil_one_rank(rank, spec, strategy):
     """Put infinity into the last rank's first bucket; return in which call the host heard of it, and which are NaN."""
     heard, call = [], 0
     codec = make_codec(spec, rank, defers_nonfinite_check=True)
     form = codec.on_device(DEVICE, lambda: heard.append(call))
-    ready = prepared(rank, strategy, PARTS, codec, GroupedMessages(dist.group.WORLD), route, form)
+    ready = prepared(rank, strategy, PARTS, codec, GroupedMessages(dist.group.WORLD), form)
     data, spoilt = torch.zeros(NUMEL), []
     for call in (1, 2):
         data.copy_(gradients(rank, call))

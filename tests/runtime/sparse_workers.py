@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.codecs.registry import make_codec
+from penstock.compll.backends.triton.starter import Rehearsal, Starter, _variant
 from penstock.runtime.device.coded import prepare_coded
 from penstock.runtime.device.messages import GroupedMessages
 from penstock.runtime.device.mirror import Mirror
@@ -57,3 +58,24 @@ def _run(rank, spec, strategy, kind, queued):
             ready.messages.land()
         results.append(data.numpy().tobytes())
     return [*results, residual.numpy().tobytes()]
+
+
+def compiled_and_launched(rank, spec, strategy):
+    """Return, of queued buckets, each variant of a kernel that was launched before it was asked to be compiled, and how
+    many were asked for. Kernels are interpreted here: what would be compiled is noted in the order of all calls."""
+    asked, early, started = [], [], Starter.start
+
+    def note(rehearsal):
+        asked.extend(each for each in rehearsal._known if each not in asked)
+
+    def start(starter, kernel, programs, arguments, constants, *others):
+        if (variant := _variant(kernel, arguments, constants)) not in asked:
+            early.append(variant)
+        started(starter, kernel, programs, arguments, constants, *others)
+
+    Rehearsal.compile, Starter.start = note, start
+    try:
+        _run(rank, spec, strategy, "usual", True)
+    finally:
+        Starter.start = started
+    return [kernel.fn.__name__ for kernel, *_ in early], sorted({kernel.fn.__name__ for kernel, *_ in asked})

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.registry import make_codec
 from penstock.errors import PenstockError, TransportError
-from penstock.runtime import Communicator
+from penstock.runtime import Communicator, communicator
 from penstock.runtime.transport.memory import Fabric, MemoryTransport
 from runtime.threads import outcomes, run_ranks
 
@@ -30,7 +30,7 @@ def gradients(rank: int, numel: int = PARTS[-1]) -> np.ndarray:
 def test_a_call_gives_the_bits_of_all_reduce_in_every_step(spec: str, strategy: str) -> None:
     def steps(transport: MemoryTransport, once: bool) -> list[bytes]:
         communicator, codec = Communicator(transport), make_codec(spec, transport.rank, on_nonfinite="note")
-        residual, found = PutOff(np.zeros(PARTS[-1], np.float32)), []
+        residual, found = DeferredResidual(np.zeros(PARTS[-1], np.float32)), []
         call = communicator.prepare_all_reduce(strategy, codec, PARTS)
         for _ in range(4):
             data = gradients(transport.rank)
@@ -110,7 +110,7 @@ def test_a_call_is_few_functions_in_few_files_from_kernels_and_messages(
 ) -> None:
     def rank(transport: MemoryTransport) -> list[tuple[str, str]]:
         codec = make_codec(spec, transport.rank, on_nonfinite="note")
-        data, residual = gradients(transport.rank), PutOff(np.zeros(PARTS[-1], np.float32))
+        data, residual = gradients(transport.rank), DeferredResidual(np.zeros(PARTS[-1], np.float32))
         call = Communicator(transport).prepare_all_reduce(strategy, codec, PARTS)
         for _ in range(3):
             call.run(data, residual, scale=0.5)
@@ -121,3 +121,21 @@ def test_a_call_is_few_functions_in_few_files_from_kernels_and_messages(
         assert len(ours) <= functions, ours
         assert len({file for file, _ in ours}) <= files, ours
         assert set(chain(*ours)) >= {"Call.steps", "Prepared._perform"}
+
+
+def test_what_the_host_sends_of_a_device_shares_no_memory_of_kernels_with_what_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first buckets after a plan may hold tensors of several routes: the two then run at the same time."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a device")
+    monkeypatch.setattr(communicator, "is_on_cuda", lambda data: isinstance(data, torch.Tensor))
+    codec = make_codec("onebit", 0, defers_nonfinite_check=True)
+    ranks, data = Communicator(Fabric(1).transport(0), messages=object()), torch.zeros(8)
+    forms = []
+    for by_host in (False, True):
+        call = ranks.prepare_all_reduce("ring", codec, by_host=by_host)
+        call._look(data, None)
+        forms.append(call._form[0])
+    assert forms[0].many is not forms[1].many
+    assert forms[0].replays is not forms[1].replays

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import penstock.compll
 from penstock.codecs.dense.dense_codec import DenseCodec
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.registry import codec_names, make_codec
 from penstock.errors import MismatchError, NonFiniteError, StrategyError, TransportError
 from penstock.program import Op
@@ -116,7 +116,7 @@ def test_feedback_that_is_put_off_gives_the_same_bits(name: str, strategy: str) 
     rng = np.random.default_rng(1)
     tensors = [rng.standard_normal(7000, np.float32) for _ in range(3)]
     plain = [np.zeros(7000, np.float32) for _ in tensors]
-    later = [PutOff(np.zeros(7000, np.float32)) for _ in tensors]
+    later = [DeferredResidual(np.zeros(7000, np.float32)) for _ in tensors]
     compiled(name)
     options = {"strategy": strategy, "parts": [0, 5000, 5003, 7000]}
     now, late = (reduce_all(lambda rank: wire(name, rank), tensors, kept, 4, **options) for kept in (plain, later))
@@ -135,7 +135,7 @@ def test_equal_layers_share_a_program_and_each_keeps_what_it_has_put_off() -> No
     def rank(transport: MemoryTransport) -> list[int]:
         communicator, codec = Communicator(transport, TIMEOUT_SECONDS), wire("onebit", transport.rank)
         data = [np.ones(5000, np.float32) for _ in range(layers)]
-        kept = [PutOff(np.zeros(5000, np.float32)) for _ in range(layers)]
+        kept = [DeferredResidual(np.zeros(5000, np.float32)) for _ in range(layers)]
         for _ in range(3):
             for values, residual in zip(data, kept, strict=True):
                 communicator.all_reduce(values, codec=codec, residual=residual)
@@ -162,7 +162,12 @@ def test_a_scale_is_what_multiplying_first_would_be(strategy: str, codec: str, w
     for values, scale in ((scaled, 1.0), (tensors, 1 / world_size)):
         kept = [np.zeros(numel, np.float32) for _ in tensors]
         applied = reduce_all(
-            lambda rank: make(codec), values, [*map(PutOff, kept)] if put_off else kept, 3, scale=scale, **options
+            lambda rank: make(codec),
+            values,
+            [*map(DeferredResidual, kept)] if put_off else kept,
+            3,
+            scale=scale,
+            **options,
         )
         found.append([one.tobytes() for one in applied])
     assert found[0] == found[1]
@@ -178,7 +183,10 @@ def test_a_scale_is_refused_where_nothing_can_take_it() -> None:
 
 def test_programs_that_take_turns_on_one_residual_settle_what_the_other_put_off() -> None:
     tensors = dyadic(2, 6000)
-    plain, later = [np.zeros(6000, np.float32) for _ in tensors], [PutOff(np.zeros(6000, np.float32)) for _ in tensors]
+    plain, later = (
+        [np.zeros(6000, np.float32) for _ in tensors],
+        [DeferredResidual(np.zeros(6000, np.float32)) for _ in tensors],
+    )
 
     def rank(transport: MemoryTransport) -> bool:
         communicator, same = Communicator(transport, TIMEOUT_SECONDS), True
@@ -421,7 +429,7 @@ def test_a_block_is_encoded_while_another_is_on_its_way(strategy: str) -> None:
         assert hidden >= 6  # of nine
 
 
-@pytest.mark.parametrize("kind", [np.asarray, PutOff])
+@pytest.mark.parametrize("kind", [np.asarray, DeferredResidual])
 def test_nothing_is_allocated_after_the_first_compressed_calls(kind) -> None:
     numel = 1 << 18
     tensors, residuals = dyadic(2, numel), [kind(np.zeros(numel, np.float32)) for _ in range(2)]

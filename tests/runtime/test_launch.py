@@ -24,6 +24,15 @@ def test_torchrun_needs_nothing_more():
     assert torchrun_variables({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "host"} | SRUN) == {}
 
 
+def test_gloo_without_a_launcher_names_the_variable_that_is_missing(monkeypatch):
+    pytest.importorskip("torch", reason="gloo is torch's")
+    from penstock.runtime.connect import connected
+
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="environment variable RANK expected, but not set"), connected("gloo"):
+        pass
+
+
 def test_a_process_started_alone_stays_alone():
     assert torchrun_variables({"HOME": "/root", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == {}
 

@@ -7,7 +7,7 @@ from penstock.codecs.sparse.published import PublishedCodec
 from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import CodecError
 from penstock.runtime import measure_codecs as module
-from penstock.runtime.measure_codecs import HostMemory, measure_codecs
+from penstock.runtime.measure_codecs import measure_codecs
 from penstock.runtime.measure_network import measure_network
 from runtime.threads import run_ranks
 
@@ -37,7 +37,7 @@ class Paced(Codec):
 def test_a_codec_of_known_lines_is_measured_as_it_is(monkeypatch):
     codec = Paced()
     monkeypatch.setattr(module, "perf_counter", lambda: codec.now)
-    curves = module._measure(codec, None, 0.5, HostMemory())
+    curves = module._measure(codec, None, 0.5)
     assert (curves.ratio, curves.fixed_nbytes) == (1 / 16, 40)
     for curve, startup, slope in ((curves.encode, 2e-3, 4e-9), (curves.decode, 1e-3, 2e-9), (curves.merge, 1e-3, 3e-9)):
         assert curve.least_seconds == pytest.approx(startup, rel=0.02)
@@ -50,7 +50,7 @@ def test_a_short_budget_has_few_sizes(monkeypatch, seconds, sizes):
     monkeypatch.setattr(module, "perf_counter", lambda: codec.now)
     encode = codec.encode
     monkeypatch.setattr(codec, "encode", lambda gradient, *rest: seen.add(gradient.size) or encode(gradient, *rest))
-    module._measure(codec, None, seconds, HostMemory())
+    module._measure(codec, None, seconds)
     assert len(seen) == sizes
 
 
@@ -80,7 +80,7 @@ def test_payloads_that_differ_in_size_from_encode_to_encode_are_decoded_as_they_
             codec.decode(read, out)
             decoded.append(out.copy())
 
-    operations = dict(module._operations(Watching(), 4096, HostMemory()))
+    operations = dict(module._operations(Watching(), 4096))
     for operation in ("encode", "decode", "encode", "decode_add", "decode"):
         for _ in range(3):
             operations[operation]()
@@ -100,7 +100,7 @@ def test_two_different_blocks_are_merged_each_time():
             merged.append(np.intersect1d(other, codec.read(write, 4096).indices).size)
             codec.merge(read, write, residual)
 
-    operations = dict(module._operations(Watching(), 4096, HostMemory()))
+    operations = dict(module._operations(Watching(), 4096))
     for _ in range(3):
         operations["encode"]()
         operations["block_merge"]()
@@ -132,6 +132,6 @@ def test_a_sparse_codec_also_has_a_curve_of_merging_blocks():
 
 
 def test_a_codec_that_remembers_what_it_sent_can_be_timed_too():
-    curves = module._measure(PublishedCodec(SparseCodec(0.1)), None, 0.05, HostMemory())
+    curves = module._measure(PublishedCodec(SparseCodec(0.1)), None, 0.05)
     assert curves.block_merge is not None
     assert all(curve.seconds(1 << 20) > 0 for curve in (curves.encode, curves.decode, curves.merge))

@@ -1,3 +1,4 @@
+import os
 from itertools import count
 from types import SimpleNamespace
 
@@ -7,9 +8,12 @@ import pytest
 from penstock.network import Network
 from penstock.program import Collective
 from penstock.runtime import measure_compressed
+from penstock.runtime import measure_network as measuring
+from penstock.runtime.communicator import Communicator
 from penstock.runtime.hosts import group_by_host
-from penstock.runtime.measure_network import link_holds, measure_network, shared_cores
+from penstock.runtime.measure_network import link_holds, measure_line, measure_network, shared_cores
 from penstock.runtime.timed import CoreClock
+from penstock.strategies.linear_pipeline import DEFAULT_BLOCK_NBYTES, best_block_nbytes
 from runtime.threads import run_ranks
 
 GAMMA = 1e-10
@@ -185,3 +189,30 @@ def test_processor_time_is_that_of_the_process_and_a_part_of_the_interrupts(monk
     monkeypatch.setattr("penstock.runtime.timed.packet_seconds", lambda: next(packets))
     ((answer, used),) = run_ranks(1, lambda at: CoreClock(at).seconds(lambda: "done"))
     assert (answer, used) == ("done", 0.75)
+
+
+def test_a_pipeline_is_measured_with_the_blocks_that_training_gives_it(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(64)))  # a core for every rank
+    network = Network(workers=3, alpha_seconds=1e-4, beta_seconds_per_byte=1e-9, gamma_seconds_per_byte=0.0)
+    made = []
+
+    class Kept(Communicator):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    def blocks(given):
+        """Return the elements of the largest all-reduce that was measured, and those of its largest message."""
+        made.clear()
+        run_ranks(3, lambda transport: measure_line(transport, "linear_pipeline", 1.0, given, most_nbytes=1 << 20))
+        parts = [prepared.part.instructions for prepared in made[0]._prepared.values()]
+        largest = max(parts, key=lambda part: max((one.read or one.write).stop for one in part))
+        slices = [one.read or one.write for one in largest]
+        return max(each.stop for each in slices), max(each.numel for each in slices)
+
+    monkeypatch.setattr(measuring, "Communicator", Kept)
+    numel, chosen = blocks(network)
+    wanted = best_block_nbytes(network, 3, 4 * numel) / 4
+    assert wanted < numel / 2
+    assert 0.9 * wanted < chosen <= wanted + 1
+    assert blocks(None)[1] <= DEFAULT_BLOCK_NBYTES / 4 < 0.9 * wanted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.registry import make_codec
 from penstock.codecs.sparse.sparse_codec import SparseCodec
 from penstock.errors import MismatchError, PenstockError, TransportError
@@ -87,14 +87,14 @@ def test_bits_are_the_same_everywhere_and_what_a_leader_does_not_send_it_keeps(
         communicator, encoder = placed(transport, hosts), compiled(codec)
         encodes = communicator.encodes("hierarchical")
         kept = np.zeros(NUMEL, np.float32)
-        residual = PutOff(kept) if encoder.capabilities.deferred_feedback else kept
+        residual = DeferredResidual(kept) if encoder.capabilities.deferred_feedback else kept
         applied = []
         for step in range(steps):
             values = data[step, transport.rank].copy()
             given_residual = residual if encodes else None
             communicator.all_reduce(values, f"hierarchical(outer={outer})", encoder, given_residual, BOUNDS)
             applied.append(values)
-        return np.array(applied), residual.values() if isinstance(residual, PutOff) else kept, encodes
+        return np.array(applied), residual.values() if isinstance(residual, DeferredResidual) else kept, encodes
 
     ranks = run_ranks(world_size, rank)
     for applied, _, _ in ranks[1:]:

@@ -63,8 +63,8 @@ def test_spans_of_a_lane_do_not_overlap() -> None:
     send = Instruction(Op.SEND, peer=1)
     recorder.notes = [Note("first", 0, send, 1.0, 3.0), Note("first", 0, send, 2.0, 5.0), Note("", 0, send, 2.5, 4.0)]
     spans = recorder.timeline(origin_seconds=0.5).spans
-    assert [(span.start_seconds, span.end_seconds) for span in spans] == [(0.5, 2.5), (2.5, 4.5), (4.5, 4.5)]
-    assert [span.name for span in spans] == ["first: send to 1", "first: send to 1", "send to 1"]
+    assert [(span.start_seconds, span.end_seconds) for span in spans] == [(0.5, 2.5), (2.5, 3.5), (3.5, 4.5)]
+    assert [span.name for span in spans] == ["first: send to 1", "send to 1", "first: send to 1"]
 
 
 def test_a_communicator_records_only_while_it_has_a_recorder() -> None:

@@ -171,7 +171,7 @@ def test_the_background_process_compiles_what_it_is_told_and_says_so(compiled, m
     "route", [ONEBIT, Route("gtopk", "sparse(density=0.01)"), Route("hierarchical(outer=ring)", "onebit")]
 )
 def test_a_rehearsal_calls_every_kernel_that_training_does(route, monkeypatch):
-    from penstock.codecs.feedback import PutOff
+    from penstock.codecs.feedback import DeferredResidual
     from penstock.codecs.registry import make_codec
     from penstock.compll.backends.numba.backend import NumbaKernels
     from penstock.runtime.communicator import Communicator
@@ -186,7 +186,7 @@ def test_a_rehearsal_calls_every_kernel_that_training_does(route, monkeypatch):
 
         def train(transport):
             communicator, codec = Communicator(transport), make_codec(route.codec)
-            residual = PutOff(np.zeros(4096, np.float32))
+            residual = DeferredResidual(np.zeros(4096, np.float32))
             for _ in range(3):
                 communicator.all_reduce(np.ones(4096, np.float32), route.strategy, codec, residual)
 

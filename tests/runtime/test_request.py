@@ -2,12 +2,10 @@
 
 import os
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import pytest
 
-from penstock.codecs.registry import make_codec
 from penstock.network import Network
 from penstock.plan import Bucket, Plan
 from penstock.program import Collective
@@ -15,9 +13,6 @@ from penstock.runtime import Communicator, handshake
 from penstock.runtime.handshake import Claim, shared_cores
 from penstock.runtime.request import (
     CROWDED_NBYTES,
-    LEAST_WAVE_NBYTES,
-    compressed_request,
-    numel_of_a_wave,
     plan_composition,
     with_block,
 )
@@ -78,31 +73,7 @@ def test_the_first_program_is_cut_for_the_host_all_ranks_found_themselves_on(
     assert run_ranks(4, rank) == [(messages, 4.0)] * 4
 
 
-def wave_sizes(spec: str, numels: list[int], gradient_nbytes: int) -> list[int]:
-    """Return the payload bytes of each wave of a bucket, on four ranks."""
-    codec = make_codec(spec)
-    bounds = tuple(accumulate(numels, initial=0))
-    most = numel_of_a_wave(codec, gradient_nbytes)
-    waves = compressed_request("parameter_server", codec, 4, bounds, {}, wave_numel=most).waves()
-    pieces = [[stop - start for batch in wave.batches.pieces for start, stop in batch] for wave in waves]
-    assert sum(map(sum, pieces)) == bounds[-1]
-    return [sum(map(codec.max_nbytes, sizes)) for sizes in pieces]
-
-
-@pytest.mark.parametrize(("spec", "waves"), [("onebit", 1), ("blocks(bits=4)", 3)])
-def test_a_large_bucket_is_queued_in_waves_of_a_fiftieth_of_the_model(spec: str, waves: int) -> None:
-    """GPT-2's table of words, of 498 MB in all: 4.8 MB in one bit, 20.5 MB in four, and at most 10 MB at a time."""
-    found = wave_sizes(spec, [50257 * 768], 497_759_232)
-    assert len(found) == waves
-    assert max(found) <= 0.02 * 497_759_232
-
-
-def test_waves_of_a_small_model_are_not_smaller_than_is_worth_starting() -> None:
-    found = wave_sizes("blocks(bits=4)", [1 << 18] * 32, 4 << 23)
-    assert [len(found), max(found) <= LEAST_WAVE_NBYTES, min(found) >= LEAST_WAVE_NBYTES // 2] == [5, True, True]
-
-
-def test_a_plan_as_it_is_queued_on_a_device_is_proved_wave_by_wave() -> None:
+def test_a_plan_as_it_is_queued_on_a_device_is_proved() -> None:
     sizes = {"a": 3_000_000, "b": 2_000_000, "c": 4000, "d": 3_000_000, "e": 2_000_000}
     names, served = (("c",), ("a", "b"), ("d", "e")), ("parameter_server", "blocks(bits=4)")
     routes = ("native", None), served, served
@@ -110,6 +81,6 @@ def test_a_plan_as_it_is_queued_on_a_device_is_proved_wave_by_wave() -> None:
         Bucket(each, 4 * sum(map(sizes.__getitem__, each)), *route) for each, route in zip(names, routes, strict=True)
     ]
     composition = plan_composition(Plan("toy", 3, "any", tuple(buckets)), sizes, queued=True)
-    assert len(composition.programs) == 4  # of the last bucket's 2.7 MB of payloads, 1.6 and 1.1 MB are a wave each
+    assert len(composition.programs) == 3
     assert set(composition.lane_of) == {0}
     assert verify(composition).proved

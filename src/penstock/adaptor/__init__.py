@@ -1,7 +1,8 @@
 """What adaptors for frameworks other than PyTorch have in common; no framework is imported here.
 
 `world.py`: which ranks there are, and small collectives between them. `session.py`: the gradients of one model, from
-"ready" to "averaged", planned while it trains. An adaptor says when gradients are ready and where they lie:
+"ready" to "averaged", planned while it trains, in the memory of `buckets.py`. An adaptor says when gradients are ready
+and where they lie:
 
     world = join()                                        # torchrun's, mpirun's or Slurm's ranks; alone without them
     session = Session(

@@ -14,23 +14,33 @@ In halves, averages may come while the next iteration computes: `leave` instead 
 gradient when it is needed. What is left is waited for when the next iteration's first gradient comes.
 """
 
-import sys
 import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
-from math import prod
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.adaptor.buckets import (
+    Bucket,
+    BucketMemory,
+    Gradient,
+    Zeros,
+    aligned_zeros,
+    first_groups,
+    is_nan_first,
+    numpy_dtype,
+    sizes_of,
+)
 from penstock.adaptor.world import World
 from penstock.errors import FitError, NonFiniteError, PenstockError, PlanError
-from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme, from_options, is_safe_for_adam
+from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme, adam_warning, from_options
 from penstock.exchange.exchange import Exchange, Handle, ResolvedBucket
 from penstock.exchange.parameter_state import Memory, Scaler
 from penstock.exchange.residuals import Layout
@@ -38,79 +48,22 @@ from penstock.exchange.state import State, checksum
 from penstock.exchange.traffic import Sent, Traffic, Used
 from penstock.log import Voice
 from penstock.plan import Plan, Route
-from penstock.planning.candidates import candidates, first_of_each_codec
-from penstock.planning.explain import explain, summary, text_picture
-from penstock.planning.given import Given, compare_models
+from penstock.planning.candidates import routes_to_compile
+from penstock.planning.explain import KEPT_TIMES, explain, summary, text_picture
+from penstock.planning.inputs import PlanningInputs, compare_models
 from penstock.planning.observed import NETWORK, Drift, communication_seconds
-from penstock.planning.planning import WARMUP, Decision, Planning, Settings
+from penstock.planning.planning import WARMUP, Decision, Planning
 from penstock.planning.profile_summary import Pass, summarise
 from penstock.run_record import RouteUse
 from penstock.runtime.communicator import Communicator
-from penstock.runtime.connect import MPI, release
+from penstock.runtime.connect import WITHOUT_SUMS, release
 from penstock.runtime.rehearse import Compiling
 from penstock.runtime.transport import ring_nbytes
-from penstock.runtime.views import storage_dtype
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import ITEMSIZE, Tensor, Trace
 
 Array = NDArray[Any]
-FIRST_NBYTES = 25 * 1024 * 1024  # of a bucket before there is a plan, as in torch's DistributedDataParallel
 FIRST_BUCKETS = "buckets of about 25 MB"
-ALIGNMENT = 64  # bytes
-HALF = ("float16", "bfloat16")  # MPI has no sums of these
-KEPT_TIMES = 50  # iterations whose times `explain` reports
-PAGE = "docs/choosing-a-codec.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """What one parameter's gradient is, the same on all ranks."""
-
-    name: str  # of its parameter; the others have other names
-    shape: tuple[int, ...]
-    dtype: str  # float32, float64, float16 or bfloat16
-
-    @property
-    def numel(self) -> int:
-        """How many elements it has."""
-        return prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """What it takes in memory."""
-        return self.numel * storage_dtype(self.dtype).itemsize
-
-    def __str__(self) -> str:
-        """Return what ranks compare."""
-        return f"{self.name!r}, {self.shape} of {self.dtype}"
-
-
-@dataclass(slots=True, eq=False)
-class _Bucket:
-    """Gradients that travel together, in one type."""
-
-    members: tuple[int, ...]  # of the session's gradients, in order
-    resolved: ResolvedBucket
-    memory: "_Memory"
-    copies: "_Memory | None" = None  # that were given away instead
-    is_divided: bool = False  # its gradients are, by the ranks, as they are put into it
-    missing: set[int] = field(default_factory=set)  # of this iteration
-    handle: Handle | None = None  # of this iteration, once it is under way
-    is_lent: bool = False  # its averages were given away: the memory is used again once nothing refers to them
-    sources: dict[int, Array] = field(default_factory=dict)  # of this iteration: gradients that are read where they are
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Memory:
-    """Of a bucket."""
-
-    flat: Array
-    views: list[Array]  # each gradient, in order
-
-    @property
-    def is_held(self) -> bool:
-        """Whether anything else refers to a view."""
-        return any(sys.getrefcount(self.views[number]) > 2 for number in range(len(self.views)))  # the list, and here
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +109,16 @@ class Session:
         if options:
             raise TypeError(f"unexpected keyword argument {next(iter(options))!r}")
         self.world, self.gradients, self._labels = world, tuple(gradients), (framework, model)
-        self.settings, scheme = self._planning.settings(world.engine), self._asked.scheme()
+        self.settings, scheme = self._planning.settings(world.engine, races=False), self._asked.scheme()
         scheme.check_strategy(self.settings.strategy)
         scheme.check_planner(self.settings.planner)
         self._check_gradients()
         self.memory = self._new_memory(scheme, on_nonfinite, scaler)
         compare_models(self.settings.options | self.memory.options, list(map(str, gradients)), world.ranks)
-        self._check_given(scheme)
+        self._check_inputs(scheme)
         self.memory.loads = _Loads(world)
         self.memory.know({each.name: Layout.contiguous(each.shape) for each in gradients})
-        self._compiling = _compile_ahead(self.settings, scheme)
+        self._compiling = Compiling(routes_to_compile(self.settings, scheme))  # meanwhile, on this host
         self._transport = world.new_transport()
         self.exchange = Exchange(
             Communicator(self._transport, timeout_seconds=world.timeout_seconds),
@@ -173,10 +126,11 @@ class Session:
             memory=self.memory,
             leaves_out=leaves_out,
             halves=halves,
-            without_native=HALF if world.engine == MPI else (),
+            without_native=WITHOUT_SUMS.get(world.engine, ()),
         )
         self._voice, self._drift = Voice(world.rank == 0), Drift(self.settings.replan_drift)
         self._decision: Decision | None = None
+        self._halves = halves
         self.obstacle = ""  # why there will be no plan
         self._lock = threading.Lock()
         self._passes: list[Pass] = []  # profiled
@@ -190,10 +144,9 @@ class Session:
         self._ready: list[tuple[int, float]] = []  # gradients as they came
         self._next = 0  # bucket to be started
         self._origin = perf_counter()  # when it began
-        self._witness = next(
-            (index for index, each in enumerate(gradients) if each.numel), 0
-        )  # shows others' complaints
-        self._make_buckets(self._first_groups())
+        # A rank that refuses its gradients sends NaN, which shows in the first average that has elements.
+        self._first_filled = next((index for index, each in enumerate(gradients) if each.numel), 0)
+        self._make_buckets(first_groups(self.gradients))
         if self.settings.plan is not None or self.settings.trace is not None:
             self._plan_together(self.settings.trace)
         self._fresh()
@@ -220,7 +173,8 @@ class Session:
         if index not in bucket.missing:
             raise PlanError(f"gradient {gradient.name!r} came twice in one iteration; call wait() after all of them")
         if bucket.is_lent:
-            self._take_back(bucket)
+            with self._lock:
+                bucket.take_back()
         if bucket.is_divided:
             np.divide(values, self.world.size, bucket.memory.views[number])
         elif stays and bucket.resolved.is_coded and values.dtype == np.float32 and values.flags.c_contiguous:
@@ -250,30 +204,12 @@ class Session:
             bucket.missing.discard(index)
             self._start_whole_buckets()
 
-    def _take_back(self, bucket: _Bucket) -> None:
-        """Have memory for a bucket that nothing else refers to: its own again, or new."""
-        with self._lock:
-            if bucket.is_lent and bucket.memory.is_held:
-                bucket.memory = self._memory_for(bucket.members)
-            bucket.is_lent = False
-
-    def _copied(self, bucket: _Bucket) -> list[Array]:
-        """Return the averages of a bucket in memory that nothing else refers to: that of the last copies, or new.
-
-        New memory costs more than the copy.
-        """
-        if bucket.copies is None or bucket.copies.is_held:
-            bucket.copies = self._memory_for(bucket.members)
-        np.copyto(bucket.copies.flat, bucket.memory.flat)
-        return bucket.copies.views
-
     def _start_whole_buckets(self) -> None:
         """Start the buckets that are whole, in order."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             bucket = self._buckets[self._next]
-            flat, views, sources = bucket.memory.flat, bucket.memory.views, bucket.sources
-            given = [sources.get(number, view.reshape(-1)) for number, view in enumerate(views)] if sources else ()
-            bucket.handle = self.exchange.start(bucket.resolved, flat, is_divided=bucket.is_divided, sources=given)
+            flat, is_divided, sources = bucket.memory.flat, bucket.is_divided, bucket.sent
+            bucket.handle = self.exchange.start(bucket.resolved, flat, is_divided=is_divided, sources=sources)
             self._next += 1
         if self._next == len(self._buckets):
             self.exchange.finish()
@@ -290,7 +226,7 @@ class Session:
         except NonFiniteError:
             self._compare_complaints()
             raise
-        if is_nan_first(averages[self._witness]):
+        if is_nan_first(averages[self._first_filled]):
             self._compare_complaints()
         return averages
 
@@ -302,7 +238,7 @@ class Session:
         found: dict[int, Array] = {}
         for bucket in self._buckets:
             bucket.is_lent = lend
-            found |= zip(bucket.members, self._copied(bucket) if copy else bucket.memory.views, strict=True)
+            found |= zip(bucket.members, bucket.copied() if copy else bucket.memory.views, strict=True)
         self._end_iteration()
         return [found[index] for index in range(len(self.gradients))]
 
@@ -314,7 +250,7 @@ class Session:
         """
         self._complaint = complaint
         for index, gradient in enumerate(self.gradients):
-            self.put(index, np.full(gradient.shape, np.nan, _numpy_dtype(gradient.dtype)))
+            self.put(index, np.full(gradient.shape, np.nan, numpy_dtype(gradient.dtype)))
         self.wait()
         raise PlanError(complaint)  # no gradient has an element
 
@@ -330,7 +266,7 @@ class Session:
         if self._ready:
             for index in [index for bucket in self._buckets for index in bucket.missing]:
                 gradient = self.gradients[index]
-                self.put(index, np.zeros(gradient.shape, _numpy_dtype(gradient.dtype)))
+                self.put(index, np.zeros(gradient.shape, numpy_dtype(gradient.dtype)))
             self.wait()
 
     def leave(self) -> None:
@@ -395,7 +331,7 @@ class Session:
             self._fresh()
 
     def _measured(self, sent: tuple[Sent, ...]) -> _Iteration:
-        """Return the iteration under way."""
+        """Return the times of the iteration under way; `sent` are its parcels."""
         ready = tuple(self._ready)
         return _Iteration(self._origin, ready[0][1], ready, sent)
 
@@ -414,9 +350,9 @@ class Session:
             self._forget_gradients()
 
     def _forget_gradients(self) -> None:
-        """Wait for all gradients anew."""
+        """Expect every gradient again: those of the next iteration."""
         for bucket in self._buckets:
-            bucket.missing, bucket.sources = set(bucket.members), {}
+            bucket.forget()
         self._ready, self._next = [], 0
         self._origin = perf_counter()
 
@@ -478,9 +414,7 @@ class Session:
         words = explain(self._decision, self.obstacle, profiled, wanted, taken, self._drift, last, used, FIRST_BUCKETS)
         if not picture:
             return words
-        found = {"predicted": self.timeline(), "measured": self.measured_timeline()}
-        drawn = text_picture({name: each for name, each in found.items() if each is not None})
-        return "\n".join([words, *drawn])
+        return "\n".join([words, *text_picture({"predicted": self.timeline(), "measured": self.measured_timeline()})])
 
     def bytes_sent(self) -> Traffic:
         """Return the bytes this rank has put on the wire so far, and what a dense all-reduce of the same would have."""
@@ -492,14 +426,10 @@ class Session:
 
     def watch_optimizer(self, name: str, adaptive: bool) -> None:
         """Warn once, on rank 0, of a codec that is not safe for an optimizer which divides by past gradients."""
-        unsafe = [codec for codec in self.memory.compression.named if not is_safe_for_adam(codec)]
-        if adaptive and unsafe and self.world.rank == 0 and name not in self._warned_of:
+        warning = adam_warning(self.memory.compression.named, name)
+        if adaptive and warning and self.world.rank == 0 and name not in self._warned_of:
             self._warned_of.add(name)
-            warnings.warn(
-                f"codec {unsafe[0]!r} with {name}: its error goes into the second moment, and training with such ones "
-                f"ended far behind dense in our runs. Use codec='blocks(bits=4)'; see {PAGE}",
-                stacklevel=3,
-            )
+            warnings.warn(warning, stacklevel=3)
 
     # Checkpoints
 
@@ -534,10 +464,10 @@ class Session:
         if other := [each for each in self.gradients if each.dtype not in ITEMSIZE]:
             raise PlanError(f"gradient {other[0]}; wanted one of {', '.join(ITEMSIZE)}")
 
-    def _check_given(self, scheme: Scheme) -> None:
+    def _check_inputs(self, scheme: Scheme) -> None:
         settings, nbytes = self.settings, {each.name: each.nbytes for each in self.gradients}
-        given = Given(settings.plan, settings.trace, settings.network)
-        given.agree(nbytes, False, scheme, self.world.ranks)
+        inputs = PlanningInputs(settings.plan, settings.trace, settings.network)
+        inputs.agree(nbytes, False, scheme, self.world.ranks)
 
     def _go_on_planning(self) -> None:
         if self._decision is None and not self.obstacle:
@@ -561,7 +491,7 @@ class Session:
         """Return what the profiled iterations say: gradients in the order in which they come."""
         framework, model = self._labels
         times = summarise(self._passes[WARMUP:])
-        dtype, numels = _sizes(self.gradients)
+        dtype, numels = sizes_of(self.gradients)
         count = len(self._passes) - WARMUP
         return Trace(
             model=model,
@@ -597,13 +527,11 @@ class Session:
         world, again = self.world, self._decision is not None
         planning = replace(self._planning, plan=None, network=None if again else self._planning.network)
         assert trace is not None
-        return plan_over(world.transport, world.engine, trace, self._asked, planning, self._ready_for)
+        return plan_over(world.transport, world.engine, trace, self._asked, planning, self._ready_for, self._halves)
 
     def _ready_for(self, route: Route) -> None:
         """Return once the kernels of a route are on disk."""
-        if route.codec is not None and not self._compiling.is_ready(route):
-            with self._voice.step(f"compiling the kernels of {route.codec}"):
-                self._compiling.ready(route)
+        self._compiling.get_ready(route, self._voice)
 
     def _adopt(self, decision: Decision) -> None:
         self._decision, plan = decision, decision.plan.merged  # a bulk's gradients lie side by side
@@ -616,17 +544,17 @@ class Session:
     def _do_without(self, obstacle: str) -> None:
         """Go on without a plan: a codec compresses the first buckets as they are."""
         self.obstacle, scheme, strategy = obstacle, self.memory.compression, self.settings.strategy
+        scheme.refuse_parts(f"without a plan, since {obstacle}, and the first buckets are parts of the model")
         if scheme.codec not in (None, AUTO):
             route = Route(scheme.strategies[0] if strategy == AUTO else strategy, scheme.codec)
             self._ready_for(route)
             self.exchange.send_others_by(route)
-            self._make_buckets(self._first_groups())
+            self._make_buckets(first_groups(self.gradients))
 
     def _watch_drift(self) -> None:
         """Compare the last iteration with the plan; now and then let rank 0 say whether to plan again."""
-        timeline, ranks = self.measured_timeline() if self.world.rank == 0 else None, self.world.ranks
-        self._drift.note(None if timeline is None else communication_seconds(timeline))
-        if self._drift.is_due and ranks.from_first(self._drift.drifted, "asking rank 0 whether to plan again"):
+        timeline = self.measured_timeline() if self.world.rank == 0 else None
+        if self._drift.asks_for_a_plan(timeline, self.world.ranks):
             assert self._decision is not None
             self._plan_together(self._decision.trace or self.settings.trace)
             plan = self._decision.plan
@@ -634,21 +562,10 @@ class Session:
 
     # Buckets
 
-    def _first_groups(self) -> list[list[int]]:
-        """Return the last gradients first, since backward passes begin at the end, in buckets of a moderate size."""
-        groups, nbytes = [list[int]()], 0
-        for index in reversed(range(len(self.gradients))):
-            if groups[-1] and nbytes + self.gradients[index].nbytes > FIRST_NBYTES:
-                groups.append([])
-                nbytes = 0
-            groups[-1].append(index)
-            nbytes += self.gradients[index].nbytes
-        return groups
-
     def _make_buckets(self, groups: Sequence[Sequence[int]]) -> None:
         """Make a bucket of each group, or several where it has several types."""
-        self._buckets: list[_Bucket] = []
-        self._places: dict[int, tuple[_Bucket, int]] = {}  # of each gradient: its bucket, and its number there
+        self._buckets: list[Bucket] = []
+        self._places: dict[int, tuple[Bucket, int]] = {}  # of each gradient: its bucket, and its number there
         for group in groups:
             for dtype in dict.fromkeys(self.gradients[index].dtype for index in group):
                 self._add_bucket([index for index in group if self.gradients[index].dtype == dtype], dtype)
@@ -657,7 +574,8 @@ class Session:
         names = [self.gradients[index].name for index in members]
         sizes = [self.gradients[index].numel for index in members]
         resolved = self.exchange.bucket(names, sizes, dtype)
-        bucket = _Bucket(tuple(members), resolved, self._memory_for(members), is_divided=self._divides(resolved))
+        of = [self.gradients[index] for index in members]
+        bucket = Bucket(tuple(members), resolved, partial(BucketMemory.of, of, self._zeros()), self._divides(resolved))
         self._buckets.append(bucket)
         self._places |= {index: (bucket, number) for number, index in enumerate(members)}
 
@@ -669,17 +587,9 @@ class Session:
         """Whether gradients of a bucket are divided where they are copied: their sum is all that is made of them."""
         return self.exchange.only_sums(bucket)
 
-    def _memory_for(self, members: Sequence[int]) -> _Memory:
-        """Return memory for gradients side by side, which have one type."""
-        gradients = [self.gradients[index] for index in members]
-        sizes = [each.numel for each in gradients]
-        flat = self._zeros(sizes, gradients[0].dtype)
-        bounds = zip(gradients, pairwise(accumulate(sizes, initial=0)), strict=True)
-        return _Memory(flat, [flat[start:stop].reshape(each.shape) for each, (start, stop) in bounds])
-
-    def _zeros(self, sizes: Sequence[int], dtype: str) -> Any:
-        """Return flat memory for gradients of these sizes."""
-        return aligned_zeros(sizes, _numpy_dtype(dtype))
+    def _zeros(self) -> Zeros:
+        """Return what makes flat memory for gradients of some sizes and one type."""
+        return aligned_zeros
 
 
 class _Loads:
@@ -704,53 +614,3 @@ class _Loads:
             raise complaint
         if len({digest for _, digest in held}) > 1:
             raise PlanError("ranks load different exchange states; give every rank the same: those of all of one run")
-
-
-def _compile_ahead(settings: Settings, scheme: Scheme) -> Compiling:
-    """Have other processes of this host compile the kernels that training may need."""
-    plan, strategy, planner = settings.plan, settings.strategy, settings.planner
-    routes = candidates(strategy, scheme, planner) if plan is None else [bucket.route for bucket in plan.buckets]
-    return Compiling(first_of_each_codec(routes))
-
-
-def _sizes(gradients: Sequence[Gradient]) -> tuple[str, dict[str, int]]:
-    """Return the type that most bytes have, and how many elements each gradient has, counted in that type."""
-    by_type: Counter[str] = Counter()
-    for each in gradients:
-        by_type[each.dtype] += each.nbytes
-    dtype = by_type.most_common(1)[0][0]
-    return dtype, {each.name: -(-each.nbytes // ITEMSIZE[dtype]) for each in gradients}
-
-
-def aligned_zeros(sizes: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return zeros for arrays side by side: of as many bytes as possible, at addresses that frameworks take over.
-
-    TensorFlow copies arrays that begin elsewhere. Here the first one begins 40 bytes before such an address:
-
-    >>> found = aligned_zeros([10, 16000, 1600], np.dtype(np.float32))
-    >>> [each.__array_interface__["data"][0] % 64 for each in (found, found[10:], found[16010:])]
-    [24, 0, 0]
-    """
-    nbytes: Counter[int] = Counter()  # that begin so many bytes behind a multiple of 64 if the first array is at one
-    for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False):
-        nbytes[start * dtype.itemsize % ALIGNMENT] += size
-    wanted = max(nbytes, key=nbytes.__getitem__, default=0)
-    room = np.zeros(sum(sizes) * dtype.itemsize + ALIGNMENT, np.uint8)
-    first = -(room.__array_interface__["data"][0] + wanted) % ALIGNMENT
-    return room[first : first + sum(sizes) * dtype.itemsize].view(dtype)
-
-
-def is_nan_first(values: Any) -> bool:
-    """Say whether the first element is NaN."""
-    first = values.reshape(-1)[:1]
-    return bool((first != first).any())
-
-
-def _numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """Return numpy's type; bfloat16 is of ml_dtypes, which every framework that has such gradients brings."""
-    if dtype != "bfloat16":
-        return np.dtype(dtype)
-    import ml_dtypes
-
-    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return found

@@ -13,7 +13,8 @@ averaged in every iteration goes through a `Session`, which compares once.
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from typing import Any
@@ -200,26 +201,18 @@ class World:
         parts = [flat[start:stop] for start, stop in pairwise(ends)]
         return [part.view(each.dtype).reshape(each.shape) for part, each in zip(parts, arrays, strict=True)]
 
-    def _noting_failure(self) -> "_Noting":
-        return _Noting(self)
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """Pass on what goes wrong, and note it."""
+        try:
+            yield
+        except BaseException as error:
+            self.note_failure(error)
+            raise
 
     def note_failure(self, error: BaseException) -> None:
         """Take note that a rank is gone: nothing waits for it any more."""
         self._failed |= isinstance(error, TransportError)
-
-
-class _Noting:
-    """Notes what ends a world, and passes it on."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            self._world.note_failure(error)
 
 
 def join(engine: str | None = None, environment: MutableMapping[str, str] = os.environ) -> World:

@@ -181,6 +181,8 @@ class ReplayRow:
     lateness: float  # median over iterations of how much the replayed computation took too long, relative
     core_seconds: float = 0.0  # what an iteration takes of the cores, of one rank's process, on average
     simulated_lanes: int = LANES  # fewer than were run where the simulator could not time as many
+    network: int = 0  # which of the networks that were measured meanwhile gives the median simulation
+    turns: tuple[float, ...] = ()  # seconds of each iteration; every plan has one in each turn
 
     @property
     def error(self) -> float:
@@ -188,8 +190,8 @@ class ReplayRow:
         return self.simulated_seconds / self.measured_seconds - 1
 
     def document(self) -> dict[str, Any]:
-        """Return the row for `--json`."""
-        return asdict(self) | {"error": self.error}
+        """Return the row for `--json`, without its turns."""
+        return {name: value for name, value in asdict(self).items() if name != "turns"} | {"error": self.error}
 
 
 def replay_plans(
@@ -201,17 +203,20 @@ def replay_plans(
     done: Callable[[], None] = lambda: None,
     lanes: Mapping[str, int] | None = None,  # of each plan, where it is to have fewer than all
     measure_again: Callable[[], Network] | None = None,
+    record: bool = True,
 ) -> tuple[list[ReplayRow], dict[str, tuple[Timeline, Timeline]]]:
     """Replay every plan `iterations` times, in turn; return rows, and each plan's (simulated, measured) timelines.
 
     Every rank must call this with the same arguments. The first iteration of each plan warms up and is not counted; nor
     is a second one of those that compress, as the memory they share had its final size only after the first of all.
-    The measured timeline is that of one more iteration: noting each instruction takes time.
+    The measured timeline is that of one more iteration, as noting each instruction takes time; without `record` there
+    are no timelines.
 
     A machine that others share is not as fast in one minute as in the next. With `measure_again` the network is
     measured three times, between iterations and after them, and a plan is simulated on each: the median counts.
     """
     gradients, wanted = Gradients(trace), lanes or {}
+    communicator.network = network
     replays = {
         name: Replay(trace, plan, communicator, gradients, wanted.get(name, LANES)) for name, plan in plans.items()
     }
@@ -233,7 +238,7 @@ def replay_plans(
                 done()
             if measure_again is not None and ((turn + 1) % between == 0 or turn + 1 == iterations):
                 networks.append(measure_again())
-        recorded = {name: each.run(start_together, record=True).timeline for name, each in replays.items()}
+        recorded = {name: each.run(start_together, record=True).timeline for name, each in replays.items() if record}
     finally:
         for replay in replays.values():
             replay.close()
@@ -243,13 +248,15 @@ def replay_plans(
     timed = {name: timed_lanes(plan, trace, network, wanted.get(name, LANES)) for name, plan in plans.items()}
     rows = [
         replace(
-            _row(trace, plans[name], runs[name], slowest[name], simulated[name]),
+            _row(trace, plans[name], runs[name], slowest[name], simulated[name][1]),
             core_seconds=median(cores[name]),
             simulated_lanes=timed[name],
+            network=simulated[name][0],
+            turns=tuple(slowest[name]),
         )
         for name in plans
     ]
-    return rows, {name: (simulated[name], recorded[name]) for name in plans}
+    return rows, {name: (simulated[name][1], timeline) for name, timeline in recorded.items()}
 
 
 def _warm_up(replays: list[Replay], start_together: Callable[[], object], done: Callable[[], None]) -> None:
@@ -267,11 +274,11 @@ def _row(trace: Trace, plan: Plan, runs: list[Replayed], slowest: list[float], s
     return ReplayRow(plan.planner, len(plan.messages), median(slowest), spread, simulated.iteration_seconds, lateness)
 
 
-def _simulate(trace: Trace, plan: Plan, networks: Sequence[Network], lanes: int) -> Timeline:
-    """Return the timeline that a plan has on these networks, that of the median length."""
+def _simulate(trace: Trace, plan: Plan, networks: Sequence[Network], lanes: int) -> tuple[int, Timeline]:
+    """Return the timeline that a plan has on these networks, that of the median length, and which network that is."""
     routes = dict.fromkeys(bucket.route for bucket in plan.buckets)
     found = (
         simulate_plan(plan, trace, [way_for(each, route, None, fitted_cost) for route in routes], each, lanes)
         for each in networks
     )
-    return sorted(found, key=lambda timeline: timeline.iteration_seconds)[len(networks) // 2]
+    return sorted(enumerate(found), key=lambda each: each[1].iteration_seconds)[len(networks) // 2]

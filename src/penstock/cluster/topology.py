@@ -103,7 +103,9 @@ def parse_rate(text: str, fastest: int = FASTEST) -> int | None:
     """
     if text.strip().lower() == UNSHAPED:
         return None
-    number, unit = _split(text, RATE_UNITS, f"rate {shorten(text)}: wanted a number and one of {', '.join(RATE_UNITS)}")
+    number, unit = _split(
+        text, RATE_UNITS, f"rate {shorten(text)}: wanted a number and one of {', '.join(RATE_UNITS)}, or none"
+    )
     bits_per_second = round(number * RATE_UNITS[unit])
     if not SLOWEST <= bits_per_second <= fastest:
         most = f"{fastest // 10**9}gbit"

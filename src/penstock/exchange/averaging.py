@@ -21,7 +21,7 @@ from weakref import WeakSet
 import numpy as np
 
 from penstock.codecs.codec import NOTE, Codec
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.low_rank import Factoring, LowRank, Matrix
 from penstock.codecs.registry import make_codec
 from penstock.errors import CodecError, NonFiniteError
@@ -55,7 +55,6 @@ class Parcel:
     dtype: str = "float32"
     dense_below: int = 0  # tensors of fewer elements travel dense, beside the others
     select: str = "tensor"  # "tensor": a codec sees each tensor by itself; else all together
-    comes_last: bool = False  # in its iteration: queued on a device, a large one goes in waves
     name: str = field(init=False)  # short, for pictures, as a plan's bucket has it
     bounds: tuple[Bounds, ...] = field(init=False)  # of each tensor
     small: tuple[Bounds, ...] = field(init=False)  # of those that travel dense
@@ -74,9 +73,9 @@ class Parcel:
     places: Buffer | None = None  # of the elements of small tensors
     in_place: bool = False  # the codec reads and writes the bucket itself, not a float32 copy
     keeps_residual: bool = False
-    residual: PutOff | None = None
+    residual: DeferredResidual | None = None
     version: int = -1  # of the residuals that it was found among
-    pays: bool = False  # something is owed that no residual of this codec keeps
+    owes: bool = False  # something is owed that no residual of this codec keeps
     factored: "Factored | None" = None  # of a low-rank codec
     steps: Iterator[None] | None = None  # what is left to do, halfway
     sent_nbytes: int = 0  # by its first half
@@ -196,47 +195,50 @@ class Averaging:
         """
         with self._lock:
             memory, momentum = self.memory, self.memory.compression.momentum
-            if sources and (momentum.is_used or self._leaves_out or parcel.small):
-                copy_sources(values, sources)
-                sources = ()
             if parcel.lane != lane or parcel.number != number:
                 parcel.lane, parcel.number = lane, number
                 parcel.call = parcel.dense_call = parcel.small_call = None
-            if momentum.clip is not None and momentum.clips_tensors:
-                for start, stop in parcel.bounds:
-                    self.clip([values[start:stop]])
             self._dense_nbytes += 2 * (self._trained - 1) * values.nbytes // self._trained  # as `ring_nbytes`
             if momentum.factor and parcel.dtype not in VELOCITIES:
                 raise CodecError(
                     f"momentum of {parcel.dtype} gradients; velocities are float32: wanted float32 or 16 bits; "
                     "leave momentum to the optimizer"
                 )
-            if parcel.route.codec is None or parcel.stop == parcel.start:
-                spec = None
-            else:
+            spec = parcel.route.codec if parcel.stop > parcel.start else None
+            if spec is not None:
                 if not memory.counted:
                     self._count()
-                spec = parcel.route.codec
                 if memory.moments is not None or memory.compression.schedule is not None:
-                    spec = self._spec(parcel.route.codec, memory.iterations - 1)
-            if sources and (spec is None or memory.moments is not None):
-                copy_sources(values, sources)
-                sources = ()
-            if spec is None:
-                parcel.steps = self._average_dense(parcel, values, queued, is_divided)
-            else:
+                    spec = self._spec(spec, memory.iterations - 1)
+            if spec is not None:
                 if parcel.call is None or parcel.base is not self._codecs.get(spec) or parcel.is_queued != queued:
                     self._resolve(parcel, spec, values, queued)
-                if parcel.factored is not None:  # sums of factors are asked for in between: it has no halves
-                    parcel.steps = None
-                    copy_sources(values, sources)
-                    self._average_factors(parcel, parcel.factored, values, queued)
-                    return
-                if memory.moments is None:
-                    parcel.steps = self._average_compressed(parcel, values, queued, sources)
-                else:
-                    parcel.steps = self._average_moments(parcel, values, queued)
+                if parcel.version != memory.residuals.version:
+                    self._find_residual(parcel)
+            if sources and (spec is None or not self._reads_sources(parcel)):
+                copy_sources(values, sources)
+                sources = ()
+            if momentum.clip is not None and not momentum.clips_model:
+                for start, stop in parcel.bounds:
+                    self.clip([values[start:stop]])
+            if spec is None:
+                parcel.steps = self._average_dense(parcel, values, queued, is_divided)
+            elif parcel.factored is not None:  # sums of factors are asked for in between: it has no halves
+                parcel.steps = None
+                self._average_factors(parcel, parcel.factored, values, queued)
+                return
+            elif memory.moments is not None:
+                parcel.steps = self._average_moments(parcel, values, queued)
+            else:
+                parcel.steps = self._average_compressed(parcel, values, queued, sources)
             next(parcel.steps, None)
+
+    def _reads_sources(self, parcel: Parcel) -> bool:
+        """Say whether a parcel's codec reads gradients where they are, as nothing else needs or changes them before."""
+        memory = self.memory
+        if memory.compression.momentum.is_used or memory.moments is not None or self._leaves_out or parcel.small:
+            return False
+        return parcel.factored is None and parcel.in_place and parcel.residual is not None
 
     def go_on(self, parcel: Parcel) -> None:
         """Carry out the second half of a parcel, on the thread of its lane."""
@@ -347,13 +349,7 @@ class Averaging:
         route, communicator, codec = parcel.route, self._lanes[parcel.lane], parcel.codec
         assert codec is not None
         call = communicator.prepare_all_reduce(
-            route.strategy,
-            codec,
-            parcel.parts,
-            not parcel.is_queued,
-            self._halves,
-            parcel.comes_last,
-            **route.options,
+            route.strategy, codec, parcel.parts, not parcel.is_queued, self._halves, **route.options
         )
         parcel.call = partial(call.steps, lands=False) if parcel.is_queued else call.steps
         encodes = communicator.encodes(route.strategy)  # else what is owed goes to the rank that does
@@ -373,7 +369,7 @@ class Averaging:
         if parcel.keeps_residual:
             parcel.residual = residuals.deferred(parcel.names, parcel.sizes, parcel.device)
         else:
-            parcel.residual, parcel.pays = None, residuals.owes(parcel.names)
+            parcel.residual, parcel.owes = None, residuals.owes(parcel.names)
         parcel.version = residuals.version
 
     def _average_moments(self, parcel: Parcel, values: Buffer, queued: bool) -> Iterator[None]:
@@ -394,7 +390,7 @@ class Averaging:
             values /= self._trained
         absent = self._absent(values, parcel)
         self._gain_momentum(values, parcel, absent, None)
-        self._pay(values, parcel, absent)
+        self._add_owed(values, parcel, absent)
         if queued:
             self._communicator.messages.all_reduce(values)
         else:
@@ -408,7 +404,7 @@ class Averaging:
                 self._outside(next, steps, None)
         if with_momentum:
             self._arrays.copy(given, values)
-        self._look(given)
+        self._note_if_nonfinite(given)
 
     def _average_compressed(
         self, parcel: Parcel, values: Buffer, queued: bool, sources: Sequence[Buffer] = ()
@@ -420,38 +416,30 @@ class Averaging:
         memory, codec, given = self.memory, parcel.codec, values
         assert codec is not None
         assert parcel.call is not None
-        if parcel.version != memory.residuals.version:
-            self._find_residual(parcel)
-        if sources and (not parcel.in_place or parcel.residual is None):
-            copy_sources(values, sources)
-            sources = ()
         if parcel.in_place:
             values = np.asarray(given) if parcel.device is None else given  # of the same memory
         elif queued:
             values = self._float32(parcel, given)
         else:
             values = self._arrays.float32(given, parcel.device)
-        scale, velocity, absent = 1 / self._trained, None, list[Bounds]()
+        scale, velocity = 1 / self._trained, None
+        absent = self._absent(values, parcel) if self._leaves_out else []
         if memory.compression.momentum.factor:
             values *= scale
             scale = 1.0
-        if self._leaves_out:
-            absent = self._absent(values, parcel)
-        if memory.compression.momentum.factor:
             velocity = self._gain_momentum(values, parcel, absent, parcel.device)
         small = None
         if parcel.places is not None:  # they leave zeros, which cost a codec little
             small = values[parcel.places] * scale
             values[parcel.places] = 0.0
-        if parcel.residual is None and parcel.pays:
+        if parcel.residual is None and parcel.owes:
             values *= scale
             scale = 1.0
-            self._pay(values, parcel, absent)
+            self._add_owed(values, parcel, absent)
         residual = parcel.residual
         aside = self._set_aside(residual, absent) if residual is not None and absent else []
         kept = residual if residual is None or parcel.device is None else residual.memory  # nothing is put off there
-        elsewhere = {"sources": sources} if sources else {}
-        steps = parcel.call(values, residual=kept, scale=scale, **elsewhere)
+        steps = parcel.call(values, residual=kept, scale=scale, sources=sources)
         self._lock.release()  # as `_outside` does
         try:
             next(steps, None)
@@ -475,14 +463,12 @@ class Averaging:
         memory, call = self.memory, parcel.call
         assert isinstance(parcel.codec, LowRank)
         assert call is not None
-        self._hear(parcel, factored)
+        self._check_last_sums(parcel, factored)
         values = self._float32(parcel, given) if queued and not parcel.in_place else given
         values = values if queued else self._arrays.float32(values, parcel.device)
         values *= 1 / self._trained
         absent = self._absent(values, parcel)
         self._gain_momentum(values, parcel, absent, parcel.device)
-        if parcel.version != memory.residuals.version:
-            self._find_residual(parcel)
         assert parcel.residual is not None
         aside = self._set_aside(parcel.residual, absent)
         total = parcel.residual.values()
@@ -491,7 +477,7 @@ class Averaging:
         matrices = zip(factored.names, factored.layouts, factoring.matrices, strict=True)
         before = [memory.factors.of(name, layout, each, factoring, rank, values) for name, layout, each in matrices]
         add_up = call if queued else partial(self._outside, call)
-        is_finite = partial(self._ask_later, factored) if queued else self._arrays.is_finite
+        is_finite = partial(self._check_next_time, factored) if queued else self._arrays.is_finite
         after = factoring.average(total, values, before, add_up, is_finite)
         for start, kept in aside:
             total[start : start + len(kept)] += kept
@@ -502,13 +488,13 @@ class Averaging:
         if not parcel.in_place or memory.skips:
             self._arrive(parcel, values, given, None, queued)
 
-    def _hear(self, parcel: Parcel, factored: Factored) -> None:
+    def _check_last_sums(self, parcel: Parcel, factored: Factored) -> None:
         """Raise where the last sums of a parcel, which were queued on its device, were not finite."""
         asked, factored.were_finite = factored.were_finite, []
         if not all(each() for each in asked):
             self._on_nonfinite(np.zeros(0), parcel)
 
-    def _ask_later(self, factored: Factored, total: Buffer) -> bool:
+    def _check_next_time(self, factored: Factored, total: Buffer) -> bool:
         """Have a sum on a device looked at, for when its parcel comes again."""
         factored.were_finite.append(self._arrays.finite_later(total))
         return True
@@ -521,7 +507,7 @@ class Averaging:
         if not parcel.in_place:
             self._arrays.copy(given, values)
         if self.memory.skips:
-            self._look(given)
+            self._note_if_nonfinite(given)
         if parcel.residual is not None and parcel.dtype != "float32" and self._rank == 0:
             self._keep_rounding(parcel.residual, values, given)
 
@@ -532,7 +518,7 @@ class Averaging:
         else:
             work()
 
-    def _pay(self, values: Buffer, parcel: Parcel, absent: Sequence[Bounds]) -> None:
+    def _add_owed(self, values: Buffer, parcel: Parcel, absent: Sequence[Bounds]) -> None:
         """Add what another codec left of these gradients: where no residual is kept, all of it is sent now.
 
         Not of absent ones, whose result is thrown away.
@@ -542,7 +528,7 @@ class Averaging:
             if bounds not in absent and (owed := self.memory.residuals.take(name, stop - start)) is not None:
                 self._arrays.add(values[start:stop], owed)
 
-    def _look(self, total: Buffer) -> None:
+    def _note_if_nonfinite(self, total: Buffer) -> None:
         """Note a sum that makes a gradient scaler skip this step; it is the same on all ranks."""
         if self.memory.skips and not self._arrays.is_finite(total):
             self.memory.has_nonfinite = True
@@ -600,7 +586,7 @@ class Averaging:
             return []
         return [each for each in parcel.bounds if not values[slice(*each)].any()]
 
-    def _set_aside(self, residual: PutOff, absent: Sequence[Bounds]) -> list[tuple[int, Buffer]]:
+    def _set_aside(self, residual: DeferredResidual, absent: Sequence[Bounds]) -> list[tuple[int, Buffer]]:
         """Take out of the residual what absent tensors owe, so that it is not sent now; return where each belongs."""
         found = []
         for start, stop in absent:
@@ -609,7 +595,7 @@ class Averaging:
             kept[:] = 0.0
         return found
 
-    def _keep_rounding(self, residual: PutOff, average: Buffer, applied: Buffer) -> None:
+    def _keep_rounding(self, residual: DeferredResidual, average: Buffer, applied: Buffer) -> None:
         """Keep what 16 bits do not hold of an average; all ranks apply the same, so one of them keeps it.
 
         What is put off is taken off this memory later: that may be in any order.

@@ -29,7 +29,7 @@ from penstock.codecs.spec import parse_spec, write_spec
 from penstock.errors import CodecError, PlanError, did_you_mean
 from penstock.exchange.momentum import Momentum
 from penstock.exchange.warmup import Schedule, Stages, warmup
-from penstock.plan import Plan
+from penstock.plan import Plan, Route
 from penstock.strategies import coded_only_names, parse_strategy, sparse_names
 from penstock.strategies.hierarchical import NAME as HIERARCHICAL
 
@@ -238,6 +238,12 @@ class Scheme:
         found = ANY_ON_DEVICE if engine == NCCL else ANY
         return tuple(sorted(found, key=lambda name: name != ALL_GATHER)) if world_size == 2 else found
 
+    def route(self, engine: str, world_size: int, strategy: str = AUTO) -> Route:
+        """Return the route of all buckets where there is no plan; codec 'auto' compresses nothing without one."""
+        if self.codec in (None, AUTO):
+            return Route(NATIVE)
+        return Route(self.strategies_by(engine, world_size)[0] if strategy == AUTO else strategy, self.codec)
+
     def local_strategy(self, engine: str = "") -> str | None:
         """Return local aggregation with this codec between hosts; None where "auto" must not choose it.
 
@@ -257,6 +263,11 @@ class Scheme:
             raise CodecError(f"codec 'auto' with planner {planner!r}: it compares the best plans; wanted {wanted}")
         for candidate in self.candidates:
             candidate.check_planner(planner)
+
+    def refuse_parts(self, where: str) -> None:
+        """Refuse to select entries from the whole model where what travels together is a part of it."""
+        if self.select == "model":
+            raise CodecError(f"select='model' {where}; wanted select='tensor' or 'bucket'")
 
     def codec_at(self, spec: str, iteration: int) -> str:
         """Return what stands in for a plan's codec in an iteration: the same at another density while warming up."""
@@ -357,6 +368,21 @@ def is_safe_for_adam(codec: str) -> bool:
         return True
     shown = 0 < parameters.get("block", _SHOWN_BLOCK) <= _SHOWN_BLOCK and not parameters.get("stochastic", 0)
     return name == "blocks" and parameters.get("bits", 4) >= 4 and shown
+
+
+def adam_warning(codecs: Iterable[str], optimizer: str, instead: str = "codec='blocks(bits=4)'") -> str:
+    """Return what a user is told whose optimizer, by name, divides by past gradients; empty where all codecs are safe.
+
+    >>> adam_warning(["blocks(bits=4)"], "Adam")
+    ''
+    """
+    unsafe = next((codec for codec in codecs if not is_safe_for_adam(codec)), None)
+    if unsafe is None:
+        return ""
+    return (
+        f"codec {unsafe!r} with {optimizer}: its error goes into the second moment, and training with such ones ended "
+        f"far behind dense in our runs. Use {instead}; see docs/choosing-a-codec.md"
+    )
 
 
 def codec_choices() -> tuple[str, ...]:

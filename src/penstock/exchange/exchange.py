@@ -34,7 +34,7 @@ from typing import Any
 from penstock.errors import NonFiniteError, PlanError
 from penstock.exchange.arrays import Buffer
 from penstock.exchange.averaging import Averaging, Parcel
-from penstock.exchange.compression import AUTO, NATIVE, Compression, Scheme
+from penstock.exchange.compression import NATIVE, Compression
 from penstock.exchange.parameter_state import Memory
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Sent, Traffic, Used, by_route
@@ -137,7 +137,7 @@ class Exchange:
         self._clips_model = self.memory.compression.momentum.clips_model
         self._beside = Traffic(0, 0)  # of buckets that travel beside this exchange
         self._without_native = tuple(without_native)
-        self._otherwise = route or _route(self.memory.compression, self.world_size)
+        self._otherwise = route or self.memory.compression.route("", self.world_size)
         self._encodes = self.world_size > 1  # one worker sends nothing, so it has nothing to encode
         self.memory.compresses |= self._encodes and self._otherwise.codec is not None
         self._routes: dict[str, Route] = {}  # of each tensor in the plan
@@ -166,7 +166,6 @@ class Exchange:
         `network`, where it was measured, is the same on all ranks: linear pipelines take the block size best on it.
         """
         self.communicator.network = network or self.communicator.network
-        self.communicator.gradient_nbytes = plan.nbytes
         self._overlap = plan.overlap
         self._averaging.forget_programs()
         self.memory.compresses |= self._encodes and any(bucket.codec for bucket in plan.buckets)
@@ -209,7 +208,10 @@ class Exchange:
         return is_dense and not self.memory.compression.momentum.is_used
 
     def record(self, on: bool) -> None:
-        """Note when each instruction starts and ends from the next iteration on, or stop doing so."""
+        """Note when each instruction starts and ends from the next iteration on, or stop doing so.
+
+        Of buckets that are queued on a device nothing is noted: the host does not know when their kernels run.
+        """
         self._recorder = self.communicator.recorder = Recorder() if on else None
 
     # An iteration
@@ -317,7 +319,6 @@ class Exchange:
         What goes wrong in an iteration, as a gradient that is not finite, stops no other bucket of it: which of them
         have been started by then is not the same on all ranks. The next iteration does not begin.
         """
-        transport, messages = self._averaging.transports[handle.lane], self.communicator.messages
         try:
             if by == DEVICE and self.failure is not None:  # these are queued in one order on all ranks
                 raise self.failure
@@ -326,31 +327,11 @@ class Exchange:
                     self._begin_iteration(handle.iteration)
                 else:
                     handle.iteration.begun.result()
-                first = 0  # of the tensors of a parcel
-                for number, parcel in enumerate(handle.bucket.parcels, handle.number):
-                    sources = handle.sources[first : first + len(parcel.names)]
-                    first += len(parcel.names)
-                    values, start = handle.values[parcel.start : parcel.stop], perf_counter()
-                    before = transport.sent_nbytes + (messages.sent_nbytes if messages else 0)
-                    if self._recorder is not None:
-                        self._recorder.name(parcel.name)
-                    if half == SECOND:
-                        self._averaging.go_on(parcel)
-                    else:
-                        divided, lane = handle.is_divided, handle.lane
-                        self._averaging.average(parcel, values, by == DEVICE, lane, number, divided, sources)
-                    if self._nonfinite_elsewhere:
-                        self.memory.has_nonfinite = True
-                    sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before
-                    self.sent.append(Sent(parcel.name, start, perf_counter()))
-                    if half == FIRST:
-                        parcel.sent_nbytes = sent
-                    else:
-                        self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent + parcel.sent_nbytes))
+                self._average_parcels(handle, by, half)
                 if half == FIRST:
                     return
                 if by == DEVICE:
-                    messages.behind(partial(self._arrive, handle))
+                    self.communicator.messages.behind(partial(self._arrive, handle))
                 elif handle.done is not None:
                     handle.done()
         except Exception as error:
@@ -363,6 +344,31 @@ class Exchange:
             if handle.failed is not None:
                 handle.failed(error)
             handle.done = handle.failed = None  # of its second half
+
+    def _average_parcels(self, handle: Handle, by: int, half: int) -> None:
+        """Average a bucket's parcels one after the other, or do one half of that; note when, and the bytes sent."""
+        transport, messages = self._averaging.transports[handle.lane], self.communicator.messages
+        first = 0  # of the tensors of a parcel
+        for number, parcel in enumerate(handle.bucket.parcels, handle.number):
+            sources = handle.sources[first : first + len(parcel.names)]
+            first += len(parcel.names)
+            values, start = handle.values[parcel.start : parcel.stop], perf_counter()
+            before = transport.sent_nbytes + (messages.sent_nbytes if messages else 0)
+            if self._recorder is not None:
+                self._recorder.name(parcel.name)
+            queued, divided = by == DEVICE, handle.is_divided
+            if half == SECOND:
+                self._averaging.go_on(parcel)
+            else:
+                self._averaging.average(parcel, values, queued, handle.lane, number, divided, sources)
+            if self._nonfinite_elsewhere:
+                self.memory.has_nonfinite = True
+            sent = transport.sent_nbytes + (messages.sent_nbytes if messages else 0) - before
+            self.sent.append(Sent(parcel.name, start, perf_counter(), queued))
+            if half == FIRST:
+                parcel.sent_nbytes = sent
+            else:
+                self.used.append(Used(parcel.name, parcel.route, values.nbytes, sent + parcel.sent_nbytes))
 
     def _keep_failure(self, error: Exception, number: int) -> None:
         """Keep what ended this exchange: of gradients that are not finite the first, as lanes fail in any order."""
@@ -476,10 +482,3 @@ class Exchange:
         """End the communication threads once they have sent what was started."""
         for thread in self._threads:
             thread.shutdown()
-
-
-def _route(compression: Scheme, world_size: int) -> Route:
-    """Return how everything travels without a plan."""
-    if compression.codec in (None, AUTO):
-        return Route(NATIVE)
-    return Route(compression.strategies_by("", world_size)[0], compression.codec)

@@ -60,11 +60,6 @@ class Momentum:
         """Whether all gradients of an iteration must be there before the first can be sent."""
         return self.clip is not None and self.clip_by == MODEL
 
-    @property
-    def clips_tensors(self) -> bool:
-        """Whether each tensor is clipped by itself."""
-        return self.clip is not None and self.clip_by != MODEL
-
     def shrinks_by(self, norm: float, world_size: int) -> float:
         """Return what a rank's gradient of L2 norm `norm` is multiplied by; gradients that are not finite stay so.
 

@@ -16,14 +16,14 @@ from penstock.exchange.state import FACTOR, FORMAT, State, check_states, state_f
 
 
 class Scaler(Protocol):
-    """What is asked of torch's GradScaler."""
+    """torch's GradScaler, as far as residuals follow it."""
 
     def get_scale(self) -> float:
         """Return what losses are multiplied by now."""
 
 
 class Moments(Protocol):
-    """What is asked of an optimizer whose momentum is exchanged instead of gradients (`optim.py`)."""
+    """An optimizer whose momentum is exchanged instead of gradients (`torch/optim.py`)."""
 
     def codec(self, spec: str) -> str | None:
         """Return what a bucket travels by in this iteration whose plan says `spec`; None: dense."""
@@ -89,7 +89,7 @@ class Memory:
                 found = f"has shape {before.shape}, its parameter {now.shape}"
                 raise PlanError(f"residual of {name!r} {found}; load the state of this model")
             if before is not None and before != now:
-                for store in self._stores.values():
+                for store in self.stores.values():
                     store.rearrange(name, before, now)
                 self.factors.rearrange(name)
             self._layouts[name] = now
@@ -110,11 +110,11 @@ class Memory:
             self.goes_on()
         self.undo()
         if (scale := self.loss_scale) != self._scale:  # also without a scaler, after one whose state was loaded
-            for store in self._stores.values():
+            for store in self.stores.values():
                 store.multiply(scale / self._scale)
             self._scale = scale
         if self.skips:
-            for store in self._stores.values():
+            for store in self.stores.values():
                 store.save()
             self.factors.save()
         self.has_nonfinite = self.counted = False
@@ -154,7 +154,7 @@ class Memory:
         self.undo()
         kept = {
             kind: {name: self._logical(name, values) for name, values in store.values().items()}
-            for kind, store in self._stores.items()
+            for kind, store in self.stores.items()
         }
         if factors := self.factors.values():
             kept[FACTOR] = {name: self.arrays.saved(values) for name, values in factors.items()}
@@ -186,7 +186,7 @@ class Memory:
     def _take(self, state: State) -> None:
         """Keep what a state has, in memory order; that of parameters which are not known yet will follow theirs."""
         self._layouts = {name: self._layouts[name] for name in self._known}
-        for kind, store in self._stores.items():
+        for kind, store in self.stores.items():
             values: dict[str, Floats] = state["memories"][kind]
             for name, value in values.items():
                 self._layouts.setdefault(name, Layout.contiguous(value.shape))
@@ -199,7 +199,8 @@ class Memory:
         return vars(self) | {"loads": None}
 
     @property
-    def _stores(self) -> dict[str, Residuals]:
+    def stores(self) -> dict[str, Residuals]:
+        """What is kept by parameter, by its kind in checkpoints (`OWED` in `state.py`)."""
         return {"residual": self.residuals, "velocity": self.velocities}
 
     def _check(self) -> None:
@@ -213,6 +214,6 @@ class Memory:
     def undo(self) -> None:
         """Forget what an iteration did whose step was skipped; between iterations, as often as wanted."""
         if self.skips and self.has_nonfinite:
-            for store in self._stores.values():
+            for store in self.stores.values():
                 store.restore()
             self.factors.restore()

@@ -19,7 +19,7 @@ from operator import mul
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.errors import PlanError
 from penstock.exchange.arrays import NUMPY, Arrays, Buffer, Device, Floats
 
@@ -71,7 +71,7 @@ class Residuals:
 
     def __init__(self, arrays: Arrays = NUMPY) -> None:
         self._arrays = arrays
-        self._buckets: dict[tuple[str, ...], PutOff] = {}
+        self._buckets: dict[tuple[str, ...], DeferredResidual] = {}
         self._views: dict[str, Buffer] = {}  # by name; where it lies now
         self._saved: dict[str, Buffer] | None = None
         self.version = 0  # changes when some bucket's memory is no longer what `deferred` returned for it
@@ -80,7 +80,7 @@ class Residuals:
         """Return the residual of a bucket with these parameters in this order; the same memory each time."""
         return self.deferred(names, sizes, device).values()
 
-    def deferred(self, names: Sequence[str], sizes: Sequence[int], device: Device = None) -> PutOff:
+    def deferred(self, names: Sequence[str], sizes: Sequence[int], device: Device = None) -> DeferredResidual:
         """Return the same for a codec that puts off what it leaves there."""
         key = tuple(names)
         if key not in self._buckets or self._arrays.device(self._buckets[key].memory) != device:
@@ -89,7 +89,7 @@ class Residuals:
             for name, (start, stop) in zip(key, pairwise(accumulate(sizes, initial=0)), strict=True):
                 self._move(name, memory[start:stop])
             self._buckets = {each: old for each, old in self._buckets.items() if not set(each) & set(key)}
-            self._buckets[key] = PutOff(memory)
+            self._buckets[key] = DeferredResidual(memory)
             self.version += 1
         return self._buckets[key]
 

@@ -15,7 +15,7 @@ class Traffic:
     dense_nbytes: int  # what a dense ring all-reduce of the same gradients sends
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        """Return both together."""
+        """Return the sums of both."""
         return Traffic(self.sent_nbytes + other.sent_nbytes, self.dense_nbytes + other.dense_nbytes)
 
 
@@ -36,6 +36,7 @@ class Sent:
     name: str
     start_seconds: float
     end_seconds: float
+    is_queued: bool = False  # on a device: the host queued it then, and knows nothing of when it was averaged
 
 
 def by_route(used: Iterable[Used]) -> tuple[RouteUse, ...]:

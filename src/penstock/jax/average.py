@@ -35,10 +35,12 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_unflatten
 from numpy.typing import NDArray
 
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.buckets import Gradient
+from penstock.adaptor.session import Session
 from penstock.adaptor.world import World
 from penstock.errors import PlanError
 from penstock.exchange.compression import refuse_factors
+from penstock.exchange.state import OWED
 from penstock.jax.host_calls import HostCall, Views, copies_nothing
 
 try:
@@ -46,7 +48,7 @@ try:
 except ImportError:  # a step may as well call `init` and `update` by itself
 
     class GradientTransformation(NamedTuple):  # type: ignore[no-redef]
-        """What optax calls so."""
+        """The pair of functions that optax calls a transformation, where optax is not installed."""
 
         init: Any
         update: Any
@@ -57,7 +59,6 @@ Bring = Callable[[Sequence[int], Views, Views], None]  # of some parameters, by 
 _TOKEN = jax.ShapeDtypeStruct((2,), np.uint32)
 _DONE = jax.ShapeDtypeStruct((), np.uint32)
 _UNKNOWN = np.full(2, 0xFFFFFFFF, np.uint32)  # token of a state that no memory holds
-_KINDS = ("residual", "velocity")
 _PORTION_NBYTES = 8 * 1024 * 1024  # of gradients that one call takes or gives at the end of a step
 
 
@@ -134,15 +135,9 @@ class _Averager:
         return self._session
 
     def close(self) -> None:
-        layers, portions = [each.call for each in self._layers], [(each.take, each.give) for each in self._portions]
-        for call in (
-            self._open,
-            self._ask,
-            self._load,
-            self._wait,
-            *layers,
-            *(each for pair in portions for each in pair),
-        ):
+        layers = [each.call for each in self._layers]
+        portions = [call for each in self._portions for call in (each.take, each.give)]
+        for call in (self._open, self._ask, self._load, self._wait, *layers, *portions):
             call.close()
         if self._session is not None:
             self._session.close()
@@ -153,7 +148,7 @@ class _Averager:
         """Return the state before the first step: nothing is owed."""
         self._know(parameters)
         zeros = [jnp.zeros(each.shape, jnp.float32) for each in self._gradients]
-        kept = {kind: tree_unflatten(self._tree, zeros) if kind in self._keeps else () for kind in _KINDS}
+        kept = {kind: tree_unflatten(self._tree, zeros) if kind in self._keeps else () for kind in OWED}
         owner = jnp.array([self._world.rank, self._world.size], jnp.int32)
         return AverageState(jnp.zeros(2, jnp.uint32), owner, jnp.int32(0), **kept)
 
@@ -391,8 +386,7 @@ class _Averager:
             )
             kept = [np.zeros_like(each) for each in kept]
         for kind, values in self._by_kind(kept):
-            store = memory.residuals if kind == "residual" else memory.velocities
-            store.load({each.name: one for each, one in zip(self._gradients, values, strict=True)})
+            memory.stores[kind].load({each.name: one for each, one in zip(self._gradients, values, strict=True)})
             memory.compresses = True
         if self._keeps:
             self.session.recover()
@@ -406,10 +400,11 @@ class _Averager:
 
     def _write_kept(self, kept: Views) -> None:
         """Write what is owed after a step."""
-        memory = self.session.memory
+        stores = self.session.memory.stores
         for kind, rooms in self._by_kind(kept):
-            store = memory.residuals if kind == "residual" else memory.velocities
-            store.copy_to({each.name: room.reshape(-1) for each, room in zip(self._gradients, rooms, strict=True)})
+            stores[kind].copy_to(
+                {each.name: room.reshape(-1) for each, room in zip(self._gradients, rooms, strict=True)}
+            )
 
 
 class _Layer:

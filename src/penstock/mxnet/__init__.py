@@ -28,6 +28,7 @@ with naming_extra():
     from mxnet import gluon
 
 from penstock.adaptor import current
+from penstock.adaptor.buckets import Gradient
 from penstock.adaptor.current import (
     Average,
     Compression,
@@ -49,7 +50,7 @@ from penstock.adaptor.current import (
     size,
     take_options,
 )
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.session import Session
 from penstock.exchange import compression as exchange_compression
 from penstock.exchange.state import State
 from penstock.exchange.traffic import Traffic

@@ -21,7 +21,7 @@ PlanFunction = Callable[[Trace, Sequence[Way]], tuple[Bucket, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A planner under its name."""
+    """A function that makes a plan's buckets, with its name and what it is, for people."""
 
     name: str
     buckets: PlanFunction

@@ -47,7 +47,8 @@ def best_bulks(plan: Plan, trace: Trace, ways: Sequence[Way]) -> tuple[int, ...]
     by_route = {way.route: way.one_stage() for way in ways}
     index_of = {tensor.name: index for index, tensor in enumerate(trace.tensors)}
     last = [max(index_of[name] for name in bucket.tensors) if plan.overlap else -1 for bucket in plan.buckets]
-    ready = list(accumulate((trace.ready_seconds[each] for each in last), max))  # messages keep the order of buckets
+    moments = trace.ready_seconds
+    ready = list(accumulate((moments[each] for each in last), max))  # messages keep the order of buckets
     ends = _ends(
         ready,
         [bucket.nbytes for bucket in plan.buckets],

@@ -37,10 +37,8 @@ class Choice:
     seconds: float  # predicted, of synchronising it
 
 
-def choose(
-    counts: CountFunction, workers: int, nbytes: float, send: Curve, codec: CodecCurves, most: int | None = None
-) -> Choice:
-    """Return the better of compressing and not, each with its best K up to `most` (default: the workers)."""
+def choose(counts: CountFunction, workers: int, nbytes: float, send: Curve, codec: CodecCurves) -> Choice:
+    """Return the better of compressing and not, each with its best K up to the number of workers."""
     found = []
     for compress in (False, True):
         curves = codec if compress else None
@@ -48,7 +46,7 @@ def choose(
         def seconds(k: int, curves: CodecCurves | None = curves) -> float:
             return sync_seconds(counts, workers, k, nbytes, send, curves)
 
-        k = best_partitions(seconds, workers if most is None else most)
+        k = best_partitions(seconds, workers)
         found.append(Choice(compress, k, seconds(k)))
     return min(found, key=lambda choice: choice.seconds)  # on a tie, not compressing: it loses nothing
 

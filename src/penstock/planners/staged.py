@@ -32,11 +32,8 @@ is h+1..i. A group starts up once, so
 F never decreases in F(h, i): the recurrence is exact. It is kept apart by the number of messages, as every message
 costs the host and the device time that is in no line: `CoupledCuts` has the best cuts of each number.
 
-The last bucket comes in waves where it is large (`runtime/device/queued.py`): in w of them, w groups, of which the last
-wave's second round is left. In place of a + b S there is w a + b S + d (w - 1) / w S, and in place of d S there is
-d S / w (`Way.coupled_seconds`). The second wave is queued with the first, behind a wait for its messages: were the
-backward pass not over, it would wait too where a device has fewer queues than streams. So other buckets are not cut,
-and for the memory of their messages, several tensors before the last bucket are not larger than a wave together.
+Payloads of a bucket take memory on the device. So several tensors are not put together beyond `Way.most_nbytes`, unless
+that makes the iteration clearly longer.
 """
 
 from bisect import bisect_right
@@ -48,7 +45,7 @@ from numpy.typing import NDArray
 from penstock.cost.ways import Way
 
 MOST, COUPLED_GRAINS, MOST_MESSAGES = 200, 48, 24  # coupled: tensors that are not glued, else grains; messages
-APART = 0.02  # of the end: what buckets may cost that are not larger than a wave
+APART = 0.02  # of the end: by how much smaller buckets may delay it to save memory
 MOST_STATES = 200_000  # pairs looked at before tensors are glued: some tenths of a second
 GRAINS = (128, 48)  # the second where the first has too many pairs too
 _Floats = NDArray[np.float64]
@@ -158,14 +155,11 @@ class CoupledCuts:
         nbytes, tensors = (np.array(each, dtype=float) for each in ([prefix[edge] for edge in edges], edges))
         sizes, counts = (np.maximum(0.0, each[None, :] - each[:, None]) for each in (nbytes, tensors))
         own, self._left = way.coupled_seconds(sizes, counts)  # of a bucket between two edges
-        own[:, -1], self._left[:, -1] = way.coupled_seconds(sizes[:, -1], counts[:, -1], comes_last=True)
         self._last_startup = way.stages[1].a_seconds
-        together = (sizes > way.wave_nbytes) & (np.subtract.outer(range(len(edges)), range(len(edges))) < -1)
-        together[:, -1] = False
         self._find(own)
         earliest = min(self.seconds)
-        if together.any():
-            self._find(np.where(together, np.inf, own))
+        if (too_large := (sizes > way.most_nbytes) & (counts > 1)).any():
+            self._find(np.where(too_large, np.inf, own))
             if min(self.seconds) > (1 + APART) * earliest:  # as where it takes more messages than are tried
                 self._find(own)
 

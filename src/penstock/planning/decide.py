@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from penstock.codecs.codec import Codec
 from penstock.codecs.registry import make_codec
 from penstock.cost.ways import Way, comparable, way_for
 from penstock.errors import PlanError
@@ -15,13 +16,14 @@ from penstock.planners.batched import plan_batched
 from penstock.planners.staged import CoupledCuts
 from penstock.planning.observed import ABOUT, MOST
 from penstock.planning.planning import Decision
-from penstock.runtime.request import numel_of_a_wave
 from penstock.simulator.auto import CodecDecision, decide_among
-from penstock.simulator.composition import plans_in_lanes, timed_lanes
+from penstock.simulator.composition import plans_in_lanes
 from penstock.simulator.fitted import fitted_cost
 from penstock.simulator.iteration import TIE, fewest_messages, predict, predict_robust, timed
 from penstock.trace import ITEMSIZE, Trace
 
+PAYLOAD_SHARE = 0.04  # of the bytes of all gradients: payloads of a bucket that is queued on a device
+LEAST_PAYLOAD_NBYTES = 1 << 20  # at 10 Gb/s a round of less takes about as long as starting it
 MIXING = {  # planners that choose for each gradient whether to compress it, and in how many pieces
     "selective": replace(PLANNERS["selective"], buckets=plan_batched),  # neighbours that chose alike travel together
     "joint": PLANNERS["joint"],
@@ -121,10 +123,7 @@ def decide_in_lanes(decision: Decision, routes: Sequence[Route], lanes: int, bul
     if by_route[plan.buckets[0].route].coupled:
         return replace(decision, rivals=_coupled_rivals(plan, trace, by_route[plan.buckets[0].route]))
     found = plans_in_lanes(plan, trace, ways, network, lanes, decision.slowdown, bulk=bulk)
-    notes = decision.notes
-    if timed_lanes(found[0], trace, network, lanes) < lanes:
-        notes = (*notes, "predicted as if one message followed the other: too many instructions to time them in lanes")
-    return replace(decision, plan=found[0], rivals=tuple(found[1:]), notes=notes)
+    return replace(decision, plan=found.plan, rivals=found.rivals, notes=(*decision.notes, *found.notes))
 
 
 def _coupled_rivals(plan: Plan, trace: Trace, way: Way) -> tuple[Plan, ...]:
@@ -184,5 +183,15 @@ def _way(trace: Trace, network: Network, route: Route) -> Way:
     way = way_for(network, route, estimate=fitted_cost)
     if not way.coupled or route.codec is None:
         return way
-    numel = numel_of_a_wave(make_codec(route.codec), sum(trace.nbytes))
-    return replace(way, wave_nbytes=float(numel * ITEMSIZE[trace.dtype]))
+    return replace(way, most_nbytes=_most_nbytes(trace, make_codec(route.codec)))
+
+
+def _most_nbytes(trace: Trace, codec: Codec) -> float:
+    """Return how large a bucket of several tensors may be whose payloads are queued on a device, in bytes of gradients.
+
+    About 1.75 payloads of the largest bucket are held there. The largest tensor's are in any case: a bucket that is a
+    tenth larger is as good.
+    """
+    payload_nbytes = max(PAYLOAD_SHARE * sum(trace.nbytes), LEAST_PAYLOAD_NBYTES)
+    ratio = codec.max_nbytes(1 << 20) / (ITEMSIZE[trace.dtype] << 20)
+    return max(payload_nbytes / ratio, 1.1 * max(trace.nbytes, default=0))

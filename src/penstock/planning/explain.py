@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from penstock.exchange.traffic import Sent
 from penstock.plan import Plan
 from penstock.planning.observed import Drift, communication_seconds
 from penstock.planning.planning import Decision
 from penstock.run_record import RouteUse
 from penstock.timeline import Span, Timeline
 
+KEPT_TIMES = 50  # iterations whose median `explain` reports
 SLOWED = 1.1  # times as long as alone: two that share cores, not noise
 
 
@@ -23,11 +25,12 @@ def explain(
     used: Sequence[RouteUse] = (),
     first_buckets: str = "torch's own buckets",
     learnt: Decision | None = None,
+    unmeasured: str = "",
 ) -> str:
     """Return a few lines: the plan, what it hides, what the other planners would have cost, predicted and measured.
 
     `used` is how the buckets of the last iteration really travelled, `first_buckets` what there is without a plan,
-    `learnt` the decision with what its iterations have shown.
+    `learnt` the decision with what its iterations have shown, `unmeasured` what `last` cannot say.
     """
     if obstacle:
         return "\n".join([f"{first_buckets} are kept: {obstacle}", *_used(used)])
@@ -38,6 +41,7 @@ def explain(
         [
             *_summary(decision, measured_seconds, learnt),
             *_slowed(decision, last),
+            *([unmeasured] if unmeasured else []),
             *_drift(drift),
             *_buckets(decision),
             *_used(used),
@@ -136,6 +140,17 @@ def _buckets(decision: Decision) -> Iterator[str]:
         yield f"  {index}: {len(bucket.tensors)} tensors{of}, {bucket.nbytes} bytes, {bucket.route}: {bucket.name}"
 
 
+def of_queued(sent: Sequence[Sent]) -> str:
+    """Say how an iteration is timed some of whose buckets were queued on a device; nothing where none was."""
+    queued = sum(each.is_queued for each in sent)
+    if not queued:
+        return ""
+    return (
+        f"{queued} of {len(sent)} buckets were queued on the GPU: torch's events there time communication as a whole; "
+        "single buckets and their instructions are not measured"
+    )
+
+
 def _used(used: Sequence[RouteUse]) -> Iterator[str]:
     """Say how the last iteration's buckets really travelled, route by route."""
     return (f"last iteration sent {each}" for each in used)
@@ -148,20 +163,19 @@ def _ms(seconds: float) -> str:
 COLUMNS = 72
 
 
-def text_picture(timelines: Mapping[str, Timeline], columns: int = COLUMNS) -> list[str]:
-    """Return a line per lane; spans in turn are `#` and `=`, so that neighbours can be told apart.
+def text_picture(timelines: Mapping[str, Timeline | None], columns: int = COLUMNS) -> list[str]:
+    """Return a line per lane, of None nothing; each timeline is of one rank.
+
+    Spans in turn are `#` and `=`, so that neighbours can be told apart.
 
     >>> spans = Span("f", "compute", 0.0, 0.5), Span("b", "compute", 0.5, 1.0), Span("a", "network", 0.75, 1.5)
     >>> print("\\n".join(text_picture({"predicted": Timeline(spans)}, 12)))
     predicted compute |####====    | 1000 ms
     predicted network |      ######| 1500 ms
     """
-    whole = max((timeline.iteration_seconds for timeline in timelines.values()), default=0.0)
-    rows = [
-        (f"{name} {lane}", timeline.lane(lane))
-        for name, timeline in timelines.items()
-        for lane in dict.fromkeys(span.lane for span in timeline.spans)
-    ]
+    known = {name: timeline for name, timeline in timelines.items() if timeline is not None}
+    whole = max((timeline.iteration_seconds for timeline in known.values()), default=0.0)
+    rows = [(f"{name} {lane}", spans) for name, timeline in known.items() for (_, lane), spans in timeline.rows.items()]
     width = max((len(label) for label, _ in rows), default=0)
     return [f"{label:<{width}} |{_bar(spans, whole, columns)}| {_end(spans)}" for label, spans in rows]
 

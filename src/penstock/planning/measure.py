@@ -66,7 +66,7 @@ class HostGauge:
         if route.codec is not None and route.codec not in network.codecs and not is_low_rank(route.codec):
             curves = measure_codecs([route.codec], self.transport, _CURVES_SHARE * seconds)
             network, seconds = replace(network, codecs={**network.codecs, **curves}), (1 - _CURVES_SHARE) * seconds
-        line = measure_line(self.transport, str(route), seconds, most_nbytes=self._most_nbytes).line
+        line = measure_line(self.transport, str(route), seconds, network, most_nbytes=self._most_nbytes).line
         return with_line(network, route, line)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ Links = tuple[tuple[str, int], ...]  # names of interfaces, and Mb/s
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a measurement holds for."""
+    """The ranks, engine, hosts and codecs that a measurement is of: it is used again where all of them are the same."""
 
     hosts: tuple[str, ...]  # names of the ranks' hosts, in order
     engine: str  # gloo, nccl, ...
@@ -82,8 +82,10 @@ def measurement_folder(asked: str | os.PathLike[str] | bool | None) -> Path | No
         return _default_folder()
     if asked in OFF:
         return None
-    if isinstance(asked, bool):
-        raise PlanError("measurements is True; wanted a folder, None for the cache folder, or False to keep nothing")
+    if not isinstance(asked, str | os.PathLike):
+        raise PlanError(
+            f"measurements is {asked!r}; wanted a folder, None for the cache folder, or False to keep nothing"
+        )
     return Path(asked)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from penstock.exchange.traffic import Sent
 from penstock.network import LinearCost
 from penstock.plan import Plan
+from penstock.planning.agree import Ranks
 from penstock.runtime.recorder import Recorder
 from penstock.timeline import COMPUTE, Span, Timeline
 from penstock.trace import Trace
@@ -118,14 +119,15 @@ def measured_timeline(
     torch's reducer times the forward pass, the backward pass and the stretch from the first bucket that is sent to the
     last that arrives, on CUDA by events. What each bucket took is known where our communication thread sent it.
     `origin_seconds` is when its forward pass started, on the clock of `sent`. Instructions that `notes` holds stand in
-    lanes of their own beside the buckets.
+    lanes of their own beside the buckets. Where buckets were queued on a device, the host's clock says nothing of
+    them: there is one span for all buckets of the iteration, by torch's events on the device, and no instruction.
     """
     if "backward_compute_time" not in data:
         return None
     forward = data["forward_compute_time"] * _NANO  # to the start of the backward pass
     end = forward + data["backward_compute_time"] * _NANO
     spans = [Span("forward", COMPUTE, 0.0, forward, rank), Span("backward", COMPUTE, forward, end, rank)]
-    if sent:
+    if sent and not any(each.is_queued for each in sent):
         since = [(each.name, each.start_seconds - origin_seconds, each.end_seconds - origin_seconds) for each in sent]
         spans += [Span(name, NETWORK, max(start, 0.0), max(stop, 0.0), rank) for name, start, stop in since]
         spans += notes.timeline(origin_seconds).spans if notes is not None else ()
@@ -189,6 +191,11 @@ class Drift:
         if len(self.seen) < WINDOW // 2:
             return False
         return abs(median(self.seen) - self.predicted_seconds) > self.limit * self.predicted_seconds
+
+    def asks_for_a_plan(self, timeline: Timeline | None, ranks: Ranks) -> bool:
+        """Note an iteration, on rank 0 as it was measured; say whether to plan again, on all ranks as rank 0 does."""
+        self.note(None if timeline is None else communication_seconds(timeline))
+        return self.is_due and bool(ranks.from_first(self.drifted, "asking rank 0 whether to plan again"))
 
     def replanned(self, plan_hash: str, predicted_seconds: float) -> None:
         """Begin again with a new plan."""

@@ -38,10 +38,15 @@ class Planning:
     profile_iterations: int = 5  # synchronised iterations to profile
     replan_drift: float = 0.0  # part that communication may differ from the prediction; 0: never plan again
     bulk: bool = True  # buckets in a row travel as one message where that pays; False: each by itself
-    race: bool = True  # plans that are predicted to take about as long are run in turn, and the fastest is kept
+    race: bool | None = None  # plans of about the same prediction are run in turn, the fastest is kept; None: if it can
 
-    def settings(self, engine: str | None = None) -> "Settings":
-        """Return the same with files read; refuse bad values."""
+    def settings(self, engine: str | None = None, races: bool = True) -> "Settings":
+        """Return the same with files read; refuse bad values, and a race where a wrapper does not run any (`races`)."""
+        if self.race and not races:
+            raise PlanError(
+                "race=True: this wrapper keeps the plan that is predicted to be best and runs no others in turn, as "
+                "penstock.torch.DistributedDataParallel does; leave race out"
+            )
         settings = Settings(
             self.planner,
             self.strategy,
@@ -54,7 +59,7 @@ class Planning:
             self.replan_drift,
             engine,
             self.bulk,
-            self.race,
+            races if self.race is None else self.race,
         )
         settings.check()
         return settings
@@ -72,7 +77,7 @@ class PlanningOptions(TypedDict, total=False):
     profile_iterations: int
     replan_drift: float
     bulk: bool
-    race: bool
+    race: bool | None
 
 
 def _loaded(given: Value | File | None, load: Callable[[File], Value]) -> Value | None:

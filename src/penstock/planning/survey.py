@@ -147,19 +147,21 @@ def plan_over(
     compression: Compression | None = None,
     planning: Planning | None = None,
     get_ready: Ready = lambda _: None,  # returns once the kernels of a route are compiled
+    halves: bool = False,  # finished sums are to travel during the next forward pass
 ) -> Decision:
     """Measure on all ranks of an engine, plan on rank 0, and return the same plan on all; host memory is measured.
 
     What torch's wrapper does between two iterations, for gradients of any framework; `Exchange.follow` takes the plan.
     """
     ranks, scheme = TransportRanks(transport), (compression or Compression()).scheme()
-    settings = (planning or Planning()).settings(engine)
+    settings = (planning or Planning()).settings(engine, races=False)
     scheme.check_strategy(settings.strategy)
     scheme.check_planner(settings.planner)
     if settings.plan is not None:
         return Decision(settings.plan)
     nodes = nodes_of(ranks)
-    routes = candidates(settings.strategy, scheme, settings.planner, engine, share_hosts(nodes), ranks.world_size)
+    asked = settings.strategy, scheme, settings.planner, engine, share_hosts(nodes), ranks.world_size
+    routes = candidates(*asked, halves)
 
     def choice(_: Network) -> Choice:
         auto, trusted = scheme.codec == AUTO, settings.network is not None

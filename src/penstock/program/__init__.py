@@ -73,7 +73,7 @@ class Slice(NamedTuple):  # a tuple, not a dataclass: it is made in a fifth of t
 
 
 class Instruction(NamedTuple):  # a tuple, as `Slice` is
-    """One thing one rank does."""
+    """What a rank does in one step of a program: an operation, what it writes and reads, and what it waits for."""
 
     op: Op
     write: Slice | None = None
@@ -81,6 +81,12 @@ class Instruction(NamedTuple):  # a tuple, as `Slice` is
     peer: int | None = None  # the other rank of a send or recv
     after: tuple[int, ...] = ()  # indices of earlier instructions of this rank that must be finished
     keeps: bool = True  # of a merge of encoded blocks: this rank's residual gets what falls out; else another rank's
+
+    @property
+    def brief(self) -> str:
+        """The operation and the other rank: `send to 2`, `encode`."""
+        way = {Op.SEND: " to ", Op.RECV: " from "}.get(self.op)
+        return self.op.value + (f"{way}{self.peer}" if way else "")
 
     def __str__(self) -> str:
         arrow = {Op.SEND: f"{self.read} -> {self.peer}", Op.RECV: f"{self.write} <- {self.peer}"}

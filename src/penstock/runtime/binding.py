@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.codecs.codec import Capabilities, Codec, DecodeFrom, EncodeInto, Source
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Part, Slice
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout
@@ -44,7 +44,7 @@ class Memories:
     data: Bytes
     scratch: Bytes
     residual: Residual | None = None
-    deferred: PutOff | None = None  # instead of `residual`, for a codec that puts feedback off
+    deferred: DeferredResidual | None = None  # instead of `residual`, for a codec that defers the subtraction
     scale: float = 1.0  # what `data` is multiplied by first
     sources: "Sources | None" = None  # where what `data` stands for is
 

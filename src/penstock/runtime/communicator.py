@@ -27,12 +27,12 @@ from penstock.errors import PenstockError, StrategyError, TransportError
 from penstock.network import Network
 from penstock.program import Collective, Program
 from penstock.runtime.executor import TIMEOUT_SECONDS, WINDOW, Prepared, prepare
-from penstock.runtime.failure_diagnosis import asking_seconds, describe, explained
+from penstock.runtime.failure_diagnosis import Note, asking_seconds, describe, explained
 from penstock.runtime.handshake import Claim, agree
 from penstock.runtime.hosts import Nodes, this_host
 from penstock.runtime.nodes import find_nodes
 from penstock.runtime.recorder import Recorder
-from penstock.runtime.request import OwnProgram, Request, compressed_request, numel_of_a_wave, with_block
+from penstock.runtime.request import OwnProgram, Request, compressed_request, is_crowded, with_block
 from penstock.runtime.transport import Lanes, Transport
 from penstock.runtime.views import Flat, Scratch, contiguous_copy, copy_back, flat, is_contiguous, is_on_cuda
 from penstock.strategies import Options, parse_strategy
@@ -68,14 +68,12 @@ class Communicator:
         self,
         transport: Transport,
         timeout_seconds: float = TIMEOUT_SECONDS,  # how long one message may keep a rank waiting
-        window: int = WINDOW,  # messages in flight, each way
         network: Network | None = None,  # measured; gives pipelines the block size that is best on it
         host: Callable[[], str] = this_host,  # what ranks of one host have in common
         messages: Any = None,  # between devices (`cuda.messages`): compressed programs are queued there, where they can
     ) -> None:
-        self.transport, self.timeout_seconds, self.window = transport, timeout_seconds, window
+        self.transport, self.timeout_seconds = transport, timeout_seconds
         self._host, self.messages = host, messages
-        self.gradient_nbytes: int | None = None  # of a model, on all ranks alike: how large waves are
         self._common = _Common(network)
         self._nodes: Nodes | None = None  # the ranks of each host, once they were asked for
         self._shared_cores: int | None = None  # of the host all ranks are on; 0 where they are on several
@@ -118,6 +116,11 @@ class Communicator:
     @network.setter
     def network(self, network: Network | None) -> None:
         self._common.network = network
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether all ranks share one host's few cores, as a first call found: blocks then depend on no network."""
+        return is_crowded(self._shared_cores or 0, self.transport.world_size)
 
     @property
     def computing(self) -> Lock:
@@ -180,22 +183,19 @@ class Communicator:
         parts: Sequence[int] | None = None,
         by_host: bool = False,
         halves: bool = False,
-        in_waves: bool = False,
         **options: Any,
     ) -> "Call":
         """Return an all-reduce to be run many times, with everything resolved that does not depend on the data.
 
-        Arguments are those of `all_reduce`; with `halves` it is for `Call.steps`, on values in host memory. `in_waves`:
-        where it is queued on a device, large data go a part at a time, for less memory (`request`). No message is sent
-        here, except that the first `hierarchical` call without a number of ranks asks all ranks where they are:
+        Arguments are those of `all_reduce`; with `halves` it is for `Call.steps`, on values in host memory. No message
+        is sent here, except that the first `hierarchical` call without a number of ranks asks all ranks where they are:
         all of them make it together.
         """
         strategy, named = parse_strategy(strategy)
         options = self._with_nodes(strategy, named | options)
         if codec is None:
             return self._call(Collective.ALL_REDUCE, strategy, options, halves)
-        bounds = None if parts is None else tuple(parts)
-        return self._compressed(strategy, codec, bounds, by_host, options, halves, in_waves)
+        return self._compressed(strategy, codec, None if parts is None else tuple(parts), by_host, options, halves)
 
     def broadcast(self, data: Any, root: int = 0, strategy: str = "linear_pipeline", **options: Any) -> None:
         """Replace `data` on every rank by the root's."""
@@ -278,19 +278,15 @@ class Communicator:
         by_host: bool,
         options: dict[str, Any],
         halves: bool,
-        in_waves: bool,
     ) -> "Call":
         def ask(target: Flat, queued: bool) -> Request:
             ends = (0, target.numel) if bounds is None else bounds
             if ends[-1:] != (target.numel,):
                 raise StrategyError(f"parts end at {ends[-1:]}; wanted {target.numel}, the elements of the tensor")
-            world_size, most = self.transport.world_size, None
-            if queued:
-                known = self.gradient_nbytes if in_waves else None
-                most = max(target.numel, 1) if known is None else numel_of_a_wave(codec, known)
-            return compressed_request(strategy, codec, world_size, ends, options, target.dtype, most)
+            world_size = self.transport.world_size
+            return compressed_request(strategy, codec, world_size, ends, options, target.dtype, queued)
 
-        key = (strategy, bounds, id(codec), in_waves, *sorted(options.items()))  # the scale may differ between ranks
+        key = (strategy, bounds, id(codec), *sorted(options.items()))  # the scale may differ between ranks
         return Call(self, key, ask, codec, by_host, self._encodes(strategy, options), halves)
 
     def forget_programs(self) -> None:
@@ -309,15 +305,17 @@ class Communicator:
             self._prepared.pop(key, None)
 
     def _explained(self, error: TransportError, prepared: Prepared) -> TransportError:
-        """Return the error of a run with what the other ranks say: with which of them it began.
+        return self.explain(error, describe(self._calls, prepared.part, prepared.dtype, prepared.digest))
+
+    def explain(self, error: TransportError, where: Note) -> TransportError:
+        """Return the error of a rank that is at `where` with what the other ranks say: with which of them it began.
 
         Where a connection is lost all lanes fail: the first of them asks, and the others fail because of it.
         """
         common = self._common
         with common.explaining:
             if common.explained is None:
-                mine = describe(self._calls, prepared.part, prepared.dtype, prepared.digest)
-                common.explained = explained(error, self.transport, mine, self.timeout_seconds)
+                common.explained = explained(error, self.transport, where, self.timeout_seconds)
             return common.explained
 
     def _agree(self, prepared: Prepared, codec: Codec | None) -> int:
@@ -390,12 +388,13 @@ class Communicator:
         """Build this rank's part and resolve all of it that does not depend on the tensor."""
         transport, dtype = self.transport, request.dtype
         if form is not None and form[1] is None:
-            from penstock.runtime.device.queued import prepare_waves
+            from penstock.runtime.device.queued import prepare_queued
 
+            program, batches = request.program()
             assert codec is not None
-            assert isinstance(request, Request), "a program of the caller's has no batches to encode on a device"
-            queued: Prepared = prepare_waves(  # type: ignore[assignment]  # used as if it were one
-                request.waves(), transport.rank, codec, form[0], self.messages
+            assert batches is not None
+            queued: Prepared = prepare_queued(  # type: ignore[assignment]  # used as if it were one
+                program, transport.rank, codec, form[0], batches, self.messages
             )
             return queued
         part, batches = request.part(transport.rank)
@@ -405,10 +404,9 @@ class Communicator:
 
             assert codec is not None
             assert batches is not None
-            return prepare_coded(part, transport, codec, form[0], self.window, form[1], batches, digest)
+            return prepare_coded(part, transport, codec, form[0], WINDOW, form[1], batches, digest)
         scratch = Scratch() if halves and codec is not None else self._scratch  # encoded sums stay in between
-        window, computing = self.window, self.computing
-        return prepare(part, transport, dtype, codec, window, scratch, batches, digest, computing, halves)
+        return prepare(part, transport, dtype, codec, WINDOW, scratch, batches, digest, self.computing, halves)
 
 
 class Call:
@@ -511,6 +509,9 @@ class Call:
         if on_device and self.codec is not None:
             form = owner._form_there(target, self.codec, residual)
             self._queued = not self._by_host and owner._may_queue(self.codec, form)
+            if form is not None and not self._queued and owner.messages is not None:
+                # What is queued runs at the same time, on another stream.
+                form = self.codec.on_device(target.device, self.codec.note_nonfinite)
             self._form = None if form is None else (form, None if self._queued else owner._mirror(target.device))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.runtime.transport.mpi import MpiTransport
 
 GLOO, MPI, MEMORY = "gloo", "mpi", "memory"
+WITHOUT_SUMS = {MPI: ("float16", "bfloat16")}  # types of elements that an engine's own all-reduce cannot add
 REST_SECONDS = 1e-4  # between polls of a long wait in MPI: the model computes on the same cores
 START_SECONDS = 300.0  # for the slowest rank to come to MPI's start
 Connect = Callable[[], Transport]
@@ -46,8 +47,9 @@ def connected(engine: str) -> Iterator[Transport]:
 def _gloo() -> Iterator[Transport]:
     from penstock.runtime.transport.c10d import start_gloo, stop
 
+    transport = start_gloo()  # where it fails there is nothing to stop
     try:
-        yield start_gloo()
+        yield transport
     finally:
         stop()
 

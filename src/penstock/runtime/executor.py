@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.codecs.codec import Codec
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.errors import StrategyError, TransportError
 from penstock.program import Part, Program
 from penstock.program.builder import without_collecting
@@ -137,9 +137,9 @@ class Prepared:
         Of one that is cut this is the first half: `run_second` takes what is returned. In between none of its messages
         is under way, and other programs may run.
 
-        `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent. One
-        that is a `PutOff` lets the codec put the subtraction off, where it can. `data`, of float32, is multiplied by
-        `scale` first: piece by piece, when it is read anyway.
+        `residual`, float32 and as large as `data`, is added to what this rank encodes and keeps what was not sent. With
+        a `DeferredResidual` the codec defers the subtraction where it can. `data`, of float32, is multiplied by `scale`
+        first: piece by piece, when it is read anyway.
 
         `sources`, where there are any, are flat arrays of what `data` is to hold one after the other: they are read
         where they are, and not changed, if the program can; else they are copied to `data` first.
@@ -245,10 +245,10 @@ class Prepared:
         assert values is not None
         self.transport.native(self.part.collective, values, self.dtype, self.part.root, timeout_seconds)
 
-    def _kept(self, residual: Any) -> tuple[Flat, PutOff | None]:
+    def _kept(self, residual: Any) -> tuple[Flat, DeferredResidual | None]:
         """Return the memory of a residual, and the residual itself where the codec is to put off what it leaves."""
-        deferred = residual if isinstance(residual, PutOff) and self.binder.can.deferred_feedback else None
-        memory = residual.values() if isinstance(residual, PutOff) and deferred is None else residual
+        deferred = residual if isinstance(residual, DeferredResidual) and self.binder.can.deferred_feedback else None
+        memory = residual.values() if isinstance(residual, DeferredResidual) and deferred is None else residual
         kept = self._flat(memory if deferred is None else deferred.memory)
         if kept.numel != self.numel or kept.dtype != "float32":
             found = f"a residual of {kept.numel} elements of {kept.dtype}"
@@ -256,7 +256,12 @@ class Prepared:
         return kept, deferred
 
     def _bind(
-        self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float, given: Sequence[Any] = ()
+        self,
+        target: Flat,
+        kept: Flat | None,
+        deferred: DeferredResidual | None,
+        scale: float,
+        given: Sequence[Any] = (),
     ) -> Binding:
         """Return the instructions on this memory; kept, as most tensors come again and alike ones share a program.
 

@@ -65,7 +65,7 @@ def explained(error: TransportError, transport: Transport, where: Note, timeout_
     """Return the error with what the other ranks' notes say about it."""
     if not isinstance(transport, Notes) or isinstance(error.__cause__, DeathError):
         return error
-    group, timed_out = getattr(transport, "group_name", ""), bool(_TIMED_OUT.search(error.cause))
+    group, timed_out = where.group or getattr(transport, "group_name", ""), bool(_TIMED_OUT.search(error.cause))
     mine = replace(where, peer=error.peer, group=group, timed_out=timed_out)
     transport.leave_note(json.dumps(asdict(mine)))
     transport.hang_up()

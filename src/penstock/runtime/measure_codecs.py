@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from penstock.codecs.codec import Codec, Floats
 from penstock.cost.fit import Points, fit_measured
 from penstock.curves import CodecCurves, Curve
 from penstock.runtime.timed import largest
-from penstock.runtime.transport import Transport
+from penstock.runtime.transport import Bytes, Transport
 
 NUMELS = tuple(1 << exponent for exponent in range(10, 23, 2))  # 4 KiB to 16 MiB of float32
 _FEW_NUMELS = (1 << 10, 1 << 16, 1 << 20)  # where less than `_SHORT` seconds are allowed: values are made for each
@@ -26,36 +27,8 @@ _LEAST, _MOST = 1, 20  # calls of a timed block
 _BLOCKS, _FEW_BLOCKS = 5, 3  # of each size and operation, of which the median counts: a busy machine spoils one or two
 
 
-class Memory(Protocol):
-    """Where gradients lie: in the host's memory, or on a device."""
-
-    def gradient(self, numel: int) -> Any:
-        """Return float32 values as a gradient has them."""
-
-    def payload(self, nbytes: int) -> Any:
-        """Return room for a payload."""
-
-    def wait(self) -> None:
-        """Return when everything started is finished."""
-
-
-class HostMemory:
-    """Gradients in the host's memory, as numpy arrays."""
-
-    def gradient(self, numel: int) -> Any:
-        """Return Gaussian values."""
-        return np.random.default_rng(numel).standard_normal(numel, np.float32)
-
-    def payload(self, nbytes: int) -> Any:
-        """Return room for a payload."""
-        return np.zeros(nbytes, np.uint8)
-
-    def wait(self) -> None:
-        """Everything is finished when it returns."""
-
-
 def measure_codecs(
-    specs: Sequence[str], transport: Transport | None = None, seconds: float = 1.0, memory: Memory | None = None
+    specs: Sequence[str], transport: Transport | None = None, seconds: float = 1.0
 ) -> dict[str, CodecCurves]:
     """Return the curves of each codec, measured in about `seconds` each.
 
@@ -64,38 +37,38 @@ def measure_codecs(
     from penstock.codecs.registry import make_codec
 
     codecs = {spec: make_codec(spec) for spec in specs}
-    return {spec: _measure(codecs[spec], transport, seconds, memory or HostMemory()) for spec in specs}
+    return {spec: _measure(codecs[spec], transport, seconds) for spec in specs}
 
 
-def _measure(codec: Any, transport: Transport | None, seconds: float, memory: Memory) -> CodecCurves:
+def _measure(codec: Codec, transport: Transport | None, seconds: float) -> CodecCurves:
     numels, blocks = (_FEW_NUMELS, _FEW_BLOCKS) if seconds < _SHORT else (NUMELS, _BLOCKS)
-    operations = {numel: dict(_operations(codec, numel, memory)) for numel in numels}
+    operations = {numel: dict(_operations(codec, numel)) for numel in numels}
     names = tuple(operations[numels[0]])
     share = seconds / len(numels) / len(names) / blocks
 
     def points(name: str) -> Points:
         return [
-            (float(_ITEMSIZE * numel), _agreed_seconds(operations[numel][name], transport, share, blocks, memory))
+            (float(_ITEMSIZE * numel), _agreed_seconds(operations[numel][name], transport, share, blocks))
             for numel in numels
         ]
 
     curves = {name: _curve(partial(points, name), f"{codec.name}: {name} times") for name in names}
-    ratio, fixed_nbytes = _payload_line(codec, memory, numels)
+    ratio, fixed_nbytes = _payload_line(codec, numels)
     return CodecCurves(ratio=ratio, fixed_nbytes=fixed_nbytes, **curves)
 
 
-def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _operations(codec: Codec, numel: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     from penstock.codecs.feedback import Residual
 
-    gradient, residual, out = (memory.gradient(numel) for _ in range(3))
-    payload = memory.payload(codec.max_nbytes(numel))
-    kept = Residual(residual) if codec.capabilities.deferred_feedback and isinstance(memory, HostMemory) else residual
+    gradient, residual, out = (_gradient(numel) for _ in range(3))
+    payload = np.zeros(codec.max_nbytes(numel), np.uint8)
+    kept = Residual(residual) if codec.capabilities.deferred_feedback else residual
     yield "encode", lambda: codec.encode(gradient, kept, payload)
-    packed = _packed(codec, gradient, memory)  # memory of its own: what the timed encodes write may be longer
+    packed = _packed(codec, gradient)  # memory of its own: what the timed encodes write may be longer
     yield "decode", lambda: codec.decode(packed, out)
     yield "decode_add", lambda: codec.decode_add(packed, out)
     if codec.capabilities.merging:
-        other, merged = _packed(codec, memory.gradient(numel + 1)[1:], memory), memory.payload(len(payload))
+        other, merged = _packed(codec, _gradient(numel + 1)[1:]), np.zeros_like(payload)
 
         def merge() -> None:
             merged[: len(packed)] = packed
@@ -104,27 +77,29 @@ def _operations(codec: Any, numel: int, memory: Memory) -> Iterator[tuple[str, C
         yield "block_merge", merge
 
 
-def _packed(codec: Any, gradient: Any, memory: Memory) -> Any:
+def _packed(codec: Codec, gradient: Floats) -> Bytes:
     """Return the payload of a gradient, as long as it is."""
-    payload = memory.payload(codec.max_nbytes(len(gradient)))
+    payload = np.zeros(codec.max_nbytes(len(gradient)), np.uint8)
     return payload[: codec.encode(gradient, None, payload)]
 
 
-def _agreed_seconds(
-    run: Callable[[], Any], transport: Transport | None, budget: float, blocks: int, memory: Memory
-) -> float:
+def _gradient(numel: int) -> Floats:
+    """Return Gaussian values, as a gradient has them."""
+    return np.random.default_rng(numel).standard_normal(numel, np.float32)
+
+
+def _agreed_seconds(run: Callable[[], Any], transport: Transport | None, budget: float, blocks: int) -> float:
     """Return what a call takes, the slowest rank's; a first one compiles and is not counted. A block has a `budget`."""
-    _timed(run, 1, memory)
-    pilot = _slowest(transport, _timed(run, 1, memory))
+    _timed(run, 1)
+    pilot = _slowest(transport, _timed(run, 1))
     calls = min(max(int(budget / max(pilot, 1e-9)), _LEAST), _MOST)
-    return max(median(_slowest(transport, _timed(run, calls, memory)) for _ in range(blocks)), 1e-9)
+    return max(median(_slowest(transport, _timed(run, calls)) for _ in range(blocks)), 1e-9)
 
 
-def _timed(run: Callable[[], Any], calls: int, memory: Memory) -> float:
+def _timed(run: Callable[[], Any], calls: int) -> float:
     start = perf_counter()
     for _ in range(calls):
         run()
-    memory.wait()
     return (perf_counter() - start) / calls
 
 
@@ -139,14 +114,13 @@ def _curve(measure: Callable[[], Points], what: str) -> Curve:
     return Curve(fit.line.b_seconds_per_byte, fit.line.a_seconds, fit.least_seconds)
 
 
-def _payload_line(codec: Any, memory: Memory, numels: Sequence[int]) -> tuple[float, float]:
+def _payload_line(codec: Codec, numels: Sequence[int]) -> tuple[float, float]:
     """Return payload bytes per dense byte, and the bytes that every payload has: those of Gaussian values."""
     small, large = numels[0], numels[-1]
-    less, more = (_payload_nbytes(codec, numel, memory) for numel in (small, large))
+    less, more = (_payload_nbytes(codec, numel) for numel in (small, large))
     ratio = max(0.0, more - less) / (_ITEMSIZE * (large - small))
     return ratio, max(0.0, less - ratio * _ITEMSIZE * small)
 
 
-def _payload_nbytes(codec: Any, numel: int, memory: Memory) -> int:
-    nbytes: int = codec.encode(memory.gradient(numel), None, memory.payload(codec.max_nbytes(numel)))
-    return nbytes
+def _payload_nbytes(codec: Codec, numel: int) -> int:
+    return codec.encode(_gradient(numel), None, np.zeros(codec.max_nbytes(numel), np.uint8))

@@ -140,7 +140,7 @@ def _much_noise(nbytes: int) -> Bytes:
 
 def compressed_round(communicator: Communicator, text: str, parts: Sequence[int] | None = None) -> Round:
     """Return what carries out one all-reduce by a route, of tensors that end at `parts`."""
-    from penstock.codecs.feedback import PutOff
+    from penstock.codecs.feedback import DeferredResidual
     from penstock.codecs.registry import make_codec
 
     route = parse_route(text)
@@ -149,12 +149,12 @@ def compressed_round(communicator: Communicator, text: str, parts: Sequence[int]
     if isinstance(codec, LowRank):
         factored = factored_round(codec, communicator.prepare_all_reduce(route.strategy).run, scale, parts)
         return lambda _, values, residual: factored(values.view(np.float32), residual.view(np.float32))
-    kept: dict[tuple[int, int], PutOff] = {}  # by place and size
+    kept: dict[tuple[int, int], DeferredResidual] = {}  # by place and size
 
     def compressed(_: Transport, values: Bytes, residual: Bytes) -> None:
         key = residual.ctypes.data, residual.size
         if key not in kept:
-            kept[key] = PutOff(residual.view(np.float32))
+            kept[key] = DeferredResidual(residual.view(np.float32))
         communicator.all_reduce(
             values.view(np.float32), route.strategy, codec, kept[key], parts, scale, **route.options
         )

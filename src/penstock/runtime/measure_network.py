@@ -76,7 +76,7 @@ def measure_network(
     links = measure_links(transport, name, seconds / 2)
     if transport.world_size == 1:
         return replace(links, network=replace(links.network, codecs=curves))
-    lines = measure_lines(transport, strategies, seconds / 2, whole_nbytes, most_nbytes)
+    lines = measure_lines(transport, strategies, seconds / 2, links.network, whole_nbytes, most_nbytes)
     all_reduce = {strategy: fit.line for strategy, fit in lines.items()}
     return Measurement(replace(links.network, all_reduce=all_reduce, codecs=curves), {**links.fits, **lines})
 
@@ -130,26 +130,35 @@ def link_holds(transport: Transport, network: Network) -> bool:
 def measure_lines(
     transport: Transport,
     strategies: Sequence[str],
-    seconds: float = 2.0,
+    seconds: float,
+    network: Network,
     whole_nbytes: int = 0,
     most_nbytes: int = LARGEST,
 ) -> dict[str, Fit]:
     """Measure all-reduces as they run, by name, as `measure_network` does."""
     share = seconds / max(1, len(strategies))
-    return {name: measure_line(transport, name, share, whole_nbytes, most_nbytes) for name in strategies}
+    return {name: measure_line(transport, name, share, network, whole_nbytes, most_nbytes) for name in strategies}
 
 
 def measure_line(
-    transport: Transport, strategy: str, seconds: float, whole_nbytes: int = 0, most_nbytes: int = LARGEST
+    transport: Transport,
+    strategy: str,
+    seconds: float,
+    network: Network | None = None,
+    whole_nbytes: int = 0,
+    most_nbytes: int = LARGEST,
 ) -> Fit:
-    """Measure one all-reduce as it runs, dense or through a codec; every rank must call this at the same time."""
+    """Measure one all-reduce as it runs, dense or through a codec; every rank must call this at the same time.
+
+    On `network`, whose links were measured before, a linear pipeline has the blocks that it will have in training.
+    """
     if "+" in strategy:
         return compressed_line(transport, strategy, seconds, whole_nbytes)
-    return _dense_line(transport, strategy, seconds, most_nbytes)
+    return _dense_line(transport, strategy, seconds, network, most_nbytes)
 
 
-def _dense_line(transport: Transport, strategy: str, seconds: float, most_nbytes: int) -> Fit:
-    one_round = _native_round if strategy == NATIVE else _route_round(transport, strategy)
+def _dense_line(transport: Transport, strategy: str, seconds: float, network: Network | None, most_nbytes: int) -> Fit:
+    one_round = _native_round if strategy == NATIVE else _route_round(transport, strategy, network)
 
     def points() -> Points:
         found = agreed_points(transport, one_round, seconds)
@@ -195,9 +204,9 @@ def _native_round(transport: Transport, values: Bytes, _: Bytes) -> None:
     transport.native(Collective.ALL_REDUCE, values.view(np.float32), "float32", 0, WAIT_SECONDS)
 
 
-def _route_round(transport: Transport, text: str) -> Round:
+def _route_round(transport: Transport, text: str, network: Network | None) -> Round:
     """Return what carries out one dense all-reduce by a route of ours."""
-    communicator, route = Communicator(transport, timeout_seconds=WAIT_SECONDS), parse_route(text)
+    communicator, route = Communicator(transport, WAIT_SECONDS, network=network), parse_route(text)
     return lambda _, values, __: communicator.all_reduce(values.view(np.float32), route.strategy, **route.options)
 
 

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from penstock.program import Instruction, Op
 from penstock.runtime.schedule import Action, Do
-from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline
+from penstock.timeline import COMMUNICATION, COMPUTATION, Span, Timeline, in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,17 @@ class Recorder:
                 self.notes.append(Note(bucket, rank, instructions[action.step], start, perf_counter()))
 
     def timeline(self, origin_seconds: float | None = None) -> Timeline:
-        """Return all notes as spans, counted from `origin_seconds` on `perf_counter`'s clock, or from the first note.
-
-        Messages overlap in flight, but a lane shows one span at a time: a message's begins when the one before it in
-        its lane has ended.
-        """
+        """Return all notes as spans, from `origin_seconds` on `perf_counter`'s clock, or from the first note."""
         origin = (
             min((note.start_seconds for note in self.notes), default=0.0) if origin_seconds is None else origin_seconds
         )
-        free: dict[str, float] = {}  # when each lane's last span ended
-        spans = []
-        for note in self.notes:  # in the order in which they ended
-            lane = COMMUNICATION if note.instruction.op in (Op.SEND, Op.RECV, Op.NATIVE) else COMPUTATION
-            start = max(note.start_seconds, free.get(lane, 0.0), origin)
-            free[lane] = max(note.end_seconds, start)
-            spans.append(Span(_name(note), lane, start - origin, free[lane] - origin, note.rank))
-        return Timeline(tuple(spans))
+        return Timeline(tuple(in_turn(_span(note, origin) for note in self.notes)))
+
+
+def _span(note: Note, origin: float) -> Span:
+    lane = COMMUNICATION if note.instruction.op in (Op.SEND, Op.RECV, Op.NATIVE) else COMPUTATION
+    start, end = max(0.0, note.start_seconds - origin), max(0.0, note.end_seconds - origin)
+    return Span(_name(note), lane, start, end, note.rank)
 
 
 def _name(note: Note) -> str:
@@ -82,8 +77,7 @@ def _name(note: Note) -> str:
     >>> _name(Note("bucket 3", 1, Instruction(Op.SEND, peer=2), 0.0, 1.0))
     'bucket 3: send to 2'
     """
-    way = {Op.SEND: " to ", Op.RECV: " from "}.get(note.instruction.op)
-    text = note.instruction.op.value + (f"{way}{note.instruction.peer}" if way else "")
+    text = note.instruction.brief
     elements = note.instruction.write or note.instruction.read
     text += f" {elements}" if elements else ""
     return f"{note.bucket}: {text}" if note.bucket else text

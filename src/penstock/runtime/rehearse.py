@@ -32,6 +32,7 @@ from time import monotonic, sleep
 from weakref import finalize
 
 from penstock.codecs.registry import codec_digest, is_low_rank, kernel_folder
+from penstock.log import Voice
 from penstock.machine import processor, versions
 from penstock.plan import Route, parse_route
 from penstock.runtime.communicator import Communicator
@@ -78,6 +79,12 @@ class Compiling:
             sleep(_LOOK_SECONDS)
         self.pause()
         return False
+
+    def get_ready(self, route: Route, voice: Voice) -> None:
+        """Return once the kernels of a route are on disk, if it has a codec; say so where that takes time."""
+        if route.codec is not None and not self.is_ready(route):
+            with voice.step(f"compiling the kernels of {route.codec}"):
+                self.ready(route)
 
     def pause(self) -> None:
         """Keep the processes from the cores until something waits for them."""

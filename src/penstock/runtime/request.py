@@ -9,10 +9,6 @@ message keeps the core of its sender and that of its receiver busy, so only `cor
 the program says, and cutting finer only adds what a message costs. With gloo over loopback that is much: 0.3 ms of
 processor time each, as its thread polls the socket while the caller's thread writes to it (4 ranks, 2 cores, 16 MB
 pipelined: 75 ms of processor time in blocks of 256 KB, 23 ms in blocks of 4 MB).
-
-What is queued on a device holds memory there: about 2.5 payloads of what is on its way at a time. So buckets are
-planned as small parts of the model, and the last one is queued in waves (`build_waves`) where a tensor makes it large:
-each a fiftieth of the model in bytes sent, and not so small that starting it is what takes the time.
 """
 
 import hashlib
@@ -30,29 +26,18 @@ from penstock.plan import Plan
 from penstock.program import Collective, Part, Program
 from penstock.program.composition import LANES, Composition, compose
 from penstock.runtime.views import Flat, storage_dtype
-from penstock.strategies import (
-    Wave,
-    build,
-    build_coded_part,
-    build_compressed,
-    build_part,
-    build_waves,
-    find_strategy,
-    parse_strategy,
-)
+from penstock.strategies import build, build_coded_part, build_compressed, build_part, parse_strategy
 from penstock.strategies.batches import Batches
 from penstock.strategies.linear_pipeline import NAME as LINEAR_PIPELINE
 from penstock.strategies.linear_pipeline import best_block_nbytes
 from penstock.strategies.strategy import SMALLEST_BLOCK, Options, coded_block
 
-WAVE_SHARE = 0.02  # of the bytes of all gradients: the payloads of a wave; 2.5 times that is held
-LEAST_WAVE_NBYTES = 1 << 20  # of payloads; at 10 Gb/s a round of less takes about as long as starting it
 CROWDED_NBYTES = 4 << 20  # of a block where ranks outnumber half the cores of their one host
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One kind of call."""
+    """A collective by a strategy on so many elements: what ranks compare, and what programs are made from."""
 
     collective: Collective
     strategy: str
@@ -69,15 +54,10 @@ class Request:
         return build_part(self.collective, self.strategy, rank, self.world_size, self.numel, self.options), None
 
     def program(self) -> tuple[Program, Batches | None]:
-        """Return the same of all ranks, for engines whose messages start together on all of them."""
+        """Return what all ranks do, for engines whose messages start together on all of them, and the batches."""
         if self.bounds is not None:
             return build_compressed(self.strategy, self.world_size, self.bounds, self.options)
         return build(self.collective, self.strategy, self.world_size, self.numel, self.options), None
-
-    def waves(self) -> list[Wave]:
-        """Return the same as programs to be queued on a device one after the other."""
-        assert self.bounds is not None, "dense data are not queued in waves"
-        return build_waves(self.strategy, self.world_size, self.bounds, self.options)
 
     def digest(self, codec: Codec | None) -> str:
         """Return a fingerprint of all that ranks must agree on; the version stands for how strategies build."""
@@ -92,32 +72,25 @@ def compressed_request(
     bounds: tuple[int, ...],
     options: dict[str, Any],
     dtype: str = "float32",
-    wave_numel: int | None = None,
+    queued: bool = False,
 ) -> Request:
     """Return the request for an all-reduce of the tensors between `bounds`, through a codec.
 
     Blocks have the size that is best for what the codec makes of them. Where messages are queued on a device, a round's
-    are one group: of `wave_numel` elements at a time, each chunk is one block.
+    are one group, and nothing is cut.
     """
-    block = coded_block(codec.max_nbytes(1 << 20))
-    if wave_numel is not None:
-        block = -(-wave_numel // find_strategy(strategy).cut(world_size, Options(**options)).chunks)
+    block = max(bounds[-1], 1) if queued else coded_block(codec.max_nbytes(1 << 20))
     chosen = Options(**{"block_numel": block, **options})
     return Request(Collective.ALL_REDUCE, strategy, world_size, bounds[-1], dtype, chosen, bounds)
 
 
-def numel_of_a_wave(codec: Codec, gradient_nbytes: float) -> int:
-    """Return of how many elements a codec makes the payloads of a wave, where all gradients have so many bytes."""
-    return int(max(WAVE_SHARE * gradient_nbytes, LEAST_WAVE_NBYTES) * (1 << 20)) // codec.max_nbytes(1 << 20)
-
-
-def plan_composition(plan: Plan, numel: Mapping[str, int], lanes: int = LANES, queued: bool = False) -> Composition:
+def plan_composition(plan: Plan, numel: Mapping[str, int], queued: bool = False) -> Composition:
     """Return the iteration that a plan is, for `verify`: the programs of its messages, dealt out to lanes.
 
     `numel`: elements of each tensor. Dense messages have the strategies' own blocks. `queued`: as on a device, where a
-    compressed message is one block, the last one perhaps in waves, and all of them are in one lane.
+    compressed message is not cut into blocks, and all of them are in one lane.
     """
-    programs: list[Program] = []
+    programs = []
     for bucket in plan.messages:
         bounds = tuple(accumulate((numel[name] for name in bucket.tensors), initial=0))
         name, options = parse_strategy(bucket.strategy)
@@ -127,13 +100,9 @@ def plan_composition(plan: Plan, numel: Mapping[str, int], lanes: int = LANES, q
             request = Request(Collective.ALL_REDUCE, name, plan.workers, bounds[-1], "float32", chosen)
         else:
             options = {**options, **bucket.route.options}
-            most = max(bounds[-1], 1) if queued else None
-            if queued and bucket is plan.messages[-1]:
-                most = numel_of_a_wave(codec, plan.nbytes)
-            request = compressed_request(name, codec, plan.workers, bounds, options, wave_numel=most)
-        in_waves = queued and request.bounds is not None
-        programs += [wave.program for wave in request.waves()] if in_waves else [request.program()[0]]
-    return compose(programs, 1 if queued else lanes)
+            request = compressed_request(name, codec, plan.workers, bounds, options, queued=queued)
+        programs.append(request.program()[0])
+    return compose(programs, 1 if queued else LANES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +117,17 @@ class OwnProgram:
         return self.whole, None
 
     def program(self) -> tuple[Program, None]:
-        """Return it."""
+        """Return the caller's program; its positions are elements."""
         return self.whole, None
 
     def digest(self, codec: Codec | None) -> str:
         """Return nothing: the executor takes a fingerprint of all instructions."""
         return ""
+
+
+def is_crowded(shared_cores: int, world_size: int) -> bool:
+    """Say whether all ranks are on one host that has fewer than two cores for each; `shared_cores` is 0 otherwise."""
+    return 0 < shared_cores < 2 * world_size
 
 
 def with_block(
@@ -172,7 +146,7 @@ def with_block(
     if "block_numel" in options:
         return options
     itemsize = storage_dtype(target.dtype).itemsize
-    if 0 < shared_cores < 2 * world_size:
+    if is_crowded(shared_cores, world_size):
         return {**options, "block_numel": CROWDED_NBYTES // itemsize}
     if network is None or not network.alpha_seconds or strategy.replace("-", "_") != LINEAR_PIPELINE:
         return options  # a startup too short to be measured says nothing about blocks

@@ -23,7 +23,7 @@ from penstock.network import LinearCost, Network, least_nbytes
 from penstock.plan import Bucket, Route
 from penstock.program import Op, Program
 from penstock.simulator.fitted import ITEMSIZE, chosen_strategy, codec_cost
-from penstock.simulator.program import CodecCost, Overhead, Translation, program_seconds
+from penstock.simulator.program import CodecCost, Overhead, Step, Translation, program_seconds, steps_of
 from penstock.strategies import Options, build, build_coded_part, build_compressed, build_part
 
 BUCKET_NBYTES = 1 << 21  # from where a measured line holds; shorter messages take less
@@ -39,6 +39,7 @@ class Clock:
     native_seconds: Callable[[float], float] | None = None  # of the engine's own collective, by its bytes
     pace: float = 1.0  # multiplies all of its durations
     overhead: Overhead | None = None  # of its messages and computations, as measured; None: not measured
+    steps: Sequence[Step] = ()  # of the program, which is timed several times; (): not known
 
 
 def clock_of(network: Network, workers: int, bucket: Bucket, numels: Sequence[int], way: Way) -> tuple[Program, Clock]:
@@ -95,7 +96,8 @@ def _overhead(
 
 def _computed(network: Network, program: Program, clock: Clock) -> float:
     """Return the seconds that a rank computes for a program, on average, as its codec's curves say."""
-    tasks, _ = Translation(program, network, clock.itemsize, clock.codec, clock.native_seconds).tasks()
+    values = network, clock.itemsize, clock.codec, clock.native_seconds
+    tasks, _ = Translation(program, *values, steps=clock.steps).tasks()
     return sum(task.seconds for task in tasks if task.pool is not None) / program.world_size
 
 
@@ -117,7 +119,7 @@ def _paced(program: Program, network: Network, clock: Clock, wanted: float) -> C
     """
 
     def alone(overhead: Overhead | None) -> float:
-        return program_seconds(program, network, clock.itemsize, clock.codec, overhead)
+        return program_seconds(program, network, clock.itemsize, clock.codec, overhead, clock.steps)
 
     taken, known = alone(clock.overhead), clock.overhead
     if known is None:
@@ -163,7 +165,8 @@ def instructions(network: Network, workers: int, route: Route, numels: Sequence[
     """Return about how many instructions a bucket's program has on all ranks: those of the first tell."""
     curves = None if route.codec is None else network.codecs[route.codec]
     strategy, options = chosen_strategy(route, curves)
-    return workers * _part_size(strategy.name, options, workers, tuple(numels), curves is not None)
+    sizes = (sum(numels),) if curves is None else tuple(numels)  # a dense program does not know its tensors
+    return workers * _part_size(strategy.name, options, workers, sizes, curves is not None)
 
 
 @lru_cache(maxsize=512)
@@ -178,17 +181,21 @@ def _shape(network: Network, workers: int, route: Route, numels: tuple[int, ...]
     """Return a bucket's program, and its clock before anything measured is known."""
     curves = None if route.codec is None else network.codecs[route.codec]
     strategy, options = chosen_strategy(route, curves)
-    program = _built(strategy.name, options, workers, numels, curves is not None)
+    program, steps = _built(strategy.name, options, workers, numels, curves is not None)
     if curves is None:
         native = any(one.op is Op.NATIVE for one in program.ranks[0])
-        return program, Clock(native_seconds=(lambda _: 0.0) if native else None)
+        return program, Clock(native_seconds=(lambda _: 0.0) if native else None, steps=steps)
     piece_nbytes = ITEMSIZE * sum(numels) / max(program.numel, 1)
     tensors = max(1, round(len(numels) / max(program.numel, 1)))
-    return program, Clock(piece_nbytes, codec_cost(curves, piece_nbytes, tensors))
+    return program, Clock(piece_nbytes, codec_cost(curves, piece_nbytes, tensors), steps=steps)
 
 
-@lru_cache(maxsize=512)
-def _built(strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool) -> Program:
-    if not coded:
-        return build("all_reduce", strategy, workers, sum(numels), options)
-    return build_compressed(strategy, workers, tuple(accumulate(numels, initial=0)), options)[0]
+@lru_cache(maxsize=64)  # of up to `composition.MOST_INSTRUCTIONS` each
+def _built(
+    strategy: str, options: Options, workers: int, numels: tuple[int, ...], coded: bool
+) -> tuple[Program, Sequence[Step]]:
+    if coded:
+        program, _ = build_compressed(strategy, workers, tuple(accumulate(numels, initial=0)), options)
+    else:
+        program = build("all_reduce", strategy, workers, sum(numels), options)
+    return program, steps_of(program)

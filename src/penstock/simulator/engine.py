@@ -22,13 +22,13 @@ import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Resource = Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Something that takes time."""
+class Task(NamedTuple):  # a tuple, as an instruction is: an iteration in lanes has a hundred thousand
+    """Work of `seconds` that begins once tasks before it are done and all resources that it uses are free."""
 
     seconds: float  # on a pool: of one core
     uses: tuple[Resource, ...] = ()
@@ -36,8 +36,7 @@ class Task:
     pool: Hashable = None  # the cores that it needs one of; None: none
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """When a task ran."""
 
     start_seconds: float
@@ -84,11 +83,12 @@ class _Run:
     def __init__(self, tasks: Sequence[Task], pools: Mapping[Hashable, float]) -> None:
         self.tasks = tasks
         self.busy: set[Resource] = set()
-        self.blocking = [len(set(task.after)) for task in tasks]  # dependencies not yet finished
+        earlier = [set(task.after) for task in tasks]
+        self.blocking = [len(each) for each in earlier]  # dependencies not yet finished
         self.followers: list[list[int]] = [[] for _ in tasks]
-        for index, task in enumerate(tasks):
-            for earlier in set(task.after):
-                self.followers[earlier].append(index)
+        for index, each in enumerate(earlier):
+            for before in each:
+                self.followers[before].append(index)
         self.waiting: defaultdict[Resource, set[int]] = defaultdict(set)  # tasks that are ready but lack room
         self.pools = {name: _Pool(cores) for name, cores in pools.items()}
         self.events: list[tuple[float, int, int, Hashable, int]] = []  # (time, task, kind, pool, its version)

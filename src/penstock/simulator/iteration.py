@@ -55,13 +55,13 @@ def simulate_iteration(
         free[lane] = len(tasks) - 1
         return free[lane]
 
-    for number, (bucket, last) in enumerate(zip(buckets, last_of, strict=True), 1):
+    for bucket, last in zip(buckets, last_of, strict=True):
         way = way_of(by_route, bucket)
         after = len(ready) if not overlap else last + 1  # task 0 is the forward pass
         if way.coupled:
             if second is not None:
                 add(second[0], NETWORK_LANE, second[1], after)
-            own, left = map(float, way.coupled_seconds(bucket.nbytes, len(bucket.tensors), number == len(buckets)))
+            own, left = way.coupled_seconds(bucket.nbytes, len(bucket.tensors))
             add(bucket.name, NETWORK_LANE, own, after)
             second = bucket.name, left, way.stages[1].a_seconds
             continue
@@ -122,7 +122,11 @@ def predict(trace: Trace, planner: Planner, ways: Sequence[Way], workers: int, s
 def timed(plan: Plan, trace: Trace, ways: Sequence[Way], slowdown: float = 1.0) -> Plan:
     """Return the plan with the timeline that `trace` and `ways` predict, where messages are slowed as in `predict`."""
     timeline = simulate_iteration(squeezed(trace, slowdown), plan.messages, ways, overlap=plan.overlap)
-    timeline = stretched(timeline, slowdown)
+    return with_timeline(plan, stretched(timeline, slowdown))
+
+
+def with_timeline(plan: Plan, timeline: Timeline) -> Plan:
+    """Return the plan with a predicted timeline, and with the times that it says."""
     return replace(
         plan,
         timeline=timeline,

@@ -8,9 +8,11 @@ Ranks of one machine share its cores, where the network says how many there are.
 computed (summing, codecs) has their waiting for one another in it, which is taken out: here they wait again.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from penstock.network import Network
 from penstock.program import Instruction, Op, Program, Slice
@@ -77,9 +79,13 @@ def program_seconds(
     itemsize: float = 4,
     codec: CodecCost | None = None,
     overhead: Overhead | None = None,
+    steps: Sequence["Step"] = (),
 ) -> float:
-    """Return only how long `program` takes: a picture of a large one takes longer than its timing."""
-    translation = Translation(program, network, itemsize, codec or CodecCost(), None, overhead)
+    """Return only how long `program` takes: a picture of a large one takes longer than its timing.
+
+    `steps`: of the program, where they are known.
+    """
+    translation = Translation(program, network, itemsize, codec or CodecCost(), None, overhead, steps)
     ran = run_tasks(translation.tasks()[0], pools(network, program.world_size))
     return max((each.end_seconds for each in ran), default=0.0)
 
@@ -101,7 +107,67 @@ def count_steps(program: Program) -> int:
     return round(simulate_program(program, unit, native_seconds=lambda nbytes: 1.0).seconds)
 
 
+_SEND, _RECV, _NATIVE = Op.SEND, Op.RECV, Op.NATIVE  # an attribute of an enum is looked up slowly
 Key = tuple[int, int]  # (rank, instruction index)
+
+
+class Step(NamedTuple):
+    """What happens at a time: an instruction, or a send with its recv, or the natives of all ranks."""
+
+    keys: tuple[Key, ...]  # the earliest first, as all ranks are read step by step
+    one: Instruction  # a message's send, or the first
+    source: int  # the rank that `one` is of
+    after: tuple[int, ...]  # earlier steps that its instructions wait for
+    link: int | None  # the message before this one: a link keeps its messages in order
+
+
+def steps_of(program: Program) -> list[Step]:
+    """Return the steps of a program in the order a rank-by-rank, step-by-step reading meets them."""
+    together, links = _together(program)
+    number: list[list[int]] = [[-1] * len(instructions) for instructions in program.ranks]  # of each instruction's step
+    found: list[tuple[Key, ...]] = []
+    for index in range(max(map(len, program.ranks), default=0)):
+        for rank, numbers in enumerate(number):
+            if index < len(numbers) and numbers[index] < 0:
+                keys = together.get((rank, index)) or ((rank, index),)
+                for other, place in keys:
+                    number[other][place] = len(found)
+                found.append(keys)
+    steps = list[Step]()
+    for keys in found:
+        head = next((key for key in keys if _at(program, key).op is _SEND), keys[0])
+        after = {number[rank][each] for rank, index in keys for each in program.ranks[rank][index].after}
+        before = links.get(head)
+        sent = None if before is None else number[before[0]][before[1]]
+        steps.append(Step(keys, _at(program, head), head[0], tuple(after), sent))
+    return steps
+
+
+def _together(program: Program) -> tuple[dict[Key, tuple[Key, ...]], dict[Key, Key]]:
+    """Return what makes up a message or native call, by each instruction of it, and for each send that before it."""
+    sends, recvs = (defaultdict[tuple[int, int | None], list[Key]](list) for _ in range(2))
+    natives: list[list[Key]] = [[] for _ in program.ranks]
+    for rank, instructions in enumerate(program.ranks):
+        for index, one in enumerate(instructions):
+            if one.op is _SEND:
+                sends[rank, one.peer].append((rank, index))
+            elif one.op is _RECV and one.peer is not None:
+                recvs[one.peer, rank].append((rank, index))
+            elif one.op is _NATIVE:
+                natives[rank].append((rank, index))
+    assert all(len(keys) <= len(sends[link]) for link, keys in recvs.items()), "a recv has no send"
+    messages = (pair for link, keys in recvs.items() for pair in zip(keys, sends[link], strict=False))
+    ordered = [tuple(sorted(keys, key=_moment)) for keys in (*messages, *zip(*natives, strict=True))]
+    links = {later: earlier for keys in sends.values() for earlier, later in pairwise(keys)}
+    return {key: keys for keys in ordered for key in keys}, links
+
+
+def _moment(key: Key) -> tuple[int, int]:
+    return key[1], key[0]
+
+
+def _at(program: Program, key: Key) -> Instruction:
+    return program.ranks[key[0]][key[1]]
 
 
 @dataclass(slots=True)
@@ -114,96 +180,83 @@ class Translation:
     codec: CodecCost
     native_seconds: Callable[[float], float] | None
     overhead: Overhead | None = None  # as measured; None: a message's startup holds both NICs, and nothing else counts
-    previous: dict[Key, Key] = field(default_factory=dict)  # of a send: the one before it on the same link
+    steps: Sequence[Step] = ()  # of `program`; (): to be found
     encoded: frozenset[str] = field(init=False)  # buffers that hold a codec's output
+    _known: dict[tuple[Op, str, str, int], float] = field(init=False, default_factory=dict)  # most blocks are alike
 
     def __post_init__(self) -> None:
         self.encoded = frozenset(buffer.name for buffer in self.program.buffers if buffer.encoded)
+        self.steps = self.steps or steps_of(self.program)
 
     def tasks(self) -> tuple[list[Task], list[Key]]:
-        """Return tasks in the order a rank-by-rank, step-by-step reading meets them, and the first of each."""
+        """Return tasks in the order of steps, and the first instruction of each."""
         tasks, members = self.tasks_and_keys()
         return tasks, [keys[0] for keys in members]
 
-    def tasks_and_keys(self) -> tuple[list[Task], list[list[Key]]]:
+    def tasks_and_keys(self) -> tuple[list[Task], list[tuple[Key, ...]]]:
         """Return the same tasks, and all instructions of each; a message with an overhead is several in a row."""
-        owner = self._group()
-        order = sorted(owner, key=lambda key: (key[1], key[0]))
-        members: dict[Key, list[Key]] = {}
-        for key in order:
-            members.setdefault(owner[key], []).append(key)
-        last_of: dict[Key, int] = {}  # of each group, the task that ends it
-        place = -1
-        for head in members:
-            place += self._count(head)
-            last_of[head] = place
-        tasks, keys_of = list[Task](), list[list[Key]]()
-        for keys in members.values():
-            for task in self._tasks(keys, owner, last_of, len(tasks)):
-                tasks.append(task)
-                keys_of.append(keys)
+        tasks, keys_of = list[Task](), list[tuple[Key, ...]]()
+        later = 0 if self.overhead is None else 2  # tasks after the one on the wire: its latency holds nothing up
+        ends = self._ends()
+        for step in self.steps:
+            waits = {ends[each] for each in step.after}
+            if step.link is not None:
+                waits.add(ends[step.link] - later)
+            after = tuple(sorted(waits))
+            if step.one.op is _SEND:
+                self._message(step, after, tasks)
+            else:
+                tasks.append(self._own(step, after))
+            keys_of += [step.keys] * (len(tasks) - len(keys_of))
         return tasks, keys_of
 
-    def _count(self, head: Key) -> int:
-        """Return how many tasks an instruction becomes."""
-        return 4 if self.overhead is not None and self._at(*head).op is Op.SEND else 1
+    def _ends(self) -> Sequence[int]:
+        """Return, for each step, the task that ends it."""
+        if self.overhead is None:
+            return range(len(self.steps))
+        return [count - 1 for count in accumulate(4 if step.one.op is _SEND else 1 for step in self.steps)]
 
-    def _group(self) -> dict[Key, Key]:
-        """Map each instruction to the head of its group: a recv to its send, all natives to rank 0's."""
-        sends: defaultdict[tuple[int, int], deque[Key]] = defaultdict(deque)
-        natives: defaultdict[int, list[Key]] = defaultdict(list)
-        owner: dict[Key, Key] = {}
-        for rank, instructions in enumerate(self.program.ranks):
-            for index, instruction in enumerate(instructions):
-                owner[rank, index] = (rank, index)
-                if instruction.op is Op.SEND and instruction.peer is not None:
-                    queue = sends[rank, instruction.peer]
-                    if queue:  # a link keeps its messages in order
-                        self.previous[rank, index] = queue[-1]
-                    queue.append((rank, index))
-                if instruction.op is Op.NATIVE:
-                    natives[rank].append((rank, index))
-        for rank, instructions in enumerate(self.program.ranks):
-            for index, instruction in enumerate(instructions):
-                if instruction.op is Op.RECV and instruction.peer is not None:
-                    owner[rank, index] = sends[instruction.peer, rank].popleft()
-            for count, key in enumerate(natives[rank]):
-                owner[key] = natives[0][count]
-        return owner
+    def _message(self, step: Step, after: tuple[int, ...], tasks: list[Task]) -> None:
+        """Add the tasks of one message."""
+        target, overhead = step.one.peer, self.overhead
+        assert target is not None
+        if overhead is None:
+            tasks.append(Task(self._seconds(step.one), (("out", step.source), ("in", target)), after))
+            return
+        there, place = machine(self.network, target), len(tasks)
+        tasks.append(Task(overhead.moving_seconds, ((ENGINE, target),), after, there))
+        tasks.append(Task(self._seconds(step.one), (("out", step.source), ("in", target)), after))
+        tasks.append(Task(overhead.latency_seconds, (), (place, place + 1)))
+        tasks.append(Task(overhead.core_seconds, (), (place + 2,), there))
 
-    def _tasks(
-        self, keys: list[Key], owner: Mapping[Key, Key], last_of: Mapping[Key, int], place: int
-    ) -> Iterator[Task]:
-        """Yield the tasks of one instruction, the first of which is number `place`."""
-        waits = {last_of[owner[rank, earlier]] for rank, index in keys for earlier in self._at(rank, index).after}
-        later = 0 if self.overhead is None else 2  # tasks after the one on the wire: its latency holds nothing up
-        waits |= {last_of[before] - later for key in keys if (before := self.previous.get(key))}
-        after, (rank, index) = tuple(sorted(waits)), keys[0]
-        one, on = self._at(rank, index), machine(self.network, rank)
-        if any(self._at(*key).op is Op.SEND for key in keys):
-            source, target = next(((r, self._at(r, i).peer) for r, i in keys if self._at(r, i).op is Op.SEND))
-            assert target is not None
-            there = machine(self.network, target)
-            if self.overhead is not None:
-                yield Task(self.overhead.moving_seconds, ((ENGINE, target),), after, there)
-            yield Task(self._message_seconds(keys), (("out", source), ("in", target)), after)
-            if self.overhead is not None:
-                yield Task(self.overhead.latency_seconds, (), (place, place + 1))
-                yield Task(self.overhead.core_seconds, (), (place + 2,), there)
-        elif one.op is Op.NATIVE:
-            yield Task(self._native(one), tuple(("cpu", r) for r, _ in keys), after)
-        else:
-            seconds = self._compute_seconds(one)
-            if self.overhead is not None:
-                seconds = self.overhead.factor * seconds + self.overhead.core_seconds
-            yield Task(seconds, (("cpu", rank),) if seconds else (), after, on)
-
-    def _message_seconds(self, keys: list[Key]) -> float:
-        read = next(self._at(*key).read for key in keys if self._at(*key).op is Op.SEND)
-        assert read is not None
+    def _own(self, step: Step, after: tuple[int, ...]) -> Task:
+        """Return the task of a computation, or of a native of all ranks."""
+        seconds = self._seconds(step.one)
+        if step.one.op is _NATIVE:
+            return Task(seconds, tuple([("cpu", rank) for rank, _ in step.keys]), after)
         if self.overhead is not None:
-            return self.network.beta_seconds_per_byte * self._nbytes(read)
-        return self.network.link.seconds(self._nbytes(read))
+            seconds = self.overhead.factor * seconds + self.overhead.core_seconds
+        return Task(seconds, (("cpu", step.source),) if seconds else (), after, machine(self.network, step.source))
+
+    def _seconds(self, one: Instruction) -> float:
+        """Return what an instruction takes by itself."""
+        written, read = one.write, one.read
+        numel = read.numel if read is not None else written.numel if written is not None else 0
+        kind = one.op, written[0] if written is not None else "", read[0] if read is not None else "", numel
+        if kind not in self._known:
+            self._known[kind] = self._found_seconds(one)
+        return self._known[kind]
+
+    def _found_seconds(self, one: Instruction) -> float:
+        if one.op is _SEND:
+            return self._message_seconds(one)
+        return self._native(one) if one.op is _NATIVE else self._compute_seconds(one)
+
+    def _message_seconds(self, one: Instruction) -> float:
+        assert one.read is not None
+        if self.overhead is not None:
+            return self.network.beta_seconds_per_byte * self._nbytes(one.read)
+        return self.network.link.seconds(self._nbytes(one.read))
 
     def _native(self, instruction: Instruction) -> float:
         assert instruction.write is not None
@@ -230,12 +283,9 @@ class Translation:
         ratio = self.codec.ratio if touched.buffer in self.encoded else 1.0
         return touched.numel * self.itemsize * ratio
 
-    def _at(self, rank: int, index: int) -> Instruction:
-        return self.program.ranks[rank][index]
-
     def name(self, key: Key) -> tuple[str, str, int]:
         """Return what a span says, its lane and its rank."""
-        instruction = self._at(*key)
+        instruction = _at(self.program, key)
         lane = "network" if instruction.op in (Op.SEND, Op.RECV) else "codec" if instruction.op in _CODEC else "merge"
         return str(instruction).split(" (")[0], lane, key[0]
 

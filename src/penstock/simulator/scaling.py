@@ -64,6 +64,7 @@ class ScalingRow:
     workers: int
     planner: str
     messages: int
+    routes: tuple[str, ...]  # by which its messages go, in the order they are first taken
     iteration_seconds: float  # mean over iterations where workers vary
     non_overlapped_seconds: float
     speedup: float
@@ -111,6 +112,7 @@ def _row(trace: Trace, planner: Planner, ways: Sequence[Way], p: int, variation:
         workers=p,
         planner=planner.name,
         messages=len(buckets),
+        routes=tuple(dict.fromkeys(str(bucket.route) for bucket in buckets)),
         iteration_seconds=seconds,
         non_overlapped_seconds=fmean(run.non_overlapped_seconds for run in runs),
         speedup=speedup,

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from penstock.adaptor.buckets import Gradient
 from penstock.adaptor.current import Average, Sum, world
-from penstock.adaptor.session import Gradient, Session
+from penstock.adaptor.session import Session
 from penstock.errors import PlanError
 from penstock.exchange.state import State
 
@@ -231,7 +232,7 @@ def _times(gradient: Any, factor: float) -> Any:
 
 
 def _in_words(has_dense: bool, sparse: Sequence[str]) -> str:
-    """Return what a rank has.
+    """Say what kinds of gradients a rank has, for an error.
 
     >>> _in_words(True, ["table"])
     "dense gradients and slices of ['table']"

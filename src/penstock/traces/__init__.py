@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from penstock.errors import TraceError, did_you_mean
 from penstock.fields import parse_json
+from penstock.task_names import spelling
 from penstock.trace import FORMAT, Trace, load_trace, trace_from_fields
 
 __all__ = ["find_trace", "load_shipped", "shipped"]
@@ -50,8 +51,4 @@ def is_shipped(name: str) -> bool:
 
 def _shipped_name(name: str) -> str | None:
     """Return the shipped name that `name` spells, whatever its case, hyphens and underscores."""
-    return next((candidate for candidate in shipped() if _spelling(candidate) == _spelling(name)), None)
-
-
-def _spelling(name: str) -> str:
-    return name.lower().replace("-", "").replace("_", "")
+    return next((candidate for candidate in shipped() if spelling(candidate) == spelling(name)), None)

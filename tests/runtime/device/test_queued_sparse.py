@@ -17,7 +17,7 @@ from penstock.runtime.device.rounds import widen  # noqa: E402
 from penstock.strategies import Options, build_compressed, parse_strategy, sparse_names  # noqa: E402
 from penstock.verify import require_proof  # noqa: E402
 from runtime.queued_workers import several_buckets, spoil_one_rank  # noqa: E402
-from runtime.sparse_workers import DEVICE, STEPS, both_routes, gradients  # noqa: E402
+from runtime.sparse_workers import DEVICE, STEPS, both_routes, compiled_and_launched, gradients  # noqa: E402
 from spawn import spawn  # noqa: E402
 
 EVERY = (*sparse_names(), "hierarchical(outer=gtopk)")
@@ -40,6 +40,14 @@ def program_of(strategy, world_size):
 
 def slow(*arguments):
     return pytest.param(*arguments, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("codec", "selects"), [(HALF, "select_each"), ("sparse(density=0.01)", "write_exactly")])
+def test_every_kernel_is_asked_to_be_compiled_before_it_is_launched(codec, selects):
+    """With the alignment of its memory and its constants: another variant would be compiled at its first launch."""
+    for early, asked in spawn(2, compiled_and_launched, codec, "gtopk_doubling"):
+        assert early == []
+        assert {"pack", "unite", "digit", "count", "cut", "put", "look_at_firsts", selects} <= set(asked)
 
 
 @pytest.mark.parametrize("strategy", EVERY)

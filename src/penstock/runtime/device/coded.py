@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from penstock.codecs.codec import Codec
-from penstock.codecs.feedback import PutOff
+from penstock.codecs.feedback import DeferredResidual
 from penstock.codecs.payload_block import Block, DeviceForm, MergingForm, Task, pinned
 from penstock.errors import StrategyError
 from penstock.program import Instruction, Op, Part, Program, Slice
@@ -109,7 +109,12 @@ class Coded(Prepared):
             view_at(target.address, target.nbytes, self.mirror.device).view(torch.float32).mul_(scale)
 
     def _bind(
-        self, target: Flat, kept: Flat | None, deferred: PutOff | None, scale: float, given: Sequence[Any] = ()
+        self,
+        target: Flat,
+        kept: Flat | None,
+        deferred: DeferredResidual | None,
+        scale: float,
+        given: Sequence[Any] = (),
     ) -> Binding:
         assert deferred is None, "residuals on a device are tensors"
         assert not given, "what is on a device is read in its bucket"

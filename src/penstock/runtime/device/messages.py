@@ -19,7 +19,8 @@ from penstock.runtime.transport.c10d import keep_device_group
 
 NCCL = "nccl"
 Call = tuple[Callable[..., Any], list[torch.Tensor], int]  # of a message: what starts it, its memory, its peer
-_OWN: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by the group whose ranks they have: connecting takes seconds
+# Connecting takes seconds, so groups are kept: by the group whose ranks they have, and what NCCL waits for a message.
+_OWN: WeakKeyDictionary[Any, dict[float, Any]] = WeakKeyDictionary()
 MOST_BLOCKS = 4  # thread blocks of a group of messages: they take room from the model's kernels while they wait
 
 
@@ -105,13 +106,14 @@ def nccl_takes(ranks_here: int) -> bool:
 def device_messages(group: dist.ProcessGroup, timeout_seconds: float) -> GroupedMessages | None:
     """Return messages of our own between the current devices of a group's ranks, which must all call this together.
 
-    None where NCCL does not carry the group's tensors on CUDA devices.
+    Those with one timeout share a group of NCCL. None where NCCL does not carry the group's tensors on CUDA devices.
     """
     if not torch.cuda.is_available() or f"cuda:{NCCL}" not in dist.get_backend_config(group):
         return None
-    if group not in _OWN:
-        _OWN[group] = _connected(group, timeout_seconds)
-    return GroupedMessages(_OWN[group])
+    own = _OWN.setdefault(group, {})
+    if timeout_seconds not in own:
+        own[timeout_seconds] = _connected(group, timeout_seconds)
+    return GroupedMessages(own[timeout_seconds])
 
 
 def _connected(group: dist.ProcessGroup, timeout_seconds: float) -> dist.ProcessGroup:

@@ -23,24 +23,22 @@ Kernels of the model that the host queues after a bucket would otherwise stand b
 a device has fewer queues than there are streams, as CUDA's devices have: the backward pass then stops while messages
 are under way. On GPT-2 over 10 Gb/s, that was a third of what communication cost.
 
-A large bucket can come in waves (`strategies.build_waves`): programs of some of its pieces each, queued one after the
-other as if they were buckets. Payloads then take the memory of a wave. Random numbers are drawn for the bucket as a
-whole, so its bits are those of one program. As a wave stands behind a wait for the one before, only the last bucket of
-an iteration comes so: no kernel of the backward pass is behind it.
+Payloads take memory on the device: what bucket 2 sends and receives, and the finished sums of bucket 1. They lie in
+rooms that buckets take in turn (`Bindings`), and what can be received into the bucket itself, whose gradients are not
+needed any more by then, takes none (`lent_memory`).
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Protocol
 
 import torch
 
 from penstock.codecs.codec import Codec
-from penstock.codecs.payload_block import Look, Piece, QueuedForm, QueuedMergingForm
+from penstock.codecs.payload_block import Look, Piece, QueuedForm, QueuedMergingForm, runs
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Program, Slice
 from penstock.runtime.device.coded import numbered
@@ -48,7 +46,6 @@ from penstock.runtime.device.mirror import Mark, Message
 from penstock.runtime.device.rounds import Round, rounds, widen
 from penstock.runtime.executor import program_digest
 from penstock.runtime.layout import PAYLOAD_ALIGNMENT, Layout, lay_out
-from penstock.strategies import Wave
 from penstock.strategies.batches import Batches
 
 Work = Callable[[], None]
@@ -107,10 +104,26 @@ class Room:
         if all(nbytes <= self.regions.get(region, (0, -1))[1] for region, nbytes in needed.items()):
             return
         sizes = {region: nbytes for region, (_, nbytes) in self.regions.items()}
-        sizes |= {region: max(nbytes, sizes.get(region, 0)) for region, nbytes in needed.items()}
+        self._lay_out(_largest([sizes, needed]))
+
+    def shrink(self, needed: Sequence[Mapping[tuple[str, str], int]]) -> None:
+        """Have regions of no more bytes than the largest need."""
+        sizes = _largest(needed)
+        if any(nbytes > sizes.get(region, -1) for region, (_, nbytes) in self.regions.items()):
+            self._lay_out(sizes)
+
+    def _lay_out(self, sizes: Mapping[tuple[str, str], int]) -> None:
         starts = accumulate(sizes.values(), initial=0)
         self.regions = {region: (start, sizes[region]) for region, start in zip(sizes, starts, strict=False)}
         self.memory = torch.zeros(sum(sizes.values()), dtype=torch.uint8, device=self.memory.device)
+
+
+def _largest(needed: Sequence[Mapping[tuple[str, str], int]]) -> dict[tuple[str, str], int]:
+    """Return the most bytes that a region is to have."""
+    found = dict[tuple[str, str], int]()
+    for sizes in needed:
+        found |= {region: max(nbytes, found.get(region, 0)) for region, nbytes in sizes.items()}
+    return found
 
 
 class Flight:
@@ -135,42 +148,10 @@ class Flight:
         return stage.calls
 
 
-def prepare_waves(
-    waves: Sequence[Wave], rank: int, codec: Codec, form: QueuedForm, messages: Messages
-) -> "Queued | InWaves":
-    """Resolve all that does not depend on the bucket, which is float32 and consists of these waves."""
-    known = dict[int, _Resolved]()  # by program: many waves have the same
-    ready = [prepare_queued(one.program, rank, codec, form, one.batches, messages, known) for one in waves]
-    return ready[0] if len(ready) == 1 else InWaves(waves, ready)
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """A program as it is queued, whatever its pieces are."""
-
-    program: Program
-    steps: list[tuple[Step, ...]]  # of each rank
-    rooms: int  # of all ranks, which must queue alike
-
-
 def prepare_queued(
-    program: Program,
-    rank: int,
-    codec: Codec,
-    form: QueuedForm,
-    batches: Batches,
-    messages: Messages,
-    known: dict[int, _Resolved] | None = None,
+    program: Program, rank: int, codec: Codec, form: QueuedForm, batches: Batches, messages: Messages
 ) -> "Queued":
-    """Resolve all that does not depend on the bucket, which is float32; what is `known` of a program is used again."""
-    known = {} if known is None else known
-    found = known[id(program)] = known.get(id(program)) or _resolved(program, rank, codec)
-    digest = f"{program_digest(found.program, 'float32', codec, batches)} queued"
-    layout = lay_out(found.program.part(rank), _ITEMSIZE, form.max_nbytes, batches)
-    return Queued(found.program, rank, form, messages, layout, found.steps[rank], found.rooms, digest)
-
-
-def _resolved(program: Program, rank: int, codec: Codec) -> _Resolved:
+    """Resolve all that does not depend on the bucket, which is float32."""
     wide = widen(program)
     encoded = {buffer.name for buffer in wide.buffers if buffer.encoded}
     for one in wide.ranks[rank]:
@@ -180,8 +161,11 @@ def _resolved(program: Program, rank: int, codec: Codec) -> _Resolved:
             raise StrategyError(
                 f"{program.strategy}: adds encoded blocks, which {codec.name} cannot; use a sparse codec"
             )
+    digest = f"{program_digest(wide, 'float32', codec, batches)} queued"
+    layout = lay_out(wide.part(rank), _ITEMSIZE, form.max_nbytes, batches)
     ordered = steps_of_all(wide)
-    return _Resolved(wide, ordered, max(map(rooms_needed, wide.ranks, ordered)))
+    rooms = max(map(rooms_needed, wide.ranks, ordered))  # of all ranks, which must queue alike
+    return Queued(wide, rank, form, messages, layout, ordered[rank], rooms, digest)
 
 
 def steps_of_all(program: Program) -> list[tuple[Step, ...]]:
@@ -243,6 +227,78 @@ def rooms_needed(instructions: Sequence[Instruction], steps: Sequence[Step]) -> 
     return max((max(1, (last + 1) // 2 - first) for first, last in used.values()), default=1)
 
 
+def lent_memory(instructions: Sequence[Instruction], steps: Sequence[Step], layout: Layout) -> dict[str, int]:
+    """Return the buffers that lie in the bucket itself, each with its first byte there.
+
+    Gradients that were encoded are not read again before their average is written. So their memory is free for what is
+    used in between. On rank 1 of four, by parameter servers:
+
+        step     0: encode   1: messages   2: add         3: encode   4: messages   5: decode
+        data 0   read                                                               written
+        in0                  received      added to 1                                          lies in data 0, 2 or 3
+
+    A buffer, like a message, is one stretch of memory: where one of them finds none, none is lent.
+    """
+    uses, spans = _uses(instructions, steps)
+    lent, taken = dict[str, int](), list[Piece]()
+    for name, (start, stop) in layout.buffers().items():
+        first, last = spans[name]
+        free = [position for position, found in uses.items() if _is_free(found, first, last)]
+        if not free:
+            continue
+        assert layout.batches is not None
+        pieces = sorted(piece for position in free for piece in layout.batches.pieces[position])
+        place = _first_fit(runs(pieces), taken, stop - start)
+        if place is None:
+            return {}
+        lent[name] = place
+        taken.append((place, place + stop - start))
+    return lent
+
+
+def _uses(
+    instructions: Sequence[Instruction], steps: Sequence[Step]
+) -> tuple[dict[int, list[tuple[int, bool]]], dict[str, tuple[int, int]]]:
+    """Return in which steps each position of the data is used, and whether what was there is only written over; and the
+    first and the last step of each buffer."""
+    data, spans = dict[int, list[tuple[int, bool]]](), dict[str, tuple[int, int]]()
+    for number, step in enumerate(steps):
+        for one in (instructions[index] for index in step.indices):
+            for slice_, is_overwritten in ((one.read, False), (one.write, one.op is not Op.MERGE)):
+                if slice_ is None:
+                    continue
+                if slice_.buffer != DATA:
+                    spans[slice_.buffer] = spans.get(slice_.buffer, (number, number))[0], number
+                    continue
+                for position in range(slice_.start, slice_.stop):
+                    data.setdefault(position, []).append((number, is_overwritten))
+    return data, spans
+
+
+def _is_free(uses: Sequence[tuple[int, bool]], first: int, last: int) -> bool:
+    """Say whether the memory of a position holds nothing that is needed from step `first` to step `last`."""
+    return any(
+        before < first and last < after and is_overwritten
+        for (before, _), (after, is_overwritten) in pairwise([(-1, False), *uses])
+    )
+
+
+def _first_fit(free: Sequence[Piece], taken: Sequence[Piece], nbytes: int) -> int | None:
+    """Return the first aligned byte of so many that lie in one stretch of free elements, and that are not taken."""
+    for start, stop in free:
+        place = _aligned(start * _ITEMSIZE)
+        for low, high in sorted(taken):
+            if low < place + nbytes and place < high:
+                place = _aligned(high)
+        if place + nbytes <= stop * _ITEMSIZE:
+            return place
+    return None
+
+
+def _aligned(byte: int) -> int:
+    return -(-byte // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
+
+
 class Bindings:
     """Programs on the memory of buckets. Those of buckets that come no more are let go, with memory on the device.
 
@@ -263,7 +319,7 @@ class Bindings:
     def room(self, rooms: int, needed: Mapping[tuple[str, str], int], device: torch.device) -> Room:
         """Return memory for the payloads of the next bucket that is bound, one of `rooms` in turn.
 
-        Buckets that were bound to less than the room has then are bound again when they come.
+        Buckets that were bound to other memory than the room has then are bound again when they come.
         """
         name = rooms, self._given[rooms] % rooms
         self._given[rooms] += 1
@@ -281,8 +337,12 @@ class Bindings:
         if bound.is_outgrown:
             bound = bound.anew()
         self._bound[key] = bound, self._runs
-        for old in [each for each, (_, run) in self._bound.items() if self._runs - run > len(self._bound)]:
+        gone = [each for each, (_, run) in self._bound.items() if self._runs - run > len(self._bound)]
+        for old in gone:
             self._bound.pop(old)[0].settle()
+        if gone:  # torch's first buckets, or another plan's: they may have been larger than all that still come
+            for room in self._rooms.values():
+                room.shrink([each.needed for each, _ in self._bound.values() if each.room is room])
         return bound
 
     def settle(self) -> None:
@@ -306,7 +366,9 @@ class Queued:
         self.steps, self.digest, self.numel = steps, digest, layout.batches.numel
         self.rooms, self.rounds = rooms, sum(step.op is Op.SEND for step in steps)
         self.regions = {(program.strategy, name): bounds for name, bounds in layout.buffers().items()}
-        self.needed = {region: stop - start for region, (start, stop) in self.regions.items()}  # of a room, in bytes
+        self.encoded = {buffer.name for buffer in program.buffers if buffer.encoded}
+        merges = any(one.op is Op.MERGE and _is_in(one.write, self.encoded) for one in self.part.instructions)
+        self._lent = {} if merges else lent_memory(self.part.instructions, steps, layout)  # both blocks lie together
         self.ordinals = numbered(layout)  # of its pieces among those of the bucket
 
     @property
@@ -335,6 +397,10 @@ class Queued:
             data.mul_(scale)
         self.messages.launch(bound.fly(self.form.begin(len(self.ordinals))), self.rooms)
 
+    def needed(self, lent: Collection[str]) -> dict[tuple[str, str], int]:
+        """Return the bytes of each region of a room that is needed where some buffers are lent."""
+        return {each: stop - start for each, (start, stop) in self.regions.items() if each[1] not in lent}
+
     def was_sent_nan(self, data: torch.Tensor) -> bool:
         """Say nothing: whether a sum is NaN is heard of through the codec, when the bucket comes again."""
         return False
@@ -350,72 +416,11 @@ class Queued:
         key = id(self), data.data_ptr(), 0 if residual is None else residual.data_ptr()
 
         def make() -> _Bound:
-            return _Bound(self, data, residual, bindings.room(self.rooms, self.needed, data.device))
+            lent = {} if data.data_ptr() % PAYLOAD_ALIGNMENT else self._lent
+            room = bindings.room(self.rooms, self.needed(lent), data.device)
+            return _Bound(self, data, residual, room, lent)
 
         return bindings.use(key, make)
-
-
-class InWaves:
-    """A bucket that is queued as several programs, one after the other; used as a `Queued` is."""
-
-    dtype = "float32"
-
-    def __init__(self, waves: Sequence[Wave], ready: Sequence[Queued]) -> None:
-        """`ready`: each wave, prepared."""
-        self._waves, self._ready = waves, ready
-        first = ready[0]
-        self.form, self.messages, self.part = first.form, first.messages, first.part
-        self.numel = max(wave.stop for wave in waves)
-        self.rounds = max(turn + each.rounds for turn, each in enumerate(ready))  # groups, where no other bucket comes
-        self.digest = sha256(" ".join([each.digest for each in ready]).encode()).hexdigest()
-        self._share_rooms()
-        self._number_pieces()
-
-    def _share_rooms(self) -> None:
-        """Have all waves take rooms of one kind, large enough for each."""
-        rooms, needed = max(each.rooms for each in self._ready), dict[tuple[str, str], int]()
-        for each in self._ready:
-            needed |= {region: max(nbytes, needed.get(region, 0)) for region, nbytes in each.needed.items()}
-        for each in self._ready:
-            each.rooms, each.needed = rooms, needed
-
-    def _number_pieces(self) -> None:
-        """Have each piece draw the random numbers that it draws in one program for the whole bucket."""
-        starts = [wave.start for wave in self._waves]
-        placed = [
-            (start + low, each, (low, high))
-            for start, each in zip(starts, self._ready, strict=True)
-            for low, high in each.pieces
-        ]
-        for number, (_, each, piece) in enumerate(sorted(placed, key=lambda one: one[0])):
-            each.ordinals[piece] = number
-        self._pieces = len(placed)
-
-    def run(
-        self,
-        data: torch.Tensor,
-        call: int = 0,
-        timeout_seconds: float = 0.0,
-        recorder: Any = None,
-        staged: Any = None,
-        residual: torch.Tensor | None = None,
-        scale: float = 1.0,
-    ) -> None:
-        """Queue all waves on the current stream; arguments are those of `Queued.run`."""
-        _check(data, residual, self.numel, self.part.strategy)
-        flat, bound = data.detach().view(-1), list[_Bound]()
-        for wave, each in zip(self._waves, self._ready, strict=True):
-            kept = None if residual is None else residual[wave.start : wave.stop]
-            bound.append(each.bind(flat[wave.start : wave.stop], kept))
-        if scale != 1.0:
-            data.mul_(scale)
-        seed = self.form.begin(self._pieces)
-        for each, own in zip(self._ready, bound, strict=True):
-            self.messages.launch(own.fly(seed), each.rooms)
-
-    def was_sent_nan(self, data: torch.Tensor) -> bool:
-        """Say nothing, as `Queued` does."""
-        return False
 
 
 def _check(data: torch.Tensor, residual: torch.Tensor | None, numel: int, strategy: str) -> None:
@@ -429,12 +434,17 @@ def _check(data: torch.Tensor, residual: torch.Tensor | None, numel: int, strate
 class _Bound:
     """A program on one bucket's memory, with a room for payloads."""
 
-    def __init__(self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: Room) -> None:
-        self._owner, self._bucket, self._residual, self._room = owner, bucket, residual, room
-        self._memory = room.memory
-        self._moved = {region[1]: room.regions[region][0] - start for region, (start, _) in owner.regions.items()}
-        self._instructions = owner.program.ranks[owner.rank]
-        self._encoded = {buffer.name for buffer in owner.program.buffers if buffer.encoded}
+    def __init__(
+        self, owner: Queued, bucket: torch.Tensor, residual: torch.Tensor | None, room: Room, lent: Mapping[str, int]
+    ) -> None:
+        self._owner, self._bucket, self._residual, self.room, self._lent = owner, bucket, residual, room, lent
+        self.needed = owner.needed(lent)  # of the room
+        self._memory, self._own_bytes = room.memory, bucket.view(torch.uint8)
+        self._moved = {
+            region[1]: (lent[region[1]] if region[1] in lent else room.regions[region][0]) - start
+            for region, (start, _) in owner.regions.items()
+        }
+        self._instructions, self._encoded = owner.part.instructions, owner.encoded
         self._outcome = _Outcome(owner.form.queued_look(bucket, owner.pieces), Mark(bucket.device))
         self._seed = [0]  # of what is encoded in this run; no work refers to `self`, which dies when it is let go
         self._sent_nbytes = 0
@@ -444,17 +454,17 @@ class _Bound:
     @property
     def is_outgrown(self) -> bool:
         """Whether its room has other memory by now."""
-        return self._memory is not self._room.memory
+        return self._memory is not self.room.memory
 
     def anew(self) -> "_Bound":
         """Return the same on the memory that its room has now."""
         self.settle()
-        return _Bound(self._owner, self._bucket, self._residual, self._room)
+        return _Bound(self._owner, self._bucket, self._residual, self.room, self._lent)
 
     def fly(self, seed: int) -> Flight:
         """Return a run of everything; `seed`: what encoders start their random numbers from."""
         self._seed[0] = seed
-        return Flight(self._stages, self._sent_nbytes, self._room)
+        return Flight(self._stages, self._sent_nbytes, self.room)
 
     def settle(self) -> None:
         """Hear of what the last run found; an iteration later the device has long got there."""
@@ -466,7 +476,7 @@ class _Bound:
         for _, group in groupby(self._owner.steps, key=self._decoded):
             steps = list(group)
             if self._decoded(steps[0]) is not None:
-                works.append(self._decoding(steps))
+                works += self._decoding(steps)
                 continue
             for step in steps:
                 if step.op is Op.SEND:
@@ -485,18 +495,18 @@ class _Bound:
         self._sent_nbytes += sum(memory.nbytes for sent, memory, _ in messages if sent)
         return self._owner.messages.calls(messages)
 
-    def _decoded(self, step: Step) -> tuple[Slice | None, ...] | None:
-        """Return what a step decodes or adds to; None where it does something else."""
+    def _decoded(self, step: Step) -> tuple[Any, ...] | None:
+        """Return what a step decodes or adds to, and where from; None where it does something else."""
         ones = [self._instructions[index] for index in step.indices]
         decodes = step.op in (Op.DECODE, Op.MERGE)
         if not decodes or any(self._coded(one) is None or _is_in(one.write, self._encoded) for one in ones):
             return None
-        return tuple(one.write for one in ones)
+        return tuple((one.write, self._is_lent(one)) for one in ones)
 
     def _works_of(self, step: Step) -> Iterator[Work]:
         ones = [self._instructions[index] for index in step.indices]
         if step.op is Op.ENCODE:
-            yield self._encoding(ones)
+            yield from self._encoding(ones)
         else:
             yield from (self._dense(one) if self._coded(one) is None else self._merging(one) for one in ones)
 
@@ -511,12 +521,25 @@ class _Bound:
             return None
         return next((each for each in (one.write, one.read) if _is_in(each, self._encoded)), None)
 
-    def _encoding(self, ones: Sequence[Instruction]) -> Work:
-        pieces, places = self._pieces(ones)
-        ordinals = [self._owner.ordinals[piece] for piece in pieces]
-        encode = self._owner.form.queued_encoder(self._bucket, self._residual, self._memory, pieces, places, ordinals)
-        seed = self._seed
-        return lambda: encode(seed[0])
+    def _is_lent(self, one: Instruction) -> bool:
+        """Say whether the payloads of a computation lie in the bucket."""
+        slice_ = self._coded(one)
+        assert slice_ is not None
+        return slice_.buffer in self._lent
+
+    def _by_memory(self, ones: Sequence[Instruction]) -> Iterator[tuple[torch.Tensor, list[int]]]:
+        """Yield the memory that payloads of computations lie in, and which of the computations those are."""
+        for memory, wanted in ((self._memory, False), (self._own_bytes, True)):
+            chosen = [index for index, one in enumerate(ones) if self._is_lent(one) is wanted]
+            if chosen:
+                yield memory, chosen
+
+    def _encoding(self, ones: Sequence[Instruction]) -> Iterator[Work]:
+        for memory, chosen in self._by_memory(ones):
+            pieces, places = self._pieces([ones[index] for index in chosen])
+            ordinals = [self._owner.ordinals[piece] for piece in pieces]
+            encode = self._owner.form.queued_encoder(self._bucket, self._residual, memory, pieces, places, ordinals)
+            yield partial(_with_seed, encode, self._seed)
 
     def _merging(self, one: Instruction) -> Work:
         """Return what adds encoded blocks to others."""
@@ -525,10 +548,12 @@ class _Bound:
         (pieces, places), others = self._pieces([one]), self._places(one.read, self._owner.layout.pieces(one.read))
         return form.queued_merger(self._residual if one.keeps else None, self._memory, pieces, places, [*others])
 
-    def _decoding(self, steps: Sequence[Step]) -> Work:
-        found = [self._pieces([self._instructions[index] for index in step.indices]) for step in steps]
-        adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
-        return self._owner.form.queued_decoder(self._bucket, self._memory, found[0][0], places, adds)
+    def _decoding(self, steps: Sequence[Step]) -> Iterator[Work]:
+        rows = [[self._instructions[index] for index in step.indices] for step in steps]
+        for memory, chosen in self._by_memory(rows[0]):
+            found = [self._pieces([row[index] for index in chosen]) for row in rows]
+            adds, places = steps[0].op is Op.MERGE, [places for _, places in found]
+            yield self._owner.form.queued_decoder(self._bucket, memory, found[0][0], places, adds)
 
     def _pieces(self, ones: Sequence[Instruction]) -> tuple[list[Piece], list[int]]:
         """Return the pieces that instructions code, and the first byte of each payload."""
@@ -546,7 +571,7 @@ class _Bound:
         start = self._owner.layout.place(slice_).start + self._moved[slice_.buffer]
         for piece in pieces:
             yield start
-            start += -(-self._owner.layout.payload_nbytes(piece) // PAYLOAD_ALIGNMENT) * PAYLOAD_ALIGNMENT
+            start += _aligned(self._owner.layout.payload_nbytes(piece))
 
     def _dense(self, one: Instruction) -> Work:
         out, other = self._bytes(one.write), self._bytes(one.read)
@@ -558,9 +583,9 @@ class _Bound:
         assert slice_ is not None
         place = self._owner.layout.place(slice_)
         if place.in_data:
-            return self._bucket.view(torch.uint8)[place.start : place.stop]
-        moved = self._moved[slice_.buffer]
-        return self._memory[place.start + moved : place.stop + moved]
+            return self._own_bytes[place.start : place.stop]
+        memory, moved = self._own_bytes if slice_.buffer in self._lent else self._memory, self._moved[slice_.buffer]
+        return memory[place.start + moved : place.stop + moved]
 
 
 class _Outcome:
@@ -585,6 +610,10 @@ class _Outcome:
 
 def _is_in(slice_: Slice | None, buffers: Collection[str]) -> bool:
     return slice_ is not None and slice_.buffer in buffers
+
+
+def _with_seed(encode: Callable[[int], None], seed: Sequence[int]) -> None:
+    encode(seed[0])
 
 
 def _each(works: Sequence[Work]) -> None:

@@ -28,7 +28,7 @@ from penstock.runtime.transport import LANE_TAGS, NOTE_TAG, Array, Bytes, ring_n
 from penstock.runtime.transport.meeting import KEEPER, STORE, join_group, within
 
 Answer = TypeVar("Answer")
-_NOTE, _READ = "penstock/note/", "penstock/read/"
+_NOTE, _READ, _ALIVE = "penstock/note/", "penstock/read/", "penstock/alive"
 _LOOK_SECONDS = 0.01  # between looks for a note
 _ANSWER_SECONDS = 5.0  # of a store that is there, on a machine that is busy
 _HANG_UP_SECONDS = 1e-3
@@ -41,16 +41,27 @@ class C10dTransport:
 
     takes_shorter = True  # gloo does; it aborts only where a message is longer than its receive
 
-    def __init__(self, group: dist.ProcessGroup | None = None, parent: dist.ProcessGroup | None = None) -> None:
-        """`parent`: of the same ranks, from which `group` was made: who fails in either finds the others' notes."""
-        self._group, self._parent = group, parent
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        parent: dist.ProcessGroup | None = None,
+        beside: Collection[dist.ProcessGroup] = (),
+        most_seconds: float | None = None,
+    ) -> None:
+        """`parent`: of the same ranks, from which `group` was made: who fails in either finds the others' notes.
+
+        `beside`: groups of these ranks, or of some, in which they may wait for one another too: they are hung up with
+        this one, and leave their notes here. `most_seconds`: that a wait may take, where not the group's timeout.
+        """
+        self._group, self._parent, self._beside = group, parent, tuple(beside)
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.sent_nbytes = 0
         self._first_tag = 0  # of this lane
         self.store = _store(group)  # where the ranks met
         self.group_name: str = _known(group).group_name
         timeout = group_timeout(_known(group))
-        self._most_seconds = inf if timeout is None else timeout.total_seconds()
+        self._most_seconds = most_seconds or (inf if timeout is None else timeout.total_seconds())
+        _wider.update((each, ref(self)) for each in beside)
         self._keeps_notes = self.store if parent is None else _store(parent)
         if parent is not None:
             for key in (_NOTE, f"{_NOTE}{self.rank}"):  # of an earlier failure
@@ -83,15 +94,24 @@ class C10dTransport:
             dist.irecv, torch.from_numpy(view), most=self._most_seconds, group=self._group, tag=tag, group_src=peer
         )
 
-    def leave_note(self, text: str) -> None:
-        """Leave a line in the group's store."""
+    def leave_note(self, text: str, gives_up: bool = True) -> None:
+        """Leave a line in the group's store; unless this rank `gives_up`, others read it only if they do."""
         with contextlib.suppress(ConnectionError):  # the store may have gone with the rank that kept it
             _bounded(lambda: self._notes.set(f"{_NOTE}{self.rank}", text), _ANSWER_SECONDS)
-            _bounded(lambda: self._notes.set(_NOTE, "there is one"), _ANSWER_SECONDS)
+            if gives_up:
+                _bounded(lambda: self._notes.set(_NOTE, "there is one"), _ANSWER_SECONDS)
 
     def is_given_up(self) -> bool:
         """Say whether a rank has left a note."""
         return bool(_bounded(lambda: self._notes.check([_NOTE]), _ANSWER_SECONDS))
+
+    def show_alive(self, sign: str) -> None:
+        """Leave a sign of life, another one than the last; raise `ConnectionError` where the store is gone."""
+        _bounded(lambda: self._notes.set(_ALIVE, sign), _ANSWER_SECONDS)
+
+    def sign_of_life(self, seconds: float) -> bytes:
+        """Return what a rank left by `show_alive`, b"" before; raise `ConnectionError` if the store says nothing."""
+        return _bounded(lambda: self._notes.get(_ALIVE) if self._notes.check([_ALIVE]) else b"", seconds)
 
     def read_note(self, peer: int, seconds: float) -> str | None:
         """Return the line that `peer` left in the group's store."""
@@ -124,6 +144,8 @@ class C10dTransport:
         abort_devices(self._group)
         if self._parent is not None:
             C10dTransport(self._parent).hang_up()
+        for each in self._beside:
+            C10dTransport(each).hang_up()
         room = np.zeros(1, np.uint8)
         for peer in {*range(self.world_size)} - {self.rank}:
             try:
@@ -142,6 +164,15 @@ class C10dTransport:
         if tensor.numel():
             for work in _NATIVE[collective](tensor, self._group, root):
                 work.wait(min(seconds, self._most_seconds))
+
+
+_wider: WeakKeyDictionary[Any, "ref[C10dTransport]"] = WeakKeyDictionary()  # by groups that are beside them
+
+
+def notes_of(group: dist.ProcessGroup | None) -> C10dTransport:
+    """Return where the ranks of a group leave notes: with those of another, where it is beside that one."""
+    found = _wider.get(_known(group))
+    return (found and found()) or C10dTransport(group)
 
 
 def group_timeout(group: dist.ProcessGroup) -> timedelta | None:
@@ -270,7 +301,8 @@ def join_gloo() -> tuple[Callable[[], C10dTransport], Callable[[], None]]:
         join_group("gloo")
 
     def connect() -> C10dTransport:
-        return C10dTransport(dist.new_group(backend="gloo"), parent=dist.group.WORLD)
+        timeout = group_timeout(_known(None))  # torch's own is half an hour
+        return C10dTransport(dist.new_group(backend="gloo", timeout=timeout), parent=dist.group.WORLD)
 
     def close() -> None:
         if ours and dist.is_initialized():

@@ -27,7 +27,7 @@ def delayed(inner: Transport, delay_seconds: float) -> "Iterator[DelayedTranspor
 
 
 class DelayedTransport:
-    """Another transport, further away."""
+    """A transport that hands each message to another one `delay_seconds` later."""
 
     def __init__(self, inner: Transport, delay_seconds: float) -> None:
         self._inner, self._delay_seconds = inner, delay_seconds

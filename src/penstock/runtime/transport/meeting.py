@@ -6,6 +6,7 @@ torch's store listens on all interfaces, whatever address the ranks meet at. Whe
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, rendezvous  # type: ignore[attr-defined]  # its stubs hide them
 
-from penstock.errors import TransportError
+from penstock.errors import PenstockError, TransportError, shorten
 from penstock.runtime import transport
 from penstock.runtime.transport import end_in_time, never
 
@@ -38,6 +39,7 @@ def join_group(backend: str, timeout: timedelta | None = None) -> None:
     with the ranks that did not come.
     """
     timeout = timeout or dist.default_pg_timeout
+    _check_place(os.environ)
     rank = int(os.environ.get("RANK", 0))
     with _joining(rank):
         store, rank, world_size = within(timeout.total_seconds() + MARGIN_SECONDS, partial(_open_store, timeout))
@@ -49,6 +51,18 @@ def join_group(backend: str, timeout: timedelta | None = None) -> None:
             within(timeout.total_seconds() + MARGIN_SECONDS, join)
         except RuntimeError as error:  # gloo's, which has an address and no rank
             raise _silent(store, rank, world_size, error) from error
+
+
+def _check_place(environment: Mapping[str, str]) -> None:
+    """Refuse what no launcher sets: torch, and sockets, would say so each in their own words, or not at all."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not re.fullmatch("[0-9]{1,7}", text := environment.get(name, "0")):
+            raise PenstockError(f"{name}: found {shorten(text)}; wanted a whole number, as torchrun sets it")
+    rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE")
+    if world_size is not None and int(rank) >= int(world_size):
+        raise PenstockError(f"RANK {rank}, WORLD_SIZE {world_size}: wanted ranks from 0 to one less than there are")
+    if int(port := environment.get("MASTER_PORT", "0")) > 65535:
+        raise PenstockError(f"MASTER_PORT: found {port}; wanted 65535 at most")
 
 
 def _silent(store: Any, rank: int, world_size: int, error: RuntimeError) -> Exception:

@@ -24,7 +24,7 @@ import numpy as np
 
 from penstock.errors import StrategyError
 from penstock.program import Collective, split
-from penstock.runtime.connect import start_mpi
+from penstock.runtime.connect import WITHOUT_SUMS, start_mpi
 from penstock.runtime.transport import (
     LANE_TAGS,
     NOTE_TAG,
@@ -130,7 +130,7 @@ class MpiTransport:
     def native(self, collective: Collective, values: Array, dtype: str, root: int, seconds: float) -> None:
         """Run MPI's own collective."""
         self.sent_nbytes += ring_nbytes(values.nbytes, self._world_size)
-        if dtype in ("float16", "bfloat16"):
+        if dtype in WITHOUT_SUMS["mpi"]:
             raise StrategyError(f"native on MPI: no {dtype}; choose another strategy, or float32")
         if not values.size:
             return

@@ -1,11 +1,11 @@
-"""Compares what ranks are given with one another, and a plan, trace and network that a user gave with the model.
+"""Checks options, models and plans: that all ranks have the same, and that a user's plan, trace and network fit.
 
-Ranks that ask for different things wait for one another, or train apart without a word: so everything that changes what
-is sent is compared before anything is, and what differs is raised on all ranks.
+Ranks with different options wait for one another for ever, or train different models without an error. So every option
+that changes what is sent is compared before anything is sent, and a difference is raised on all ranks.
 
-A plan of another model would be followed in part and reported as if it were: its buckets are never made, and what they
-hold travels by other routes. So names, bytes, workers, strategies and codecs are compared too, and what is wrong on one
-rank is raised on all of them.
+A plan of another model would be followed in part: buckets that the model cannot fill are never made, and their tensors
+travel by other routes. So a plan's names, bytes, workers, strategies and codecs are compared with the model, and an
+error on one rank is raised on all of them.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _MODEL, _TOKEN = "the model (fingerprint)", "a name for this call"  # what is no
 
 
 def compare_models(options: Mapping[str, str], tensors: Sequence[str], ranks: Ranks) -> str:
-    """Raise the same on every rank unless all were given the same options and models of the same parameters.
+    """Raise the same error on every rank unless all have the same options and models of the same parameters.
 
     Every rank must call this. `options` are what changes what is sent, as text; `tensors` has a line for each
     parameter. Returns a name for this call that all ranks share and no other call has.
@@ -59,15 +59,15 @@ def _digest(lines: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What there is already; None: to be found out."""
+class PlanningInputs:
+    """The plan, trace and network that a user passed in; None: to be made or measured."""
 
     plan: Plan | None
     trace: Trace | None
     network: Network | None
 
     def agree(self, gradients: Mapping[str, int], may_lack: bool, compression: Scheme, ranks: Ranks) -> None:
-        """Raise on every rank unless all are given the same, and everything fits the model and the ranks.
+        """Raise on every rank unless all ranks passed in the same, and it fits the model and the ranks.
 
         `gradients` are the bytes of each parameter's; with `may_lack` some of them may have no place.
         """
@@ -89,7 +89,7 @@ class Given:
 
     @property
     def _kinds(self) -> str:
-        """What there is, in words: on a rank with less, others would wait in a collective that it never makes."""
+        """What was passed in, in words; where ranks differ, some would wait in a collective that others never call."""
         kinds = [f"plan {self.plan.hash}"] if self.plan else []
         kinds += ["a trace"] if self.trace else []
         kinds += ["a network"] if self.network else []
@@ -160,7 +160,9 @@ def check_route(route: Route) -> None:
 
 
 def check_codecs(plan: Plan, compression: Scheme) -> None:
-    """Refuse a codec that the plan does not use: buckets travel as the plan says."""
+    """Refuse what the plan does not do: buckets travel by its codecs, and may be parts of the model."""
+    if (count := len(plan.merged.buckets)) > 1:
+        compression.refuse_parts(f"beside a plan of {count} buckets")
     held = list(dict.fromkeys(bucket.codec for bucket in plan.buckets if bucket.codec))
     asked = compression.codec
     if asked is not None and parse_spec(asked)[0] not in {parse_spec(codec)[0] for codec in held}:
