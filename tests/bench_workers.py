@@ -1,15 +1,18 @@
 """What the ranks of the benchmarks' tests run: importable by name, so that spawned processes find it."""
 
+import inspect
+
 import torch.distributed as dist
 
 from memory_worker import MemoryJob, measure_memory
 from penstock.bench import replayed
 from penstock.bench.replayed import ReplayJob, measure_job
-from penstock.bench.training_worker import TrainJob, start_up, train
+from penstock.bench.training_worker import TrainJob, _prepare, start_up, train
 from penstock.network import LinearCost, Network
 from penstock.runtime.measure_network import Measurement
 from penstock.runtime.transport.c10d import C10dTransport
 from penstock.torch.wrapper_planning import WrapperPlanning
+from penstock.zoo import find_task
 
 LINE = LinearCost(1e-4, 1e-9)
 
@@ -23,6 +26,21 @@ def train_on_loopback(_rank, methods):
     rows = list(train(job, finished.append))
     dist.barrier()
     return rows, finished
+
+
+def prepare_on_loopback(_rank, methods):
+    """Return what each method has when its first round begins: its optimizer, its routes, and whether it warms up."""
+    job = TrainJob("resnet20", 2, methods, rounds=1, iterations=1, warmup=2, profile=2, threads=1, nic="lo")
+    WrapperPlanning._survey = _measured_group
+    found = {}
+    for name in methods:
+        subject = _prepare(job, find_task(job.model), name, ())
+        optimizer = inspect.getclosurevars(subject.trained.update).nonlocals["optimizer"]
+        routes = {str(each.route) for each in subject.trained.model.plan.buckets}
+        moments = getattr(optimizer, "_moments", None)
+        found[name] = (type(optimizer).__name__, routes, moments and moments.is_warming_up)
+    dist.barrier()
+    return found
 
 
 def start_on_loopback(_rank, method):

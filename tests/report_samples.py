@@ -1,6 +1,7 @@
 """Synthetic runs for tests of the report: made by a formula, never measured, the same every time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from penstock.network import LinearCost, Network
 from penstock.planners import PLANNERS
 from penstock.run_record import CodecCost, CodecLine, Evaluation, RouteUse, RunRecord, Step, save_run
 from penstock.simulator.iteration import predict
-from penstock.timeline import COMPUTE, Span, Timeline
+from penstock.timeline import COMMUNICATION, COMPUTATION, COMPUTE, Span, Timeline, in_turn
 from penstock.trace import Tensor, Trace
 
 WORKERS = 4
@@ -59,20 +60,26 @@ def sample_run(name: str, seconds: float, floor: float, **parts: object) -> RunR
     return replace(record, **parts)
 
 
-def measured_timeline(trace: Trace, seconds: float, codec: bool) -> Timeline:
-    """Return an iteration of all ranks, a little different on each."""
-    spans = []
+def measured_timeline(trace: Trace, seconds: float, names: Sequence[str], codec: bool) -> Timeline:
+    """Return an iteration of all ranks, a little different on each: whole buckets, and with a codec instructions."""
+    spans, count = [], len(names)
     for rank in range(WORKERS):
         ends = trace.compute_seconds * (1 + 0.02 * rank)
         spans.append(Span("forward", COMPUTE, 0.0, trace.forward_seconds, rank))
         spans.append(Span("backward", COMPUTE, trace.forward_seconds, ends, rank))
-        for part in range(3):
-            start = trace.forward_seconds + (part + 1) * (seconds - trace.forward_seconds) / 4.5
-            if codec:
-                spans.append(Span(f"bucket {part}", "encode", start, start + 3e-4, rank))
-                spans.append(Span(f"bucket {part}", "decode", start + 2e-3, start + 2.3e-3, rank))
-            length = 1.6e-3 if codec else (seconds - start) / 3
-            spans.append(Span(f"bucket {part}", "send", start + 3e-4, start + 3e-4 + length, rank))
+        inside = []
+        for part, name in enumerate(names):
+            start = trace.forward_seconds + (part + 1) * (seconds - trace.forward_seconds) / (1.5 * count)
+            length = 2.3e-3 if codec else (seconds - start) / count
+            spans.append(Span(name, "network", start, start + length, rank))
+            to, sender = (rank + 1) % WORKERS, (rank - 1) % WORKERS
+            inside += [
+                Span(f"{name}: encode", COMPUTATION, start, start + 3e-4, rank),
+                Span(f"{name}: send to {to}", COMMUNICATION, start + 3e-4, start + 1.9e-3, rank),
+                Span(f"{name}: recv from {sender}", COMMUNICATION, start, start + 2e-3, rank),
+                Span(f"{name}: decode", COMPUTATION, start + 2e-3, start + length, rank),
+            ]
+        spans += in_turn(inside) if codec else []
     return Timeline(tuple(spans))
 
 
@@ -83,24 +90,25 @@ def sample_runs() -> list[RunRecord]:
     dense = 2 * (WORKERS - 1) / WORKERS * sum(trace.nbytes)
     plan = predict(trace, PLANNERS["exact"], [way_for(NETWORK, "ring", WORKERS)], WORKERS)
     packed = replace(plan, buckets=tuple(replace(bucket, codec="onebit") for bucket in plan.buckets))
+    names = [bucket.name for bucket in plan.buckets]
     common = {"compute_seconds": compute, "dense_bytes_per_iteration": dense}
     stock, exact, onebit = 0.0441, 0.0362, 0.0148
     return [
         sample_run(
             "stock DDP", stock, 0.9, **common, hidden_seconds=3e-3, exposed_seconds=stock - compute,
-            bytes_per_iteration=dense, measured=measured_timeline(trace, stock, codec=False),
+            bytes_per_iteration=dense, measured=measured_timeline(trace, stock, ["all buckets"], codec=False),
         ),
         sample_run(
             "exact plan", exact, 0.9, **common, hidden_seconds=5e-3, exposed_seconds=exact - compute,
             bytes_per_iteration=dense, planner="exact", strategy="ring", plan=plan, predicted=plan.timeline,
-            measured=measured_timeline(trace, exact, codec=False),
+            measured=measured_timeline(trace, exact, names, codec=False),
         ),
         sample_run(
             "onebit", onebit, 0.97, **common, hidden_seconds=2e-3, exposed_seconds=onebit - compute,
             bytes_per_iteration=dense / 31, planner="exact", strategy="ring", codec="onebit", plan=packed,
             codec_cost=CodecCost(1 / 32, CodecLine(4e-5, 3e-10), CodecLine(2e-5, 2e-9)),
             routes_used=(RouteUse("ring+onebit", 3, 4_000_000, 130_000),),
-            predicted=plan.timeline, measured=measured_timeline(trace, onebit, codec=True),
+            predicted=plan.timeline, measured=measured_timeline(trace, onebit, names, codec=True),
         ),
     ]  # fmt: skip
 

@@ -79,6 +79,14 @@ def test_bad_options_end_in_one_line_and_exit_code_2(hosts, options, message):
     assert result.stderr.count("\n") == 1
 
 
+def test_gpus_are_not_shared_where_torch_sees_none(hosts):
+    if pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("there is a GPU to share")
+    result = command.penstock("cluster", "run", "--gpus", "shared", "--", "true")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--gpus shared: torch sees no GPU here; leave it out, and see `penstock doctor`" in result.stderr
+
+
 def test_what_follows_the_dashes_is_left_alone(hosts):
     result = penstock("run", "--hosts", "1", "--env", "WORD=a b", "--", "sh", "-c", 'echo "$WORD" $1', "sh", "--hosts")
     assert (result.returncode, result.stdout) == (0, "a b --hosts\n")

@@ -51,6 +51,20 @@ def test_bulks_are_written_with_the_plan_and_counted_as_messages(files):
     assert 1 <= len(plan.messages) < 20
 
 
+def test_plans_are_timed_with_several_messages_under_way_as_training_has_them(files):
+    network = replace(CLUSTERS["gtop-k-1gbe"], workers=4, codecs={"onebit": ONEBIT})
+    save_network(network, files / "c.json")
+    arguments = ("plan", files / "t.json", "--network", files / "c.json", "--planner", "wfbp")
+    arguments += ("--all-reduce", "ring+onebit")
+    one, four = (
+        json.loads(succeed(*arguments, "--lanes", lanes, "--json"))["iteration_seconds"] for lanes in ("1", "4")
+    )
+    assert four < one  # startups of small messages pass at the same time
+    told = succeed(*arguments, "--lanes", "4")
+    assert "up to 4 messages at a time" in " ".join(told.split())
+    assert "joint" not in told
+
+
 def test_compare_does_it_for_all_planners(files):
     plans = json.loads(succeed("plan", files / "t.json", "--network", files / "n.json", "--compare", "--json"))
     assert [plan["planner"] for plan in plans] == PLANNERS
@@ -238,3 +252,5 @@ def test_published_clusters_plan_and_simulate_with_their_codecs():
     text = "simulate vgg19 --network hipress-100gbps --codecs onebit --workers 16 --planners wfbp,joint --json"
     dense, chosen = json.loads(succeed(*text.split()))
     assert chosen["iteration_seconds"] < dense["iteration_seconds"]
+    assert (dense["routes"], chosen["routes"]) == (["ring"], ["ring+onebit", "ring"])
+    assert "ring+onebit, ring" in succeed(*text.replace(" --json", "").split())

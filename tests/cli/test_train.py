@@ -71,7 +71,7 @@ def finished(tmp_path_factory):
             "--warmup: found '0.5,a'; wanted paper, dgc or densities: 0.25,0.05",
         ),
         (("--codec", "gtopk", "--warmup", "slowly"), "warm-up 'slowly'; wanted paper or dgc"),
-        (("--codec", "gtopk", "--warmup-every", "5"), "warmup_every is 5, and there is no warmup"),
+        (("--codec", "gtopk", "--warmup-every", "5"), "--warmup-every 5 without --warmup: wanted densities"),
         (("--codec", "onebit", "--warmup", "dgc"), "density or warmup with codec 'onebit'"),
         (("--codec", "topk", "--density", "2"), "--density: found 2; wanted a part such as 0.001"),
         (("--device", "abacus"), "--device: found 'abacus'; wanted one of cpu, cuda"),
@@ -287,3 +287,17 @@ def test_torchruns_workers_join():
     last = json.loads(result.stdout.splitlines()[-1])
     assert last["event"] == "done"
     assert last["record"]["workers"] == 2
+
+
+def test_a_record_that_cannot_be_written_costs_neither_the_table_nor_the_next_run(tmp_path):
+    """The folder can be written to as training begins; where the record belongs a file turns out to be."""
+    (tmp_path / "mine").touch()
+    result = train(*QUICK[:-2], "--steps", 2, "--name", "mine", "--out", tmp_path, "--compare", "--seed", 3)
+    assert result.returncode == 2
+    assert " mine " in result.stdout
+    complaint = result.stderr.strip().splitlines()[-1]
+    assert (
+        complaint
+        == f"penstock: {tmp_path}/mine/run.json: file: found 'Not a directory'; wanted a path that can be written"
+    )
+    assert load_run(tmp_path / "stock-DDP" / "run.json").steps

@@ -10,7 +10,11 @@ from toy_trace import toy_trace
 
 TRACE = toy_trace(1, 10_000, 0.001, forward_seconds=0.02)
 NETWORK = "--network gtop-k-1gbe"
-OPTIONS = {  # typer's own checks
+OPTIONS = {
+    f"plan resnet50 --network gtop-k-1gbe --workers {10**400}": "less than or equal to 1000000000000000000",
+    f"train --workers {10**400}": "less than or equal to 1024",  # as many commands would be made, until memory is full
+    f"demo --workers {10**400}": "less than or equal to 1024",
+    # typer's own checks
     f"plan trace.json {NETWORK} --workers 0": "'--workers': Input should be greater than or equal to 1 (found '0')",
     "plan trace.json": "Missing option '--network'; see `penstock plan --help`",
     "plan": "Missing argument 'TRACE'",
@@ -23,6 +27,8 @@ OPTIONS = {  # typer's own checks
     "bench codecs --nbytes -1": "'--nbytes'",
     "bench collectives --rounds 0": "'--rounds'",
     "train --steps 0": "'--steps'",
+    "verify ring --workers 1000000": "'--workers': Input should be less than or equal to 1024 (found '1000000')",
+    f"simulate trace.json {NETWORK} --jitter 0.1 --iterations 0": "'--iterations': Input should be greater than or equ",
 }
 FILES = {
     f"plan missing.json {NETWORK}": "'missing.json' is neither a file nor a shipped trace",
@@ -46,13 +52,28 @@ FILES = {
     "train --out trace.json": "trace.json: found a file; wanted a folder",
     "train --tensorboard trace.json": "trace.json: found a file; wanted a folder",
     "demo --out trace.json": "trace.json: found a file; wanted a folder",
+    "train --out trace.json/runs": "trace.json/runs: found 'Not a directory' in trace.json; wanted a path to write to",
+    "train --save trace.json/a/b": "trace.json/a/b: found 'Not a directory' in trace.json; wanted a path to write to",
+    "bench codecs --out trace.json/x": "trace.json/x: found 'Not a directory' in trace.json; wanted a path to write to",
+    "measure --out /proc/x.json": "/proc/x.json: found ",
 }
 CHOICES = {
     "train --epochs 1 --steps 2": "--steps 2 and --epochs 1: both say how long; leave out one",
     "train --stock --planner exact": "--stock and --planner exact: both say who plans; leave out one",
     "train --compare --stock": "--compare with stock DDP: found one way twice",
+    "train --stock --density 0.1": "--density without --codec",
+    "train --stock --strategy ring": "--strategy ring with stock DDP, which has an all-reduce; leave out one",
+    "train --codec gtopk --warmup-every 4": "--warmup-every 4 without --warmup: wanted densities to begin with",
     "train --save-every 5": "--save-every 5 without --save: wanted a folder for checkpoints",
+    "check gpt3": "no task called 'gpt3'; wanted one of chars,",
+    "check train.py": "no task called 'train.py'; wanted train.py:FUNCTION",
+    "profile gpt3": "no task called 'gpt3'; wanted one of chars,",
+    "train --task gpt3": "no task called 'gpt3'; wanted one of chars,",
     "demo --rate fast": "rate 'fast': wanted a number and one of bit, kbit, mbit, gbit",
+    "replay trace.json --hosts 1": "--hosts 1: one host sends nothing; wanted 2 or more",
+    f"plan trace.json {NETWORK} --codecs onebti": "codec 'onebti'; wanted one of ",
+    f"simulate trace.json {NETWORK} --codecs onebti": "(did you mean 'onebit'?)",
+    f"plan trace.json {NETWORK} --all-reduce rng": "(did you mean 'ring'?)",
     "replay trace.json --hosts 2 --planner best": "no planner called 'best'",
     "replay trace.json --hosts 2 --plan missing.json": "missing.json: file: found 'No such file or directory'",
     "replay trace.json --hosts 2 --network best": "no network called 'best'",
@@ -109,3 +130,25 @@ def test_no_words_at_all_show_the_help(capsys, monkeypatch):
     shown = capsys.readouterr()
     assert "plan it, prove it" in shown.out + shown.err
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("verb", ["check", "profile", "train --task"])
+def test_a_misspelt_task_is_refused_before_torch_is_imported(capsys, monkeypatch, verb):
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+    monkeypatch.setattr(sys, "argv", ["penstock", *verb.split(), "gpt3"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert "no task called 'gpt3'" in capsys.readouterr().err
+    assert end.value.code == 2
+
+
+def test_ctrl_c_ends_a_verb_with_one_line(capsys, monkeypatch):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.traces.find_trace", interrupted)
+    monkeypatch.setattr(sys, "argv", ["penstock", "simulate", "resnet50", *NETWORK.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert capsys.readouterr().err == "penstock: interrupted\n"
+    assert end.value.code == 130

@@ -33,8 +33,16 @@ def test_the_record_of_a_real_run_fills_every_part_of_the_report(folder):
     assert "onebit" in report["what_if"]["models"][0]["network"]["codecs"]
     (compressed,) = (run for run in report["runs"] if run["codec"])
     lanes = {span["lane"] for span in compressed["timeline"]["measured"]}
-    assert {"compute", "encode", "send", "recv", "decode"} <= lanes
-    assert compressed["timeline"]["predicted"]
+    assert lanes == {"compute", "network", "computation", "communication"}
+    drawn = {
+        how: [span for span in spans if span["lane"] != "compute"] for how, spans in compressed["timeline"].items()
+    }
+    assert {span["rank"] for span in drawn["measured"]} == {0, 1}
+    buckets = {how: {span["name"].split(": ")[0] for span in spans} for how, spans in drawn.items()}
+    assert buckets["predicted"] == buckets["measured"] == {each["message"] for each in report["plans"][0]["buckets"]}
+    assert buckets["measured"] <= set(report["bucket_colours"])
+    actions = {how: {span["name"].split(": ")[-1].split()[0] for span in spans} for how, spans in drawn.items()}
+    assert {"encode", "send", "recv"} <= actions["predicted"] & actions["measured"]
 
 
 def test_a_browser_draws_all_of_it_without_complaint(folder):

@@ -7,6 +7,7 @@ import pytest
 
 from browser import PATIENCE_MS, chromium
 from penstock.report.write_report import write_report
+from penstock.timeline import LANES
 from report_samples import save_sample_runs
 
 SECTIONS = ("methods", "curves", "breakdown", "timeline", "plan", "bytes", "whatif")
@@ -196,7 +197,7 @@ def test_predicted_lanes_stand_above_measured_ones(open_page):
     order = [how for how, _, _ in rows]
     assert order == sorted(order, reverse=True)  # predicted, then measured
     measured = {(rank, lane) for how, rank, lane in rows if how == "measured" and lane}
-    assert measured == {(rank, lane) for rank in range(4) for lane in ("compute", "encode", "send", "decode")}
+    assert measured == {(rank, lane) for rank in range(4) for lane in LANES if lane not in ("push", "pull")}
 
 
 def test_pointing_at_a_bar_says_what_it_is(open_page):

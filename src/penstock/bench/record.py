@@ -3,7 +3,6 @@
 A figure without these cannot be repeated, so results are only written through `save_record`.
 """
 
-import json
 import os
 import shlex
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError, one_line
-from penstock.fields import write_json
+from penstock.fields import load_json, with_an_end, write_json
 from penstock.machine import describe_machine, versions
 
 FORMAT = "penstock-bench/1"
@@ -39,14 +38,13 @@ def make_record(benchmark: str, rows: Sequence[dict[str, Any]], **notes: Any) ->
 
 def save_record(record: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write a record made by `make_record`."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_json(path, record)
 
 
 def load_record(path: Path) -> Mapping[str, Any]:
     """Return one record, checked."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = load_json(with_an_end(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(str(path), "file", one_line(error), f"a {FORMAT} file") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:

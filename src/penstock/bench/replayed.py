@@ -125,9 +125,11 @@ def _replay_rows(
     trace, ways = find_trace(name), [way_for(network, NATIVE)]
     plans = {each: predict(trace, find_planner(each), ways, network.workers) for each in job.planners}
     rows, _ = replay_plans(trace, plans, network, communicator, job.iterations, lambda: done(name))
+    line = ways[0].whole
+    constants = {"a_seconds": line.a_seconds, "b_seconds_per_byte": line.b_seconds_per_byte}  # simulated by
     for row in rows:
         document = row.document()
-        yield {"what": name, "how": document.pop("planner"), **document}
+        yield {"what": name, "how": document.pop("planner"), **document, **constants}
 
 
 def read_job(document: dict[str, Any]) -> ReplayJob:

@@ -27,6 +27,7 @@ from penstock.planners import PLANNERS
 from penstock.runtime.transport.meeting import join_group
 from penstock.torch import DistributedDataParallel as PlannedDataParallel
 from penstock.torch.clocks import synchronise
+from penstock.torch.optim import CompressedAdamW
 from penstock.torch.overlap import ALGORITHMS, BulkSynchronous
 from penstock.zoo import Shard, Task, find_task
 from penstock.zoo.task import to_device
@@ -38,6 +39,7 @@ PLANNED = "planned"
 OTHER = "other"
 NIC = "eth0"  # of an emulated host, inside
 LEARNING_RATE = 1e-3  # small: weights must stay finite, since denormal or infinite ones change the speed
+ADAMW_LEARNING_RATE = 1e-5  # a weight's change in a step, whatever its gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LEARNING_RATE)
 
 
-def _updated_at_once(model: nn.Module) -> Trained:
-    optimizer = make_optimizer(model.parameters())
+def _updated_at_once(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Trained:
+    optimizer = optimizer or make_optimizer(model.parameters())
 
     def update() -> None:
         optimizer.step()
@@ -88,6 +90,13 @@ def _hooked(module: nn.Module, _: int, hook: Callable[..., Any], state: Callable
     return _updated_at_once(model)
 
 
+def _send_nothing(_: None, bucket):  # type: ignore[no-untyped-def]  # torch looks at annotations
+    """Be a hook that leaves each rank its own gradients."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def _powersgd_state() -> PowerSGDState:
     """Return torch's defaults, except that it compresses from the third iteration on and not from the thousandth."""
     return PowerSGDState(process_group=None, start_powerSGD_iter=2)
@@ -95,6 +104,19 @@ def _powersgd_state() -> PowerSGDState:
 
 def _planned(module: nn.Module, profile_iterations: int, **options: Any) -> Trained:
     return _updated_at_once(PlannedDataParallel(module, profile_iterations=profile_iterations, **options))
+
+
+def _by_adamw(model: nn.Module) -> Trained:
+    return _updated_at_once(model, torch.optim.AdamW(model.parameters(), lr=ADAMW_LEARNING_RATE))
+
+
+def _by_compressed_adamw(module: nn.Module, profile_iterations: int, codec: str) -> Trained:
+    """Return what exchanges momentum from the first iteration with a plan on: it warms up as long as is profiled."""
+    model = PlannedDataParallel(module, profile_iterations=profile_iterations, codec=codec)
+    optimizer = CompressedAdamW(
+        model.parameters(), lr=ADAMW_LEARNING_RATE, ddp=model, warmup_steps=max(2, profile_iterations)
+    )
+    return _updated_at_once(model, optimizer)
 
 
 def _bulk_synchronous(module: nn.Module, _: int, **options: Any) -> Trained:
@@ -109,6 +131,7 @@ METHODS: dict[str, Method] = {
     "ddp-views": Method(partial(_stock, gradient_as_bucket_view=True), STOCK),
     "ddp-fp16": Method(partial(_hooked, hook=default_hooks.fp16_compress_hook), OTHER),
     "ddp-bf16": Method(partial(_hooked, hook=default_hooks.bf16_compress_hook), OTHER),
+    "ddp-silent": Method(partial(_hooked, hook=_send_nothing), OTHER),  # what torch's wrapper costs by itself
     "ddp-powersgd": Method(partial(_hooked, hook=powerSGD_hook, state=_powersgd_state), OTHER, risky=True),
     **{  # as their papers have them: a message for each bucket
         f"penstock-{name}": Method(partial(_planned, planner=name, bulk=False), PLANNED, plans=True)
@@ -123,12 +146,21 @@ METHODS: dict[str, Method] = {
             ("onebit", "onebit"),
             ("terngrad", "terngrad(bitwidth=2)"),
             ("gtopk", "gtopk(density=0.001)"),
+            ("blocks", "blocks(bits=4)"),
             ("auto", "auto"),
         )
     },
+    # Another optimizer: to be compared with one another, since AdamW's step takes longer than SGD's.
+    f"{ALONE}-adamw": Method(lambda module, _: _by_adamw(module), OTHER),
+    f"{DEFAULT}-adamw": Method(lambda module, _: _by_adamw(DistributedDataParallel(module)), OTHER),
+    "penstock-compressed-adamw": Method(partial(_by_compressed_adamw, codec="onebit(block=256)"), OTHER, plans=True),
     **{
         f"penstock-onebit-{name}": Method(partial(_planned, codec="onebit", planner=name), OTHER, plans=True)
         for name in ("selective", "joint")
+    },
+    **{
+        f"penstock-onebit-by-{name}": Method(partial(_planned, codec="onebit", strategy=name), OTHER, plans=True)
+        for name in ("ring", "parameter_server", "all_gather")
     },
     **{
         f"penstock-onebit-wfbp{name}": Method(
@@ -300,7 +332,7 @@ def _agree(subjects: Sequence[Subject], batch: int, iterations: int) -> Iterator
             "seconds": iteration_seconds(subject.started, subject.ended, iterations),
             "nbytes": busiest.tolist(),
             "messages": len(plan.messages) if plan else None,
-            "strategies": ", ".join(dict.fromkeys(bucket.strategy for bucket in plan.buckets)) if plan else None,
+            "strategies": ", ".join(dict.fromkeys(str(bucket.route) for bucket in plan.buckets)) if plan else None,
             "predicted_seconds": (plan.iteration_seconds or None) if plan else None,
         }
 

@@ -29,12 +29,12 @@ def bench_codecs(
     settings = Settings(device, nbytes or NBYTES[device], rounds, implementations, every_case())
     total = len(settings.cases)
     rows = list(track(codec_rows(settings), "codecs", total, console=stderr_console(), transient=True))
-    if out:
-        save_record(make_record("codecs", rows, device=device_name(device)), out)
     if json:
         print_json(rows)
     else:
         _print(rows)
+    if out:
+        save_record(make_record("codecs", rows, device=device_name(device)), out)
 
 
 def parse_peers(text: str) -> tuple[str, ...]:

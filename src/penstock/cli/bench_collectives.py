@@ -36,12 +36,12 @@ def bench_collectives(
         for name in parse_engines(engine):
             job = CollectivesJob(name, sizes_nbytes, CASES, rounds, measure, patience)
             rows += list(collective_rows(Place(count, rate, links), job))
-    if out:
-        save_record(make_record("collectives", rows, note=note), out)
     if json:
         print_json(rows)
     else:
         _print(rows)
+    if out:
+        save_record(make_record("collectives", rows, note=note), out)
 
 
 def parse_engines(text: str) -> list[str]:

@@ -1,5 +1,7 @@
 """`penstock bench links`: how closely emulated links hold their rate."""
 
+from typing import Any
+
 from penstock.cli.options import JsonOption, RecordOption
 
 
@@ -12,16 +14,22 @@ def bench_links(
 
     from penstock.bench.link_rates import MESSAGE_NBYTES, MESSAGE_RATES, RATES, link_rows, message_rows
     from penstock.bench.record import make_record, save_record
-    from penstock.cli.output import format_seconds, print_json, print_table, stderr_console
+    from penstock.cli.output import print_json, stderr_console
 
     rows = list(track(link_rows(), "links", 2 * len(RATES), console=stderr_console(), transient=True))
     count = len(MESSAGE_RATES) * len(MESSAGE_NBYTES)
     messages = list(track(message_rows(), "messages", count, console=stderr_console(), transient=True))
-    if out:
-        save_record(make_record("links", rows, messages=messages), out)
     if json:
         print_json({"rows": rows, "messages": messages})
-        return
+    else:
+        _print(rows, messages)
+    if out:
+        save_record(make_record("links", rows, messages=messages), out)
+
+
+def _print(rows: list[dict[str, Any]], messages: list[dict[str, Any]]) -> None:
+    from penstock.cli.output import format_seconds, print_table
+
     print_table(
         "what emulated links deliver: TCP payload, all pairs of 4 hosts",
         ("rate", "pairs", "median Mb/s", "deviation, least", "largest", "latency"),

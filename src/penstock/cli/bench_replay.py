@@ -44,12 +44,12 @@ def bench_replay(
         find_trace(trace)
     with progress(name, count_steps(places, job)) as done:
         rows = list(replay_rows(places, job, done))
-    if out:
-        save_record(make_record(name, rows), out)
     if json:
         print_json(rows)
     else:
         _print(name, rows)
+    if out:
+        save_record(make_record(name, rows), out)
 
 
 def _print(name: str, rows: list[dict[str, Any]]) -> None:

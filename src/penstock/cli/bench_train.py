@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 METHODS = (
     "no-communication,ddp,ddp-1,ddp-5,ddp-25,ddp-100,ddp-fp16,ddp-bf16,ddp-powersgd,"
     "penstock-exact,penstock-exact-native,penstock-wfbp,penstock-bsp-split,"
-    "penstock-onebit,penstock-terngrad,penstock-gtopk"
+    "penstock-onebit,penstock-terngrad,penstock-gtopk,penstock-blocks,penstock-auto,"
+    "no-communication-adamw,ddp-adamw,penstock-compressed-adamw"
 )
 STARTUP = "penstock-exact,penstock-auto"
 
@@ -35,7 +36,10 @@ def bench_train(
     json: JsonOption = False,
 ) -> None:
     """Time iterations of training by every method, taking turns on the same emulated hosts. Needs root."""
+    from pathlib import Path
+
     from penstock.bench.jobs import LOOPBACK, Place
+    from penstock.bench.record import load_record
     from penstock.bench.training import (
         Effort,
         count_steps,
@@ -52,6 +56,7 @@ def bench_train(
     if rate == LOOPBACK:
         raise PenstockError("--rate loopback: bytes are counted at the NICs of emulated hosts; wanted a rate or none")
     check_device(device)
+    before = dict(load_record(Path(out))) if startup_only and out and Path(out).exists() else {}
     place = Place(hosts, rate, gpus="shared" if device == "cuda" else "none", ranks_per_host=ranks_per_host)
     names, tasks, starting = parse_methods(methods), parse_models(models), parse_startup(startup)
     effort = Effort(rounds, iterations, warmup, profile)
@@ -62,25 +67,22 @@ def bench_train(
             told = partial(_tell, done, model)
             rows += [] if startup_only else train_rows(place, model, batch, names, effort, told)
             starts += startup_rows(place, model, batch, starting, profile, told)
-    if out:
-        _save(rows, starts, out, startup_only)
     if json:
         print_json([*rows, *starts])
     else:
         _print(rows)
         _print_starts(starts)
+    if out:
+        _save(rows, starts, out, before)
 
 
-def _save(rows: list[dict[str, Any]], starts: list[dict[str, Any]], out: str, startup_only: bool) -> None:
-    """Write the record; starts timed by themselves go into the record that is there, with a source of their own."""
-    from pathlib import Path
-
-    from penstock.bench.record import load_record, make_record, save_record
+def _save(rows: list[dict[str, Any]], starts: list[dict[str, Any]], out: str, before: dict[str, Any]) -> None:
+    """Write the record; starts timed by themselves go into the one there was `before`, with a source of their own."""
+    from penstock.bench.record import make_record, save_record
 
     record = make_record("train", rows)
     source = {name: record[name] for name in ("date", "command", "commit")}
-    if startup_only and Path(out).exists():
-        record = dict(load_record(Path(out)))
+    record = before or record
     save_record(record | {"startup": {**source, "rows": starts}} if starts else record, out)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.planning.worth import Worth
     from penstock.trace import Trace
 
-DEADLINE_SECONDS = 60.0  # for all of it
+DEADLINE_SECONDS = 60.0  # under a launcher from when torch is imported
 FASTEST = 1_600 * 10**9  # bits per second, of --rate
 FAST = 50 * 10**9  # bits per second: from here on networks with startups of FAST_LATENCY are usual
 LATENCY, FAST_LATENCY = "50us", "10us"
@@ -60,11 +60,11 @@ def check(
         check_optimizer(optimizer)
     shape = tuple(parse_counts(input_shape, "--input-shape")) if input_shape else ()
     given = {"--workers": workers, "--rate": rate, "--latency": latency}
+    if launched := is_worker():
+        _check_launch(given)
+        from penstock.bench.check_job import measured_worth  # before the clock starts: from a slow disk it takes long
     with _deadline():
-        if is_worker():
-            _check_launch(given)
-            from penstock.bench.check_job import measured_worth
-
+        if launched:
             found = measured_worth(model, shape, optimizer, batch, device, seconds)
             about = "" if found is None else f"measured on {found.trace.device}"
         else:
@@ -89,8 +89,8 @@ def _deadline() -> Iterator[None]:
 def _give_up() -> None:
     """End this process at the deadline, whatever it waits for."""
     print(
-        f"penstock: check: no answer after {DEADLINE_SECONDS:g} s; wanted a model whose iterations take a few seconds "
-        "at most: try a smaller --batch",
+        f"penstock: check: no answer after {DEADLINE_SECONDS:g} s; wanted iterations of a few seconds at most: try a "
+        "smaller --batch, and look whether the machine is busy with something else",
         file=sys.stderr,
         flush=True,
     )
@@ -147,11 +147,13 @@ def _profiled(
     That is a file, a profile of this machine, or where it has no GPU a shipped trace of another one.
     """
     from penstock.errors import PenstockError
+    from penstock.task_names import task_of_ours
     from penstock.traces import find_trace, is_shipped
 
     if model.endswith((".json", ".csv")):
         trace = find_trace(model)
         return trace, f"trace {model} of {trace.device}", optimizer or "adamw", None
+    task_of_ours(model)  # refuses a misspelt one at once: importing torch takes seconds
     if is_shipped(model) and device == "auto" and not _has_gpu():
         trace = find_trace(model)
         if batch:
@@ -189,15 +191,15 @@ def _is_processor(device: str) -> bool:
 
 
 def _print(found: "Worth", about: str, json: bool) -> None:
-    from penstock.cli.output import print_json
+    from penstock.cli.output import print_json, print_lines
 
     if json:
         print_json(_document(found))
         return
-    print("\n".join(shown(found, about)))
-    print(f"\nmodel: {found.trace.source}")
+    print_lines("\n".join(shown(found, about)))
+    print_lines(f"\nmodel: {found.trace.source}")
     if found.stock_sample is None:
-        print(_assumptions(found))
+        print_lines(_assumptions(found))
 
 
 def shown(found: "Worth", about: str) -> list[str]:

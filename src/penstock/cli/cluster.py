@@ -3,13 +3,15 @@
 import os
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.options import JsonOption
 from penstock.cli.output import format_seconds, print_json, print_table
-from penstock.errors import ClusterError, shorten
+from penstock.errors import ClusterError, PenstockError, shorten
 
 if TYPE_CHECKING:
     from penstock.cluster.check import Measured
@@ -46,6 +48,7 @@ def run(
     from penstock.cluster.emulate import emulated_cluster
     from penstock.cluster.processes import RankZero, default_sink, on_stderr
 
+    _refuse_without_gpu(gpus)
     first = RankZero() if rank0 else None
     sink = first or default_sink(hosts * ranks_per_host)
     environment = delay_environment(latency) | parse_environment(env or [])
@@ -69,6 +72,21 @@ def run(
     if json:
         print_json(asdict(outcome))
     raise typer.Exit(outcome.exit_code)
+
+
+def _refuse_without_gpu(gpus: str) -> None:
+    """Raise where GPUs are to be shared, and neither NVIDIA's service nor torch knows of one.
+
+    Without torch it is left to the command.
+    """
+    from penstock.cluster.gpus import CONTROL
+
+    if gpus != "shared" or which(CONTROL) is not None or find_spec("torch") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PenstockError("--gpus shared: torch sees no GPU here; leave it out, and see `penstock doctor`")
 
 
 @cluster.command()

@@ -28,7 +28,7 @@ def demo(
     task: Annotated[
         str, typer.Option(help="a name, FILE.py:function or package.module:function", autocompletion=complete_tasks)
     ] = "chars_gpt",
-    workers: Annotated[int, typer.Option(help="local workers", min=1)] = 4,
+    workers: Annotated[int, typer.Option(help="local workers", min=1, max=1024)] = 4,
     rate: Annotated[str, typer.Option(help="of each emulated NIC, where this machine can emulate hosts")] = "500mbit",
     steps: Annotated[int, typer.Option(help="iterations of each run", min=1)] = 64,
     codecs: Annotated[
@@ -55,11 +55,15 @@ def demo(
         check_job(job, "")
     where = f"over loopback, because {obstacle}" if obstacle else f"on emulated hosts with NICs of {rate}"
     stderr_console().print(f"{workers} workers {where}", highlight=False)
+    shown = Shown(json=False, out=out, tensorboard="")
     records: list[RunRecord] = []
     for job in jobs:
-        record = run(job, "" if obstacle else rate, 0, Shown(json=False, out=out, tensorboard=""))
+        record = run(job, "" if obstacle else rate, 0, shown)
         assert record is not None, "a demo is never one of several workers"
         records.append(record)
+    if shown.failures:
+        print_runs(records, json=False)
+        shown.raise_failures()
     written = write_report(Path(out), None, None, 100)
     if json:
         print_json({"page": str(written.page), "runs": [run_document(record) for record in records]})

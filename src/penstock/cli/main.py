@@ -7,9 +7,14 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from penstock import __version__
-from penstock.cli.bench import bench
+from penstock.cli.bench_codecs import bench_codecs
+from penstock.cli.bench_collectives import bench_collectives
+from penstock.cli.bench_links import bench_links
+from penstock.cli.bench_replay import bench_replay
+from penstock.cli.bench_train import bench_train
 from penstock.cli.check import check
 from penstock.cli.cluster import cluster
 from penstock.cli.compile import compile_
@@ -26,9 +31,23 @@ from penstock.cli.train import train
 from penstock.cli.verify import verify
 from penstock.errors import PenstockError, what_to_install
 
+
+class Verbs(TyperGroup):
+    """The verbs; Ctrl-C ends each with a line and exit code 130, which is typer's."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("penstock: interrupted", file=sys.stderr)
+            raise
+
+
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]  # click's, wherever this version of typer keeps it
 app = typer.Typer(
     name="penstock",
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -45,6 +64,12 @@ app.command()(doctor)
 app.command()(report)
 app.command()(reproduce)
 app.command(name="compile")(compile_)
+bench = typer.Typer(help="Measured tables, peers beside us; results kept as JSON.", no_args_is_help=True)
+bench.command("train")(bench_train)
+bench.command("replay")(bench_replay)
+bench.command("collectives")(bench_collectives)
+bench.command("codecs")(bench_codecs)
+bench.command("links")(bench_links)
 app.add_typer(bench, name="bench")
 app.add_typer(cluster, name="cluster")
 
@@ -81,6 +106,8 @@ def run(command: typer.Typer, name: str) -> None:
         if not (complaint := what_to_install(error)):
             raise
         _refuse(complaint)
+    except MemoryError:
+        _refuse("found too little memory for what was asked; wanted smaller files or numbers")
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
         raise SystemExit(141) from None

@@ -1,11 +1,13 @@
 """`penstock measure`: fits the network between the workers of this job."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, complete_codecs, complete_strategies, new_file, split_list
-from penstock.cli.routes import check_routes
+from penstock.cli.options import JsonOption, check_routes, complete_codecs, complete_strategies, new_file, split_list
+
+if TYPE_CHECKING:
+    from penstock.runtime.measure_network import Measurement
 
 
 def measure(
@@ -28,9 +30,8 @@ def measure(
     json: JsonOption = False,
 ) -> None:
     """Measure alpha, beta, gamma, all-reduces and codecs, under torchrun, mpirun or `penstock cluster run`."""
-    from penstock.cli.output import print_json, print_table
     from penstock.cli.worker_processes import joined_transport
-    from penstock.network import network_document, save_network
+    from penstock.network import save_network
     from penstock.runtime.measure_network import measure_network
 
     routes, compressors = split_list(strategies), split_list(codecs)
@@ -40,8 +41,15 @@ def measure(
         first = transport.rank == 0
     if not first:
         return
+    _print(measured, json)
     if out:
         save_network(measured.network, out)
+
+
+def _print(measured: "Measurement", json: bool) -> None:
+    from penstock.cli.output import print_json, print_table
+    from penstock.network import network_document
+
     if json:
         errors = {what: {"median": fit.median_error, "worst": fit.worst_error} for what, fit in measured.fits.items()}
         print_json(network_document(measured.network) | {"fit_errors": errors})

@@ -1,32 +1,54 @@
 """Options that several verbs share, and how their text becomes values."""
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import typer
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PlanError, did_you_mean
 
 
 def new_file(path: str) -> str:
     """Return a path to write to; refuse before anything runs what could not be written at its end."""
     if path and Path(path).is_dir():
         raise PenstockError(f"{path}: found a folder; wanted the name of a file to write")
+    if path:
+        _check_writable(path, Path(path).parent)
     return path
 
 
 def new_folder(path: str) -> str:
     """Return a folder to write into, which need not be there; refuse a file before anything runs."""
-    if path and Path(path).exists() and not Path(path).is_dir():
+    if path and os.path.exists(path) and not Path(path).is_dir():
         raise PenstockError(f"{path}: found a file; wanted a folder, or a name for a new one")
+    if path:
+        _check_writable(path, Path(path))
     return path
 
 
-# What a shell completes, asked for when a key is pressed.
+def _check_writable(path: str, folder: Path) -> None:
+    """Raise unless files can be made in a folder, or in the one above it that is there, by making one without a name.
 
-UNTRACED = ("chars", "chars_gpt", "digits", "gpt_small", "resnet20", "vgg16_cifar")  # tasks without a shipped trace
+    Only the first worker of a launcher's looks: it writes, and others may be on hosts that do not have the folder.
+    """
+    from penstock.runtime.launch import MPI, SLURM
+
+    if any(os.environ.get(name, "0") != "0" for name in ("RANK", MPI["RANK"], SLURM["RANK"])):
+        return
+    while not os.path.exists(folder):
+        folder = folder.parent
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PenstockError(f"{path}: found {error.strerror!r} in {folder}; wanted a path to write to") from error
+
+
+# What a shell completes, asked for when a key is pressed.
 
 
 def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -50,7 +72,9 @@ def _traces() -> Iterable[str]:
 
 
 def _tasks() -> Iterable[str]:
-    return (*_traces(), *UNTRACED)
+    from penstock.task_names import TASK_NAMES
+
+    return TASK_NAMES
 
 
 def _networks() -> Iterable[str]:
@@ -136,12 +160,16 @@ def parse_counts(text: str, option: str) -> list[int]:
 
 
 def split_codecs(text: str, known: Iterable[str]) -> list[str]:
-    """Return the compressors of --codecs; refuse training's sparse ones, which are strategies here, unless `known`."""
-    from penstock.exchange.compression import SPARSE
+    """Return the compressors of --codecs; refuse misspelt ones and training's sparse ones, which are strategies here.
+
+    Those of `known` are taken as they are.
+    """
+    from penstock.exchange.compression import SPARSE, check_known
 
     codecs = split_list(text)
-    for codec in codecs:
-        if codec not in known and (found := SPARSE.get(codec.partition("(")[0])):
+    for codec in (each for each in codecs if each not in known):
+        check_known(codec)
+        if found := SPARSE.get(codec.partition("(")[0]):
             name = found.strategies[-1]
             raise PenstockError(
                 f"--codecs: found {codec!r}, which sends blocks of {found.codec!r} by all-reduces of its own; wanted "
@@ -157,3 +185,21 @@ def split_list(text: str) -> list[str]:
     ['ring', 'ring+topk(density=0.01,seed=2)']
     """
     return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+
+
+def check_routes(routes: Iterable[str]) -> None:
+    """Raise unless every route, such as `ring+onebit/4`, names an all-reduce and, where it has one, a codec."""
+    from penstock.plan import parse_route
+    from penstock.strategies import coded_only_names, names, parse_strategy, sparse_names
+
+    for text in routes:
+        route = parse_route(text)
+        known = (*names("all_reduce"), *((*coded_only_names(), *sparse_names()) if route.codec else ()))
+        name, _ = parse_strategy(route.strategy)
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise PlanError(f"no all-reduce strategy called {name!r}; wanted one of {', '.join(known)}{near}")
+        if route.codec:
+            from penstock.codecs.registry import make_codec
+
+            make_codec(route.codec)

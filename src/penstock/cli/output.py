@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import printable
 from penstock.fields import json_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 def print_json(document: Any) -> None:
@@ -16,19 +18,32 @@ def print_json(document: Any) -> None:
     print(json_text(document, "--json", indent=1))
 
 
+def print_lines(text: object) -> None:
+    """Print text that may hold names from files, so that a terminal does not obey them."""
+    print(printable(str(text)))
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], note: str = "") -> None:
-    """Print a table; columns whose cells are numbers are set to the right."""
+    """Print a table; columns whose cells are numbers are set to the right. Names in it may come from files."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+    above, below = plain(title, "table.title"), plain(note, "table.caption") if note else None
+    table = Table(title=above, title_justify="left", caption=below, caption_justify="left")
     for index, column in enumerate(columns):
         numeric = all(isinstance(row[index], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left")
+        table.add_column(plain(column), justify="right" if numeric else "left")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, str) else format_cell(cell) for cell in row))
+        table.add_row(*(plain(format_cell(cell)) for cell in row))
     width = None if sys.stdout.isatty() else 160  # do not fold tables that go to a file
     Console(width=width).print(table)
+
+
+def plain(text: str, style: str = "") -> "Text":
+    """Return words for rich as they are: brackets in a name are no markup, and nothing in it is obeyed."""
+    from rich.text import Text
+
+    return Text(printable(text), style)
 
 
 def stderr_console() -> "Console":
@@ -58,12 +73,13 @@ def format_seconds(seconds: float) -> str:
 @contextmanager
 def progress(title: str, total: int, shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Show a bar for the length of a `with` block; call what it yields once per step, with the step's name."""
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=stderr_console(), transient=True, disable=not shown) as bar:
         task = bar.add_task(title, total=total)
 
         def done(name: str) -> None:
-            bar.update(task, advance=1, description=f"{title}: {name}")
+            bar.update(task, advance=1, description=escape(f"{title}: {name}"))
 
         yield done

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.cost.ways import Way
     from penstock.network import Network
     from penstock.plan import Plan
-    from penstock.timeline import Span
     from penstock.trace import Trace
 
 
@@ -33,7 +32,7 @@ def plan(
     planner: Annotated[
         str, typer.Option(help="naive, wfbp, single, threshold, greedy, exact, ...", autocompletion=complete_planners)
     ] = "exact",
-    workers: Annotated[int | None, typer.Option(help="world size; default: the network's", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="world size; default: the network's", min=1, max=10**18)] = None,
     all_reduce: AllReduceOption = "",
     codecs: Annotated[
         str,
@@ -45,6 +44,7 @@ def plan(
     bulk: Annotated[
         bool, typer.Option("--bulk", help="buckets in a row travel as one message where that pays")
     ] = False,
+    lanes: Annotated[int, typer.Option(help="buckets under way at a time; in training on CPUs 4", min=1)] = 1,
     dtype: DtypeOption = "",
     compare: Annotated[bool, typer.Option("--compare", help="show every planner, not only --planner")] = False,
     out: Annotated[str, typer.Option(metavar="FILE", help="write the plan here")] = "",
@@ -55,14 +55,18 @@ def plan(
 ) -> None:
     """Plan the messages of one iteration and predict its time.
 
-    With several --all-reduce, or with --codecs, exact and joint pick one way for each bucket. Messages are taken to go
-    one after the other, as planners have it; in training on CPUs, and in `penstock replay`, several are under way at a
-    time.
+    With several --all-reduce, or with --codecs, exact and joint pick one way for each bucket. Messages go one after the
+    other, as planners have it. With --lanes several are under way at a time, as in training on CPUs and in `penstock
+    replay`: plans are then timed so, and cut finer where that is clearly faster. That takes up to some seconds, so
+    other planners stand beside the chosen one only with --compare; at most 60,000 instructions are timed for each,
+    plans that go beyond are left out, and a plan with more by itself is timed as if its messages went one after the
+    other: a line says so.
     """
     from penstock.cost.clusters import find_network
     from penstock.plan import plan_document, save_plan
     from penstock.planners import PLANNERS, find_planner
     from penstock.planners.batched import in_bulks
+    from penstock.simulator.composition import plans_in_lanes
     from penstock.simulator.iteration import predict, timed
     from penstock.traces import find_trace
 
@@ -73,9 +77,14 @@ def plan(
     ways = _ways(
         links, all_reduce, world_size, split_codecs(codecs, links.codecs), parse_counts(partitions, "--partitions")
     )
-    compared = PLANNERS.values() if compare or not json else [chosen]
+    compared = PLANNERS.values() if compare or not (json or lanes > 1) else [chosen]
+    notes: tuple[str, ...] = ()
     plans = {each.name: predict(subject, each, ways, world_size) for each in compared}
-    if bulk:
+    if lanes > 1:
+        found = {name: plans_in_lanes(each, subject, ways, links, lanes, bulk=bulk) for name, each in plans.items()}
+        plans, notes = {name: each.plan for name, each in found.items()}, found[planner].notes
+        lanes = found[planner].lanes
+    elif bulk:
         plans = {name: timed(in_bulks(each, subject, ways), subject, ways) for name, each in plans.items()}
     if out:
         save_plan(plans[planner], out)
@@ -86,7 +95,9 @@ def plan(
         documents = [plan_document(each) for each in plans.values()]
         print_json(documents if compare else plan_document(plans[planner]))
     else:
-        _print(plans, planner, subject, ways)
+        _print(plans, planner, subject, ways, lanes)
+        for note in notes:
+            print(note)
 
 
 def _ways(network: "Network", all_reduce: str, workers: int, codecs: list[str], partitions: list[int]) -> "list[Way]":
@@ -116,14 +127,15 @@ def _draw(plans: "dict[str, Plan]", trace: "Trace", picture: str, perfetto: str)
         save_perfetto(timelines, perfetto)
 
 
-def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[Way]") -> None:
+def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[Way]", lanes: int) -> None:
     from penstock.cli.output import format_seconds, print_table
 
+    at_a_time = "one message after the other" if lanes == 1 else f"up to {lanes} messages at a time"
     chosen = plans[planner]
     best = min(plan.iteration_seconds for plan in plans.values())
     source = ", ".join(f"{way.route} ({way.source})" for way in ways)
     print_table(
-        f"{trace.label} on {chosen.workers} workers: predicted iteration, one message after the other, by {source}",
+        f"{trace.label} on {chosen.workers} workers: predicted iteration, {at_a_time}, by {source}",
         ("planner", "messages", "iteration", "not hidden", "against best"),
         [
             (
@@ -145,19 +157,22 @@ def _print(plans: "dict[str, Plan]", planner: str, trace: "Trace", ways: "list[W
                 f"{len(bucket.tensors)}: {bucket.name}",
                 bucket.nbytes,
                 str(bucket.route),
-                format_seconds(span.start_seconds),
-                format_seconds(span.end_seconds),
+                format_seconds(start),
+                format_seconds(end),
             )
-            for index, (bucket, span) in enumerate(zip(chosen.messages, _sendings(chosen), strict=True))
+            for index, (bucket, (start, end)) in enumerate(zip(chosen.messages, _sendings(chosen), strict=True))
         ],
     )
 
 
-def _sendings(plan: "Plan") -> "list[Span]":
-    """Return one span per message, from the start of its first stage to the end of its last."""
-    from penstock.timeline import COMPUTE, Span
+def _sendings(plan: "Plan") -> "list[tuple[float, float]]":
+    """Return for each message when its first stage starts and its last one ends."""
+    from penstock.timeline import COMMUNICATION, COMPUTATION, COMPUTE
 
-    spans = [span for span in plan.timeline.spans if span.lane != COMPUTE]
-    stages = len(spans) // len(plan.messages)
-    groups = [spans[i : i + stages] for i in range(0, len(spans), stages)]
-    return [Span(g[0].name, g[0].lane, g[0].start_seconds, g[-1].end_seconds) for g in groups]
+    within = (COMPUTE, COMPUTATION, COMMUNICATION)  # the model's computation, and the parts of messages in lanes
+    stages = [span for span in plan.timeline.spans if span.lane not in within]
+    found = []
+    for message in plan.messages:
+        own = [span for span in stages if span.name == message.name]
+        found.append((min(span.start_seconds for span in own), max(span.end_seconds for span in own)))
+    return found

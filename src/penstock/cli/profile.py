@@ -44,9 +44,9 @@ def profile(
         measured = _measure(model, shape, batch, device, dtype, iterations, warmup)
     for warning in caught:
         typer.echo(f"penstock: {warning.message}", err=True)
+    _print(measured, out, top, json)
     if out:
         save_trace(measured.trace, out)
-    _print(measured, out, top, json)
 
 
 def _measure(
@@ -54,7 +54,9 @@ def _measure(
 ) -> "Profile":
     from penstock.cli.output import progress, stderr_console
     from penstock.errors import ProfileError
+    from penstock.task_names import task_of_ours
 
+    task_of_ours(model)  # refuses a misspelt one at once: importing torch takes seconds
     try:
         from penstock.zoo import find_task
         from penstock.zoo.run_task import profile_task

@@ -9,6 +9,7 @@ import typer
 from penstock.cli.options import (
     JsonOption,
     TraceArgument,
+    check_routes,
     complete_codecs,
     complete_networks,
     complete_planners,
@@ -17,7 +18,7 @@ from penstock.cli.options import (
     parse_counts,
     split_list,
 )
-from penstock.cli.routes import check_routes
+from penstock.errors import PlanError
 
 if TYPE_CHECKING:
     from penstock.cluster.iteration_replay import ReplayRow
@@ -65,6 +66,8 @@ def replay(
     subject = find_trace(trace)
     routes = _routes(strategy, codecs, compressed, partitions)
     _check(subject, plan, planner, routes, network)
+    if hosts == 1:
+        raise PlanError("--hosts 1: one host sends nothing; wanted 2 or more")
     if hosts and not is_worker():
         raise typer.Exit(_run_on_emulated_hosts(hosts, rate, engine or "gloo"))
     with joined_transport(engine) as transport:
@@ -86,6 +89,7 @@ def replay(
             rows, timelines = replay_plans(subject, plans, links, communicator, iterations, advance)
     if not first:
         return
+    _print(rows, subject, links, json)
     if perfetto:
         from penstock.report.perfetto import save_perfetto
 
@@ -93,7 +97,6 @@ def replay(
             f"{name}, {how}": line for name, pair in timelines.items() for how, line in zip(_HOW, pair, strict=True)
         }
         save_perfetto(both, perfetto)
-    _print(rows, subject, links, json)
 
 
 _HOW = ("simulated", "measured")

@@ -34,8 +34,8 @@ def simulate(
     dtype: DtypeOption = "",
     jitter: Annotated[float, typer.Option(help="relative standard deviation of a worker's iteration")] = 0.0,
     straggler: Annotated[float, typer.Option(help="slow workers take this many times longer")] = 1.0,
-    stragglers: Annotated[int, typer.Option(help="how many workers are slow")] = 1,
-    iterations: Annotated[int, typer.Option(help="iterations to average where workers vary")] = 20,
+    stragglers: Annotated[int, typer.Option(help="how many workers are slow", min=0)] = 1,
+    iterations: Annotated[int, typer.Option(help="iterations to average where workers vary", min=1)] = 20,
     seed: Annotated[int, typer.Option(help="of the jitter", min=0)] = 0,
     picture: PictureOption = "",
     names: ListOption = False,
@@ -70,13 +70,14 @@ def simulate(
         print_json([row.document() | {"times": subject.times} for row in rows])
         return
     print_table(
-        f"{subject.label}, batch {subject.batch} on {subject.device}; network {links.name}; {all_reduce} all-reduce",
-        ("workers", "planner", "messages", "iteration", "not hidden", "speed-up", "efficiency"),
+        f"{subject.label}, batch {subject.batch} on {subject.device}; network {links.name}",
+        ("workers", "planner", "messages", "by", "iteration", "not hidden", "speed-up", "efficiency"),
         [
             (
                 row.workers,
                 row.planner,
                 row.messages,
+                ", ".join(row.routes),
                 format_seconds(row.iteration_seconds),
                 format_seconds(row.non_overlapped_seconds),
                 f"{row.speedup:.4g}",

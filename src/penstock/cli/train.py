@@ -21,7 +21,7 @@ def train(
             help="a name, FILE.py:function or package.module:function; default chars", autocompletion=complete_tasks
         ),
     ] = "",
-    workers: Annotated[int | None, typer.Option(help="local workers to start; default 4", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="local workers to start; default 4", min=1, max=1024)] = None,
     steps: Annotated[int | None, typer.Option(help="iterations in all; default 100", min=1)] = None,
     epochs: Annotated[float, typer.Option(help="or passes over the training data", min=0.0)] = 0.0,
     batch: Annotated[
@@ -97,3 +97,4 @@ def train(
     shown = Shown(json, out, tensorboard)
     records = [run(each, rate, threads, shown) for each in ([stock_of(job), job] if compare else [job])]
     print_runs([record for record in records if record is not None], json)
+    shown.raise_failures()

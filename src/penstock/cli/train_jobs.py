@@ -10,7 +10,8 @@ from typing import Any
 from penstock.errors import TrainError, shorten
 from penstock.network import load_network
 from penstock.strategies import parse_strategy
-from penstock.train.job import AUTO, GLOO, KEPT, MPI, STOCK, TASK_NAMES, Job, find_checkpoint
+from penstock.task_names import is_users, task_of_ours
+from penstock.train.job import AUTO, GLOO, KEPT, MPI, STOCK, Job, find_checkpoint
 
 
 def check_pairs(
@@ -36,7 +37,7 @@ def make_job(given: Mapping[str, Any]) -> Job:
     before = asdict(saved.job)
     _check_code(given.get("task", ""), saved.job.task)
     for name in KEPT:
-        if name in given and given[name] != before[name] and not (name == "task" and _is_code(before[name])):
+        if name in given and given[name] != before[name] and not (name == "task" and is_users(before[name])):
             option = "--" + name.replace("_", "-")
             raise TrainError(
                 f"{option}: found {given[name]!r}, but the checkpoint was made with {before[name]!r}; "
@@ -47,7 +48,8 @@ def make_job(given: Mapping[str, Any]) -> Job:
             f"{saved.path}: {saved.job.workers} workers are not started because a checkpoint of {saved.world_size} "
             "says so; wanted --workers"
         )
-    job = Job(**before | {"save": given["resume"], "resume": ""} | dict(given) | {"resume": str(saved.path)})
+    here = {"where": Job().where, "nic": ""}  # it may have been emulated hosts, and they are not these
+    job = Job(**before | here | {"save": given["resume"]} | dict(given) | {"resume": str(saved.path)})
     if saved.step >= job.steps:
         raise TrainError(
             f"{saved.path}: training is at step {saved.step} of {job.steps} already; ask for more with --steps"
@@ -67,7 +69,7 @@ def _with_servers(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _check_code(given: str, before: str) -> None:
     """Refuse to take a task's file from a checkpoint, which may be another user's: code comes from the command line."""
-    if not _is_code(before):
+    if not is_users(before):
         return
     wanted = f"--task FILE.py:{before.rpartition(':')[2]}, with the file that it was made with"
     if not given:
@@ -77,11 +79,6 @@ def _check_code(given: str, before: str) -> None:
         )
     if _code_name(given) != _code_name(before):
         raise TrainError(f"--task: found {given!r}, but the checkpoint was made with {before!r}; wanted {wanted}")
-
-
-def _is_code(task: str) -> bool:
-    """Whether a task is a user's, FILE.py:function or package.module:function, and not one of ours."""
-    return ":" in task
 
 
 def _code_name(task: str) -> str:
@@ -108,11 +105,12 @@ def check_job(job: Job, rate: str) -> None:
 
 
 def _check_task(name: str) -> None:
+    ours = task_of_ours(name)
     if find_spec("torch") is None:
         raise TrainError("training needs torch, which is not here; `pip install 'penstock[torch]'`")
-    if name == "digits" and find_spec("sklearn") is None:
+    if ours == "digits" and find_spec("sklearn") is None:
         raise TrainError("task 'digits' needs scikit-learn, which is not here; `pip install 'penstock[digits]'`")
-    if name not in TASK_NAMES:  # a user's file is imported, and its function called, to see that it works
+    if not ours:  # a user's file is imported, and its function called, to see that it works
         from penstock.zoo import find_task
 
         find_task(name)

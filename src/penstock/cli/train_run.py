@@ -3,12 +3,12 @@
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.errors import WorkerError
+from penstock.errors import FormatError, PenstockError, WorkerError
 from penstock.run_record import RunRecord
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ class Shown:
     json: bool
     out: str  # folder of run records, or ""
     tensorboard: str  # folder of TensorBoard events, or ""
+    failures: list[PenstockError] = field(default_factory=list)  # to write what was asked for
+
+    def raise_failures(self) -> None:
+        """Raise what could not be written, once all that was found out has been shown."""
+        for failure in self.failures:
+            raise failure
 
 
 def run(job: "Job", rate: str, threads: int, shown: Shown) -> RunRecord | None:
@@ -107,9 +113,10 @@ class Teller:
 
         record = self._record = run_from_fields(Fields(event.values["record"], "the run"))
         if self._shown.out:
-            path = run_file(self._shown.out, record.name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_run(record, path)
+            try:
+                save_run(record, run_file(self._shown.out, record.name))
+            except FormatError as error:  # training is over, and its figures can still be shown
+                self._shown.failures.append(error)
 
     def close(self) -> None:
         """Stop showing."""
@@ -125,6 +132,8 @@ class Teller:
         task = f" --task {job.task}" if ":" in job.task else ""  # code, which is not taken from a checkpoint
         go_on = f"; go on with `penstock train --resume {job.save}{task}`" if self._saved else "; nothing was saved"
         print(f"penstock: stopped{go_on}", file=sys.stderr)
+        for failure in self._shown.failures:
+            print(f"penstock: {failure}", file=sys.stderr)
         raise typer.Exit(STOPPED)
 
 

@@ -7,6 +7,8 @@ import typer
 from penstock.cli.options import JsonOption, PictureOption, complete_strategies
 from penstock.errors import StrategyError
 
+MOST_WORKERS = 1024  # a ring of so many sends two million messages, which are all held in memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +26,7 @@ def verify(
             autocompletion=complete_strategies,
         ),
     ] = "",
-    workers: Annotated[int, typer.Option(help="world size", min=1)] = 4,
+    workers: Annotated[int, typer.Option(help="world size", min=1, max=MOST_WORKERS)] = 4,
     operation: Annotated[
         str, typer.Option(help="all_reduce, broadcast, reduce, reduce_scatter or all_gather")
     ] = "all_reduce",
@@ -95,7 +97,7 @@ def verify(
 
 def _verify_plan(path: str, trace_name: str, as_json: bool) -> None:
     """Prove the iteration that a plan is, whenever its buckets become ready."""
-    from penstock.cli.output import print_json
+    from penstock.cli.output import print_json, print_lines
     from penstock.plan import load_plan
     from penstock.program.composition import LANES
     from penstock.runtime.request import plan_composition
@@ -119,7 +121,7 @@ def _verify_plan(path: str, trace_name: str, as_json: bool) -> None:
     else:
         said = "proved" if proof.proved else f"NOT PROVED: {proof.findings[0]}"
         whole = f"{len(plan.messages)} messages in {LANES} lanes on {plan.workers} workers"
-        print(f"plan {plan.hash}, {whole}, whenever gradients become ready: {said}")
+        print_lines(f"plan {plan.hash}, {whole}, whenever gradients become ready: {said}")
     if not proof.proved:
         raise typer.Exit(1)
 
@@ -196,7 +198,7 @@ def _document(program: "Program", proof: "Proof", summary: "Summary", itemsize: 
 
 
 def _print(program: "Program", proof: "Proof", summary: "Summary", show_program: bool) -> None:
-    from penstock.cli.output import print_table
+    from penstock.cli.output import print_lines, print_table
     from penstock.report.program_text import draw_text
 
     links = len(summary.link_nbytes)
@@ -217,9 +219,9 @@ def _print(program: "Program", proof: "Proof", summary: "Summary", show_program:
         ],
     )
     for finding in proof.findings:
-        print(finding)
+        print_lines(finding)
     if show_program:
-        print(program)
+        print_lines(program)
     if proof.carried:
-        print(draw_text(program, proof))
+        print_lines(draw_text(program, proof))
         print("a > 1: the rank sends block a to rank 1 in that step; capitals or * are finished sums")

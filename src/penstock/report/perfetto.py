@@ -8,35 +8,44 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.fields import write_json
-from penstock.timeline import Timeline
+from penstock.timeline import BUCKET_ENDS, COMPUTE, Span, Timeline
 
 _MICROSECONDS = 1e6  # Chrome traces count microseconds
 
 
 def perfetto_document(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
-    """Return the Chrome trace of named timelines: a process per timeline and rank, a thread per lane."""
+    """Return the Chrome trace of named timelines: a process per timeline and rank, a thread per lane.
+
+    Viewers colour a slice by its name. So a bucket's instructions have the bucket's name, and say what they are in
+    their arguments: one colour in all lanes, predicted and measured.
+    """
     events: list[dict[str, Any]] = []
+    pid = 0
     for title, timeline in timelines.items():
-        ranks = sorted({span.rank for span in timeline.spans})
-        lanes = list(dict.fromkeys(span.lane for span in timeline.spans))
-        pids = {rank: len({event["pid"] for event in events}) + number for number, rank in enumerate(ranks, start=1)}
-        for rank in ranks:
-            name = title if len(ranks) == 1 else f"{title}, rank {rank}"
-            events.append(_metadata("process_name", pids[rank], 0, name))
-            events.extend(_metadata("thread_name", pids[rank], tid, lane) for tid, lane in enumerate(lanes, start=1))
-        for span in timeline.spans:
-            events.append(
-                {
-                    "ph": "X",
-                    "name": span.name,
-                    "cat": span.lane,
-                    "pid": pids[span.rank],
-                    "tid": lanes.index(span.lane) + 1,
-                    "ts": span.start_seconds * _MICROSECONDS,
-                    "dur": span.seconds * _MICROSECONDS,
-                }
-            )
+        rows, named = timeline.rows, set[int]()
+        several = len({rank for rank, _ in rows}) > 1
+        for tid, ((rank, lane), spans) in enumerate(rows.items(), start=1):
+            if rank not in named:
+                pid += 1
+                named.add(rank)
+                events.append(_metadata("process_name", pid, 0, f"{title}, rank {rank}" if several else title))
+            events.append(_metadata("thread_name", pid, tid, lane))
+            events.extend(_slice(span, pid, tid) for span in spans)
     return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _slice(span: Span, pid: int, tid: int) -> dict[str, Any]:
+    name, _, instruction = (span.name, "", "") if span.lane == COMPUTE else span.name.partition(BUCKET_ENDS)
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": span.lane,
+        "pid": pid,
+        "tid": tid,
+        "ts": span.start_seconds * _MICROSECONDS,
+        "dur": span.seconds * _MICROSECONDS,
+        "args": {"instruction": instruction} if instruction else {},
+    }
 
 
 def save_perfetto(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:

@@ -15,16 +15,15 @@ from penstock.errors import FormatError
 from penstock.network import LinearCost
 from penstock.plan import Route, cut_into_buckets
 from penstock.planners import PLANNERS
+from penstock.report.run_plans import bucket_colours
 from penstock.simulator.iteration import predict, simulate_iteration
 from penstock.simulator.scaling import ScalingRow, scaling_study
-from penstock.timeline import COMMUNICATION, COMPUTATION, COMPUTE, Timeline, bucket_of
+from penstock.timeline import COMPUTE, Timeline, bucket_of
 from penstock.trace import Tensor, Trace
 
 matplotlib.use("Agg")  # files only: no window, no display needed
 
-_LANE_COLOURS = {COMPUTE: ("#4c78a8", "#9ecae9"), "network": ("#f58518", "#ffbf79")}
-_OTHER_COLOURS = ("#54a24b", "#88d27a")
-_BUCKET_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#eeca3b", "#9d755d")  # in turn
+_COMPUTE_COLOURS = ("#6f7b87", "#b4bcc4")  # of tensors in turn
 _STYLES = {
     "naive": ("#9d9d9d", ":"),
     "wfbp": ("#4c78a8", "--"),
@@ -36,32 +35,40 @@ _STYLES = {
 
 
 def draw_timelines(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title: str) -> None:
-    """Draw timelines one above the other on one time axis, as in MG-WFBP Fig. 1 and 2."""
-    figure = Figure(figsize=(11, 1.0 + 1.1 * len(timelines)), layout="constrained")
-    axes = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
+    """Draw timelines one above the other on one time axis, as in MG-WFBP Fig. 1 and 2.
+
+    A row for each lane of each rank; a bucket has one colour in all of them.
+    """
+    save_figure(timelines_figure(timelines, title), path)
+
+
+def timelines_figure(timelines: Mapping[str, Timeline], title: str) -> Figure:
+    """Return a figure with a panel for each timeline."""
+    rows = [max(1, len(timeline.rows)) for timeline in timelines.values()]
+    figure = Figure(figsize=(11, 1.0 + 0.55 * len(rows) + 0.28 * sum(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=[1 + each for each in rows])
     unit, scale = _unit(max(timeline.iteration_seconds for timeline in timelines.values()))
-    for axis, (name, timeline) in zip(axes, timelines.items(), strict=True):
-        _draw_lanes(axis, timeline, scale)
+    colours = bucket_colours((), timelines.values())
+    for axis, (name, timeline) in zip(panels[:, 0], timelines.items(), strict=True):
+        _draw_rows(axis, timeline, colours, scale)
         axis.set_title(f"{name}: {timeline.iteration_seconds / scale:.4g} {unit}", loc="left", fontsize=9)
-    axes[-1].set_xlabel(f"time ({unit})")
+    panels[-1, 0].set_xlabel(f"time ({unit})")
     figure.suptitle(title, fontsize=11)
-    save_figure(figure, path)
+    return figure
 
 
-def _draw_lanes(axis: Axes, timeline: Timeline, scale: float) -> None:
-    lanes = list(dict.fromkeys(span.lane for span in timeline.spans))
-    both = sorted((*timeline.lane(COMPUTATION), *timeline.lane(COMMUNICATION)), key=lambda span: span.start_seconds)
-    buckets = {name: count for count, name in enumerate(dict.fromkeys(bucket_of(span.name) for span in both))}
-    for row, lane in enumerate(lanes):
-        colours = _LANE_COLOURS.get(lane, _OTHER_COLOURS)
-        spans = timeline.lane(lane)
+def _draw_rows(axis: Axes, timeline: Timeline, colours: Mapping[str, str], scale: float) -> None:
+    rows = timeline.rows
+    for place, ((_, lane), spans) in enumerate(rows.items()):
         bars = [(span.start_seconds / scale, span.seconds / scale) for span in spans]
-        faces = [colours[index % 2] for index in range(len(bars))]
-        if lane in (COMPUTATION, COMMUNICATION):
-            faces = [_BUCKET_COLOURS[buckets[bucket_of(span.name)] % len(_BUCKET_COLOURS)] for span in spans]
-        axis.broken_barh(bars, (row - 0.4, 0.8), facecolors=faces, linewidth=0)
+        faces = [
+            _COMPUTE_COLOURS[index % 2] if lane == COMPUTE else colours[bucket_of(span.name)]
+            for index, span in enumerate(spans)
+        ]
+        axis.broken_barh(bars, (place - 0.4, 0.8), facecolors=faces, linewidth=0)
     axis.axvline(timeline.compute_seconds / scale, color="#2b2b2b", linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(lanes)), lanes)
+    several = len({rank for rank, _ in rows}) > 1
+    axis.set_yticks(range(len(rows)), [f"rank {rank} {lane}" if several else lane for rank, lane in rows], fontsize=8)
     axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
 

@@ -1,13 +1,36 @@
-"""Plans as the report shows them: every tensor with its bucket and its bytes, every bucket with its way."""
+"""Plans as the report shows them: every tensor with its bucket and its bytes, every bucket with its way and colour."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.curves import CodecCurves, Curve
 from penstock.plan import Bucket, Plan
 from penstock.report.found_runs import FoundRun
 from penstock.run_record import CodecCost, RouteUse, RunRecord
+from penstock.timeline import COMPUTE, Timeline, bucket_of
 from penstock.trace import Trace
+
+BUCKET_COLOURS = ("#4c78a8", "#d9720a", "#54a24b", "#e45756", "#3f8f89", "#b279a2", "#a8861a", "#9d755d")  # in turn
+
+
+def bucket_colours(plans: Iterable[Plan], timelines: Iterable[Timeline]) -> dict[str, str]:
+    """Return the colour of each bucket, for all pictures of a report: by its name, in the order of the plans.
+
+    Buckets that stand in a timeline only, as torch's own, follow as they start.
+    """
+    names = [message.name for plan in plans for message in plan.messages]
+    for timeline in timelines:
+        spans = sorted((span for span in timeline.spans if span.lane != COMPUTE), key=lambda span: span.start_seconds)
+        names += [bucket_of(span.name) for span in spans]
+    return {name: BUCKET_COLOURS[at % len(BUCKET_COLOURS)] for at, name in enumerate(dict.fromkeys(names))}
+
+
+def report_colours(runs: Iterable[FoundRun]) -> dict[str, str]:
+    """Return the colours of all buckets of a report."""
+    records = [run.record for run in runs]
+    plans = [record.plan for record in records if record.plan is not None]
+    timelines = [each for record in records for each in (record.predicted, record.measured) if each is not None]
+    return bucket_colours(plans, timelines)
 
 
 def run_codecs(record: RunRecord) -> dict[str, CodecCurves]:
@@ -40,7 +63,10 @@ def plan_view(run: FoundRun) -> dict[str, Any] | None:
         "name": run.name,
         "about": " ".join([_about(plan), *_used(run.record.routes_used)]),
         "tensors": [] if trace is None else _tensors(plan, trace, codecs),
-        "buckets": [_bucket(index, bucket, codecs) for index, bucket in enumerate(plan.buckets)],
+        "buckets": [
+            _bucket(index, bucket, codecs) | {"message": message}
+            for index, (bucket, message) in enumerate(zip(plan.buckets, _message_names(plan), strict=True))
+        ],
     }
 
 
@@ -61,6 +87,12 @@ def _used(routes: Sequence[RouteUse]) -> Iterator[str]:
             f"The last iteration sent {each.sent_nbytes / 1e6:.4g} MB for {each.nbytes / 1e6:.4g} MB of gradients by "
             f"{each.route}, in {each.messages} messages."
         )
+
+
+def _message_names(plan: Plan) -> list[str]:
+    """Return for each bucket the name of the message that it travels in, which is its own outside of bulks."""
+    counts = plan.bulks or (1,) * len(plan.buckets)
+    return [message.name for message, count in zip(plan.messages, counts, strict=True) for _ in range(count)]
 
 
 def _tensors(plan: Plan, trace: Trace, codecs: Mapping[str, CodecCurves]) -> list[dict[str, Any]]:

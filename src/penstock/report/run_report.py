@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from penstock.report.found_runs import FoundRun, baselines
-from penstock.report.run_plans import plan_view
+from penstock.report.run_plans import plan_view, report_colours
 from penstock.report.what_if import what_if
 from penstock.run_record import RunRecord, run_document
 from penstock.timeline import COMMUNICATION, COMPUTATION, COMPUTE, Span
@@ -36,6 +36,7 @@ def report_document(runs: Sequence[FoundRun], baseline: str | None = None) -> di
         "summary": summary_lines(rows),
         "methods": rows,
         "runs": [_run(run) for run in runs],
+        "bucket_colours": report_colours(runs),
         "plans": [view for run in runs if (view := plan_view(run)) is not None],
         "what_if": what_if(runs),
         "versions": _versions(runs),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import FormatError
-from penstock.fields import json_text, write_json
+from penstock.fields import json_text, write_json, write_text
 from penstock.report.found_runs import FoundRun, find_runs
 from penstock.report.perfetto import save_perfetto
 from penstock.report.run_report import report_document
@@ -108,11 +108,7 @@ def write_report(
     data, perfetto = page.with_suffix(".json"), page.with_suffix(".perfetto.json")
     if data == page:
         raise FormatError(str(page), "--out", page.name, "a name that does not end in .json, such as report.html")
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_text(make_page(document), encoding="utf-8")
-    except OSError as error:
-        raise FormatError(str(page), "file", error.strerror, "a path that can be written") from error
+    write_text(page, make_page(document))
     write_json(data, document)
     save_perfetto(run_timelines(runs, last_steps), perfetto)
     return WrittenReport(page, data, perfetto, document)

@@ -1,23 +1,22 @@
 // The buckets of a plan over the tensors they hold, and the bytes of each tensor.
 
-const BUCKET_TINTS = 4;
-
 // Tensors above, buckets below, both as wide as their bytes, in the order in which gradients become ready.
-function bucketStrip(width, plan) {
+// Colours are those of the timeline: buckets of one bulk share one.
+function bucketStrip(width, plan, colours) {
   const total = plan.buckets.reduce((sum, bucket) => sum + bucket.nbytes, 0) || 1;
   const scale = linearScale([0, total], [0, width]);
   const marks = [];
   let start = 0;
   for (const tensor of plan.tensors) {
     const about = `${tensor.name}: ${formatBytes(tensor.nbytes)}, bucket ${tensor.bucket + 1}`;
-    marks.push(svg("rect", { class: `tensor tint-${tensor.bucket % BUCKET_TINTS}`, x: scale(start), y: 0, width: Math.max(scale(start + tensor.nbytes) - scale(start), 0.2), height: 26 },
+    marks.push(svg("rect", { class: "tensor", fill: colours[plan.buckets[tensor.bucket].message], x: scale(start), y: 0, width: Math.max(scale(start + tensor.nbytes) - scale(start), 0.2), height: 26 },
       svg("title", {}, about)));
     start += tensor.nbytes;
   }
   start = 0;
   plan.buckets.forEach((bucket, index) => {
     const wide = scale(start + bucket.nbytes) - scale(start);
-    marks.push(svg("rect", { class: `bucket tint-${index % BUCKET_TINTS}`, x: scale(start), y: 32, width: Math.max(wide, 0.2), height: 30 },
+    marks.push(svg("rect", { class: "bucket", fill: colours[bucket.message], x: scale(start), y: 32, width: Math.max(wide, 0.2), height: 30 },
       svg("title", {}, `bucket ${index + 1}: ${bucket.tensors} tensors, ${formatBytes(bucket.nbytes)}, ${bucket.how}`)));
     if (wide > 26) marks.push(svg("text", { class: "on-bar", x: scale(start) + wide / 2, y: 51, "text-anchor": "middle" }, index + 1));
     start += bucket.nbytes;
@@ -60,7 +59,7 @@ function drawPlans(report) {
   if (!plans.length) return;
   let current = plans[0];
   let whole = false;
-  const strip = drawWithin(byId("bucket-strip"), (width) => bucketStrip(width, current));
+  const strip = drawWithin(byId("bucket-strip"), (width) => bucketStrip(width, current, report.bucket_colours));
   const bars = drawWithin(byId("tensor-bars"), (width) => tensorBars(width, current, whole));
   const more = byId("tensor-more");
   const show = () => {

@@ -11,7 +11,7 @@ function drawTimelines(report) {
   const drawn = report.runs.filter((run) => (run.timeline.predicted || []).length || (run.timeline.measured || []).length);
   byId("timeline").hidden = !drawn.length;
   if (!drawn.length) return null;
-  const view = new TimelineView(byId("timeline-canvas"), byId("timeline-status"));
+  const view = new TimelineView(byId("timeline-canvas"), byId("timeline-status"), report.bucket_colours);
   const show = (index) => {
     view.load(drawn[index].timeline);
     byId("timeline-about").textContent = drawn[index].timeline_about;

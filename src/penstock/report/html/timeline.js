@@ -3,24 +3,11 @@
 const LANE_HEIGHT = 18;
 const LANE_GAP = 3;
 const AXIS_HEIGHT = 22;
-const LANES = ["compute", "network", "push", "pull", "computation", "communication", "encode", "send", "recv", "native", "decode", "merge", "copy"]; // from the top
-const KINDS = { compute: "compute", encode: "encode", decode: "decode", merge: "decode", copy: "decode" }; // all else is the wire
-
-const BUCKET_COLOURS = ["#4c78a8", "#d9720a", "#54a24b", "#e45756", "#3f8f89", "#b279a2", "#a8861a", "#9d755d"]; // in turn
-
-function kindOf(lane) {
-  return KINDS[lane] || "wire";
-}
+const LANES = ["compute", "network", "push", "pull", "computation", "communication"]; // from the top
 
 // The bucket that a span is about: "name: send to 2" is about "name".
 function bucketOf(span) {
   return span.name.split(": ")[0];
-}
-
-// The colour of each bucket, the same in predicted and measured rows.
-function bucketColours(rows) {
-  const names = rows.filter((row) => row.lane === "computation" || row.lane === "communication").flatMap((row) => row.spans.map(bucketOf));
-  return Object.fromEntries([...new Set(names)].map((name, index) => [name, BUCKET_COLOURS[index % BUCKET_COLOURS.length]]));
 }
 
 // Rows {how, rank, lane, spans} from the top; a heading row has no spans.
@@ -42,8 +29,9 @@ function timelineRows(timeline) {
 }
 
 class TimelineView {
-  constructor(canvas, status) {
-    Object.assign(this, { canvas, status, rows: [], end: 1, from: 0, to: 1, hovered: null });
+  // colours: of each bucket, by its name.
+  constructor(canvas, status, colours) {
+    Object.assign(this, { canvas, status, colours, rows: [], end: 1, from: 0, to: 1, hovered: null });
     new ResizeObserver(() => this.draw()).observe(canvas.parentElement);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
     canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
@@ -57,7 +45,6 @@ class TimelineView {
 
   load(timeline) {
     this.rows = timelineRows(timeline);
-    this.colours = bucketColours(this.rows);
     const ends = this.rows.flatMap((row) => (row.spans || []).map((span) => span.end_seconds));
     this.end = Math.max(...ends, 1e-9);
     this.show(0, this.end);

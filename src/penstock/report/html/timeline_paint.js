@@ -3,7 +3,7 @@
 function timelineInks(element) {
   const style = getComputedStyle(element);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
-  return Object.fromEntries(["ink", "quiet", "line", "paper", "compute", "encode", "wire", "decode"].map((name) => [name, read(name)]));
+  return Object.fromEntries(["ink", "quiet", "line", "paper", "compute"].map((name) => [name, read(name)]));
 }
 
 // Diagonal lines in one colour on the paper's: the mark of a prediction.
@@ -55,14 +55,13 @@ function paintTimeAxis(pen, view, inks, width, height) {
 }
 
 function paintSpans(pen, view, row, y, inks, hatched) {
-  const byBucket = row.lane === "computation" || row.lane === "communication";
   const predicted = row.how === "predicted";
   for (const span of row.spans) {
     const left = Math.max(view.x(span.start_seconds), view.labelWidth);
     const right = Math.min(view.x(span.end_seconds), view.labelWidth + view.plotWidth);
     if (right < view.labelWidth || left > view.labelWidth + view.plotWidth || right - left < 0) continue;
     const wide = Math.max(right - left, 0.5);
-    const colour = byBucket ? view.colours[bucketOf(span)] : inks[kindOf(row.lane)];
+    const colour = row.lane === "compute" ? inks.compute : view.colours[bucketOf(span)];
     if (predicted) hatched[colour] = hatched[colour] || hatching(pen, colour, inks.paper);
     pen.fillStyle = predicted ? hatched[colour] : colour;
     pen.fillRect(left, y, wide, LANE_HEIGHT);

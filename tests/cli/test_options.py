@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.cli.routes import check_routes
+from penstock.cli.options import check_routes
 from penstock.errors import PenstockError
 
 
