@@ -341,7 +341,7 @@ def _rows(
 
 def _bare(session: Any) -> tuple[Step, list[np.ndarray[Any, Any]]]:
     """Return what exchanges the buckets of a session, by the same routes, and the memory of each gradient in it."""
-    from penstock.adaptor.session import aligned_zeros
+    from penstock.adaptor.buckets import aligned_zeros
     from penstock.exchange.exchange import Exchange
     from penstock.exchange.parameter_state import Memory
     from penstock.runtime.communicator import Communicator
@@ -353,7 +353,7 @@ def _bare(session: Any) -> tuple[Step, list[np.ndarray[Any, Any]]]:
     made, places = [], {}
     for bucket in plan.buckets:
         each = [known[name].numel for name in bucket.tensors]
-        made.append((exchange.bucket(bucket.tensors, each), aligned_zeros(each, np.dtype(np.float32))))
+        made.append((exchange.bucket(bucket.tensors, each), aligned_zeros(each, "float32")))
         made[-1][1][:] = generator.standard_normal(sum(each))
         for name, part in zip(bucket.tensors, np.split(made[-1][1], np.cumsum(each)[:-1]), strict=True):
             places[name] = part.reshape(known[name].shape)

@@ -17,10 +17,12 @@ has seen (FOLDER's valid.txt.xz, or the last tenth of the manual) after all step
 seeds; ours may be 1% above that of torch's HSDP. With `--beside RECORD`, where torch's has not come as far here as in
 an earlier record of the same job, it is taken from there: it need not be trained each time that ours has changed.
 
+Of no traffic between hosts there are two rows: torch's FSDP inside each host, and ours, which exchanges shards directly
+over gloo. Targets are of the first, what it costs to send anything at all shows beside the second.
+
 `--across` is for models that no host holds: each of two hosts has one rank and half of all weights, and torch's
-all-gathers and reduce-scatters cross the slow link. They are tried in fewer bits, by `set_custom_all_gather` and
-`set_custom_reduce_scatter`: weights and gradients are encoded without feedback (a residual would be as large as all
-gradients, which are cut because that is too much). Beside them stand two replicas, where a host does hold the model.
+all-gathers and reduce-scatters cross the slow link: torch's own, and in fewer bits by `shard_codec`. Beside them stand
+two replicas, where a host does hold the model.
 """
 
 import argparse
@@ -51,15 +53,19 @@ from penstock.cluster import emulated_cluster
 from penstock.cluster.processes import RankZero
 from penstock.plan import save_plan
 from penstock.torch import fully_shard_with
-from penstock.torch.fsdp.groups import send_shards_by
+from penstock.torch.fsdp.sharding import ShardedModule
 from penstock.zoo.language_models import GPT, GptBlock
 
 HOSTS, PER_HOST = 2, 2
 CODEC = "blocks(bits=4)"
 NONE, NATIVE, DENSE, CODED = "no traffic between hosts", "torch's HSDP", "ours, uncompressed", f"ours, {CODEC}"
-METHODS = (NONE, NATIVE, DENSE, CODED)
-SHARDS = "torch's FSDP"
-ACROSS = (SHARDS, f"{SHARDS}, bf16 messages", f"{SHARDS}, blocks(bits=8) messages", CODED)  # of --across
+ALONE = "ours, no traffic between hosts"
+METHODS = (NONE, ALONE, NATIVE, DENSE, CODED)
+SHARDS, REPLICAS = "shards on two hosts: torch's FSDP", f"a replica on each host: ours, {CODEC}"
+SHARD_CODECS = {f"shards on two hosts: ours, shard_codec={codec}": codec for codec in ("bf16", "blocks(bits=8)")}
+ACROSS = (SHARDS, *SHARD_CODECS, REPLICAS)  # of --across
+PLANNED = (CODED, REPLICAS)
+NAMES = ("replicate", "shard")
 PATIENCE = 20  # times three iterations until a plan is in force
 PIECE = 250  # steps of `loss`, after which text that was held out is judged and everything kept
 RATE = 6e-4
@@ -143,17 +149,20 @@ def sharded(job: Job, method: str, mesh: DeviceMesh, plan: Path | None = None, s
     options: dict[str, Any] = {"reshard_after_forward": False} if job.keeps_weights else {}
     if job.bf16:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if method in (NONE, NATIVE) or method.startswith(SHARDS):
-        where = mesh if method == NATIVE else mesh["replicate"] if job.across else mesh["shard"]
+    if method in (NONE, NATIVE, SHARDS):
+        where = {NONE: "shard", SHARDS: "replicate"}.get(method)
         for block in (*model.transformer.h, model):
-            fully_shard(block, mesh=where, **options)
-        if codec := method.removeprefix(SHARDS).strip(", ").removesuffix(" messages") if job.across else "":
-            send_shards_by(model, codec)
+            fully_shard(block, mesh=mesh if where is None else mesh[where], **options)
         return model
-    asked: dict[str, Any] = {} if method == DENSE else {"codec": method.removeprefix("ours, "), "measurements": False}
-    if asked:
-        asked |= {"measure_seconds": job.measure_seconds, "plan": plan if plan is not None and plan.exists() else None}
-    return fully_shard_with(model, mesh, layers=GptBlock, **asked, **options)
+    if method == ALONE:
+        mesh = init_device_mesh(job.device, (HOSTS, 1, job.per_host), mesh_dim_names=("host", *NAMES))[NAMES]
+    elif method in SHARD_CODECS:
+        mesh = init_device_mesh(job.device, (1, HOSTS), mesh_dim_names=NAMES)
+        options["shard_codec"] = SHARD_CODECS[method]
+    elif method in PLANNED:
+        options |= {"codec": CODEC, "measurements": False, "measure_seconds": job.measure_seconds}
+        options["plan"] = plan if plan is not None and plan.exists() else None
+    return fully_shard_with(model, mesh, layers=GptBlock, **options)
 
 
 def texts(job: Job) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,7 +216,7 @@ class Contestant:
         words = batch_of(job.shape, None, dist.get_rank(), 0)
         self._words = words.to("cuda" if job.device == "cuda" else "cpu")
         self.steps(2)
-        if method == CODED:
+        if method in PLANNED:
             for _ in range(PATIENCE):  # it profiles, measures and plans
                 if self.model.plan is not None:
                     break
@@ -259,7 +268,9 @@ def time_methods(job: Job, mesh: DeviceMesh, say: Progress) -> None:
             rows[method] += walls
             processors[method] += used
         say("round", turn, {method: (median(ms), median(processors[method])) for method, ms in rows.items()})
-        decided = {name: each.model.explain() for name, each in contestants.items() if name in (DENSE, CODED)}
+        decided = {
+            name: each.model.explain() for name, each in contestants.items() if isinstance(each.model, ShardedModule)
+        }
         if dist.get_rank() == 0:
             write_times(job, rows, processors, decided, numel)
         if from_first(time.time() - begun > job.seconds):
@@ -279,6 +290,10 @@ def write_times(
         claims = [
             claim("torch's HSDP over ours with the codec, medians", medians[NATIVE] / medians[CODED], 2.0),
             claim("ours with the codec over no traffic, medians", medians[CODED] / medians[NONE], 1.15, at_most=True),
+        ]
+    if {ALONE, CODED} <= set(medians):
+        claims += [
+            claim("ours with the codec over ours without traffic, medians", medians[CODED] / medians[ALONE], 1.15, True)
         ]
     documents = [
         {
@@ -361,7 +376,7 @@ def learning(job: Job, method: str, seed: int, mesh: DeviceMesh, folder: Path) -
         dist.all_reduce(losses, dist.ReduceOp.AVG)
         learnt.losses += losses.tolist()
         learnt.held_out.append(judged(job, model, unseen))
-        learnt.decided = model.explain() if method == CODED else ""
+        learnt.decided = model.explain() if method in PLANNED else ""
         is_over = len(learnt.losses) == job.steps
         save(own, job.commit, learnt, {} if is_over else state_of(model, optimizer, method, folder))
         yield learnt
@@ -388,7 +403,7 @@ def rate_at(step: int, steps: int) -> float:
 def state_of(model: Any, optimizer: torch.optim.Optimizer, method: str, folder: Path) -> dict[str, Any]:
     """Return this rank's part of everything; the plan is written beside it."""
     state: dict[str, Any] = {"optimizer": optimizer.state_dict(), "model": model.state_dict()}
-    if method == CODED:
+    if method in PLANNED:
         state["exchange"] = model.exchange_state_dict()
         if dist.get_rank() == 0:
             save_plan(model.plan, folder / "plan.json")
@@ -423,7 +438,7 @@ def restore(state: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer,
         optimizer.state[parameter] = {
             name: like(parameter, value) if value.ndim else value.to(parameter.device) for name, value in kept.items()
         }
-    if method == CODED:
+    if method in PLANNED:
         now = model.exchange_state_dict()
         for name, value in now.get("residual", {}).items():
             value.to_local().copy_(state["exchange"]["residual"][name])
@@ -511,7 +526,7 @@ def be_a_rank(job: Job) -> None:
         if dist.get_rank() == 0:
             print(f"[{time.time() - started:6.1f}]", *words, flush=True)
 
-    mesh = init_device_mesh(job.device, (HOSTS, job.per_host), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(job.device, (HOSTS, job.per_host), mesh_dim_names=NAMES)
     try:
         (time_methods if job.task == "time" else learn)(job, mesh, say)
         dist.barrier()

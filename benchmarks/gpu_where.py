@@ -1,26 +1,24 @@
-r"""Where do the milliseconds of coded buckets go on GPU ranks: kernels, messages, waits, and the size of waves?
+r"""Where do the milliseconds of coded buckets go on GPU ranks: kernels, messages, waits?
 
     penstock cluster run --hosts 4 --rate 10gbit --gpus shared --rank0 -- \
-        python benchmarks/gpu_where.py OUT.json gpt --rate 10gbit --save-plans PLANS
+        python benchmarks/gpu_where.py OUT.json gpt --rate 10gbit --plan PLAN.json
 
-Two plans are made, or read from PLANS: "fine", as it ships, with no bucket before the last larger than a wave, and
-"coarse", made as if buckets were not cut. Rows are iterations with one of them, in turns:
+A plan is made and written, or read where the file exists. Rows are iterations with it, in turns:
 
     nothing sent        torch's wrapper, whose hook does nothing
-    fine, coarse        the plan; of "coarse", the last bucket in waves of so many MB of gradients
+    the plan            as it ships
     no messages         kernels alone; they decode what was there before
     no kernels          messages alone, of what was there before
     neither             what the hook itself costs
 
-`timelines` has, for some rows, when each group of messages was queued and went, in ms since the iteration began on the
+`timeline` has when each group of messages of the plan was queued and went, in ms since the iteration began on the
 device: "ready" is when the bucket's last gradient was, "arrived" when the group before had arrived, "encoded" when the
 kernels before this group were through. The last row of a timeline is the end of the iteration. Another --rate, or
-CUDA_DEVICE_MAX_CONNECTIONS=32, is another run with the same plans.
+CUDA_DEVICE_MAX_CONNECTIONS=32, is another run with the same plan.
 """
 
 import argparse
 import gc
-import math
 import os
 import sys
 import time
@@ -39,12 +37,9 @@ import torch.distributed as dist
 from gpu_ranks import DEVICE, METHODS, WORKLOADS, Contestant, Method, agreed, gathered, ours
 from penstock.bench.record import make_record, save_record
 from penstock.plan import Plan, load_plan, save_plan
-from penstock.planning import decide
-from penstock.runtime import communicator
 from penstock.runtime.device import queued
 from penstock.runtime.device.messages import GroupedMessages
 
-WAVES = (math.inf, 64, 32, 16, 8)  # MB of gradients
 ROUNDS, TIMED = 2, 5  # turns of all rows; iterations of a timeline
 LIMIT_SECONDS = 100.0  # no further turn begins after that
 
@@ -82,41 +77,22 @@ class Row:
     """What is timed."""
 
     method: Method
-    wave_mb: float | None = None  # of gradients; None: as it ships
     kernels: bool = True
     messages: bool = True
     is_watched: bool = False
 
 
-def rows(plans: dict[str, Plan], codec: str) -> dict[str, Row]:
+def rows(plan: Plan, codec: str) -> dict[str, Row]:
     """Return all rows, by label."""
-    fine, coarse = (ours(codec=codec, plan=plans[name]) for name in ("fine", "coarse"))
-    found = {
+    planned = ours(codec=codec, plan=plan)
+    return {
         "none": Row(METHODS["none"]),
         "nothing sent": Row(METHODS["ddp, nothing sent"]),
-        "fine": Row(fine, is_watched=True),
-        "fine, no messages": Row(fine, messages=False),
-        "fine, no kernels": Row(fine, kernels=False),
-        "fine, neither": Row(fine, kernels=False, messages=False),
+        "the plan": Row(planned, is_watched=True),
+        "no messages": Row(planned, messages=False),
+        "no kernels": Row(planned, kernels=False),
+        "neither": Row(planned, kernels=False, messages=False),
     }
-    for wave in WAVES:
-        label = "coarse, uncut" if wave == math.inf else f"coarse, waves of {wave} MB"
-        found[label] = Row(coarse, wave_mb=wave, is_watched=wave in (math.inf, 16))
-    return found
-
-
-@contextmanager
-def waves_of(mb: float | None) -> Iterator[None]:
-    """Have buckets that are prepared, and plans that are made, know waves of so many MB."""
-    if mb is None:
-        yield
-        return
-    numel = 1 << 40 if mb == math.inf else int(mb * 1e6 / 4)
-    with (
-        patch.object(communicator, "numel_of_a_wave", lambda codec, nbytes: numel),
-        patch.object(decide, "numel_of_a_wave", lambda codec, nbytes: numel),
-    ):
-        yield
 
 
 @contextmanager
@@ -133,7 +109,7 @@ class Timed:
     """A row that is ready to be timed."""
 
     def __init__(self, model: str, row: Row) -> None:
-        with waves_of(row.wave_mb), without_kernels(row.kernels):
+        with without_kernels(row.kernels):
             self.contestant = Contestant(model, row.method)
         self._is_watched = row.is_watched
         if not row.messages:
@@ -186,8 +162,8 @@ class Findings:
     model: str
     started: float = field(default_factory=time.time)
     ms: dict[str, list[float]] = field(default_factory=dict)
-    timelines: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    plans: dict[str, list[int]] = field(default_factory=dict)
+    timeline: list[dict[str, float]] = field(default_factory=list)
+    nbytes_of_buckets: list[int] = field(default_factory=list)
 
     def say(self, *words: Any) -> None:
         """Print a line on rank 0, after the seconds since the start."""
@@ -201,38 +177,36 @@ class Findings:
             found = [{**common, "method": label, "ms_per_iteration": ms} for label, ms in self.ms.items()]
             notes = f"up to {ROUNDS} rounds, rows in turns; without messages, kernels decode what was there before"
             connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "as the driver has them")
-            more = {"timelines": self.timelines, "nbytes_of_buckets": self.plans, "device_queues": connections}
+            more = {
+                "timeline": self.timeline,
+                "nbytes_of_buckets": self.nbytes_of_buckets,
+                "device_queues": connections,
+            }
             record = make_record("gpu-where", found, notes=notes, **more)
             record["machine"]["gpus"] = f"1 x {torch.cuda.get_device_name(DEVICE)}, shared by all ranks"
             save_record(record, self.path)
 
 
-def find_plans(findings: Findings, codec: str, folder: Path) -> dict[str, Plan]:
-    """Return both plans: read, or made and written."""
-    paths = {name: folder / f"{name}.json" for name in ("fine", "coarse")}
-    if all(path.exists() for path in paths.values()):
-        return {name: load_plan(path) for name, path in paths.items()}
-    found = {}
-    for name, wave_mb in (("fine", None), ("coarse", math.inf)):
-        with waves_of(wave_mb):
-            made = Contestant(findings.model, ours(codec=codec, race=False))
-        found[name] = made.wrapped.plan
-        findings.say(name, made.wrapped.explain())
-        if dist.get_rank() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            save_plan(found[name], paths[name])
-        del made
-        gc.collect()
+def find_plan(findings: Findings, codec: str, path: Path) -> Plan:
+    """Return the plan: read, or made and written."""
+    if path.exists():
+        return load_plan(path)
+    made = Contestant(findings.model, ours(codec=codec, race=False))
+    found = made.wrapped.plan
+    findings.say(made.wrapped.explain())
+    if dist.get_rank() == 0:
+        save_plan(found, path)
+    del made
+    gc.collect()
     return found
 
 
-def measure(findings: Findings, codec: str, folder: Path, wanted: Sequence[str]) -> None:
-    """Time all rows in turns, then look into some."""
-    plans = find_plans(findings, codec, folder)
-    findings.plans = {name: [bucket.nbytes for bucket in plan.buckets] for name, plan in plans.items()}
-    chosen = {label: row for label, row in rows(plans, codec).items() if not wanted or label in wanted}
+def measure(findings: Findings, codec: str, path: Path) -> None:
+    """Time all rows in turns, then look into the plan's."""
+    plan = find_plan(findings, codec, path)
+    findings.nbytes_of_buckets = [bucket.nbytes for bucket in plan.buckets]
     ready = {}
-    for label, row in chosen.items():
+    for label, row in rows(plan, codec).items():
         ready[label] = Timed(findings.model, row)
         findings.say(label, "ready")
     findings.ms = {label: [] for label in ready}
@@ -246,9 +220,8 @@ def measure(findings: Findings, codec: str, folder: Path, wanted: Sequence[str])
     for label, each in ready.items():
         mine = each.timeline()
         if mine:
-            ends = gathered(mine[-1]["end"])
-            findings.timelines[label] = mine
-            findings.say(label, "ends on each rank at", ends)
+            findings.timeline = mine
+            findings.say(label, "ends on each rank at", gathered(mine[-1]["end"]))
             for moment in mine:
                 findings.say(moment)
     findings.save()
@@ -262,15 +235,14 @@ def main() -> None:
     parser.add_argument("model", choices=list(WORKLOADS))
     parser.add_argument("--rate", required=True, help="of the links, for the record: 10gbit")
     parser.add_argument("--codec", default="blocks(bits=4)")
-    parser.add_argument("--save-plans", type=Path, required=True, metavar="PLANS", help="folder of both plans")
-    parser.add_argument("--rows", type=lambda text: text.split(";"), default=(), help="with ; between them")
+    parser.add_argument("--plan", type=Path, required=True, metavar="PLAN.json", help="is made where there is none")
     options = parser.parse_args()
     torch.cuda.set_device(DEVICE)
     dist.init_process_group("nccl")
     try:
         with patch.object(queued._Outcome, "settle", lambda self: None):  # what is not sent cannot be decoded
             findings = Findings(options.out, options.rate, options.model)
-            measure(findings, options.codec, options.save_plans, options.rows)
+            measure(findings, options.codec, options.plan)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

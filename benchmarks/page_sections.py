@@ -62,7 +62,9 @@ SECTIONS: dict[str, Section] = {
         "communication hooks. `penstock-NAME` is our wrapper with that planner, which also chooses the all-reduce of "
         "each bucket (`strategies`); with `-native` it is the engine's own. `penstock-bsp-split` is an all-reduce of "
         "which half travels during the next forward pass. `predicted` is the plan's own iteration, which does not "
-        "count the optimizer's step.",
+        "count the optimizer's step. On CPUs ranks have glibc keep the memory of gradients from one iteration to the "
+        "next; in records made before 21:30 on 2026-11-19 it kept it or not by where gradients happened to lie, and "
+        "without it the bare module alone makes 22,000 pages anew in each iteration of VGG-16, a fifth of its time.",
         Rivalry(("hosts", "rate", "model"), "method", begins("penstock"), begins("ddp"), "iteration_seconds"),
         brief="Real iterations on emulated hosts, `exposed` is what it takes longer than computing.",
         columns=("method", "iteration_seconds", "exposed_seconds", "bytes_sent", "ratio_to_ddp"),
@@ -106,10 +108,15 @@ SECTIONS: dict[str, Section] = {
         "in a row as one message where the plan says that it pays; `+ selective` is `joint`: buckets, and whether and "
         "how to compress each, chosen together. `compressed share` is of the bytes. `wire floor` is what the bytes "
         "take on the wire, `core floor` what the ranks' processes took of the cores: all ranks share this machine's, "
-        "so encoding is slower here than on as many hosts.",
+        "so encoding is slower here than on as many hosts. Where `slower` is N, links were N times as slow, "
+        "computation waited for N times as long, and times are divided by N: against its links the core that each of 4 "
+        "hosts has on two cores is then N / 2 times as fast as one of this machine, of 8 hosts N / 4 times. A target "
+        "is met by a step that gains for certain, turn by turn or, in records without turns, by more than the spread; "
+        "rows that agree in every figure are one measurement, of one plan.",
+        hidden=("turns_seconds",),
         shares=("compressed_share",),
         brief="HiPress's Fig. 11 as our own table: each row adds one step to the row before.",
-        columns=("how", "messages", "measured_seconds", "times_as_fast_as_before", "times_as_fast"),
+        columns=("how", "messages", "measured_seconds", "spread", "times_as_fast_as_before", "times_as_fast"),
     ),
     "joint": Section(
         "All choices at once, simulated",
@@ -133,6 +140,7 @@ SECTIONS: dict[str, Section] = {
         "The same on emulated hosts, with the lines of all routes measured first: `joint`, and the hand-made "
         "configurations that were predicted to be fastest.",
         replayed(equals("joint"), other(equals("joint"))),
+        hidden=("turns_seconds",),
         shares=("compressed_share",),
         brief="The same on emulated hosts, beside the hand-made configurations that were predicted to be fastest.",
         columns=("what", "measured_seconds", "simulated_seconds", "error", "times_as_fast"),
@@ -140,10 +148,15 @@ SECTIONS: dict[str, Section] = {
     "interpreter_share": Section(
         "What Python costs",
         "Real training with our wrapper while lanes walk their programs in Python: calls a second, and for each "
-        "iteration of a rank the processor time of kernels, which run without the interpreter's lock, of the operating "
-        "system for lanes' messages, and of the walk, which is all else that lanes' threads do and the most that they "
-        "have held the lock for. `share` is the walk of all ranks, of all cores. With `wfbp` each tensor is a message.",
-        shares=("share",),
+        "iteration of a rank the processor time of kernels and of the engine's compiled calls, which run without the "
+        "interpreter's lock, and of the walk, which is all else that lanes' threads do, calling kernels included "
+        "(`dispatch`, timed with kernels that do nothing): the most that they have held the lock for. Each thread's "
+        "own clock is read; figures are medians of three parts. `share` is the walk of all ranks, of all cores. With "
+        "`wfbp` each tensor is a message: nothing is claimed of these rows, which show what plans and bulks save.",
+        shares=("share", "share_spread"),
+        brief="How much of all cores (`share`) lanes take at most while they hold the interpreter's lock, in real "
+        "training. `wfbp` sends a message for each tensor, to show what plans and bulks save.",
+        columns=("model", "planner", "messages", "iteration_seconds", "calls_per_second", "walk_seconds", "share"),
     ),
     "coordinator": Section(
         "Bulk communication",
@@ -240,14 +253,18 @@ SECTIONS: dict[str, Section] = {
     ),
     "overlap": Section(
         "Compression on a GPU",
-        "Training steps on one GPU: forward, backward, update; methods take turns. `slowdown` is against "
+        "Training steps on one GPU, by the build of 15 November 2026, in which a single worker compressed too and "
+        "buckets went through a thread of the host: forward, backward, update; methods take turns. `slowdown` is "
+        "against "
         "`no-communication`, the bare model; `ddp` is torch's own wrapper, `penstock` ours without a codec. Two "
         "workers share the GPU over gloo and take turns on it. `codec seconds` is what kernels "
         "beside the model's run in a step, `hidden` the part of that during which one of the model's ran "
         "too, from torch's profiler.",
         hidden=("all_seconds", "kinds", "model_seconds"),
         shares=("slowdown", "against_ddp", "hidden"),
-        brief="Training steps on one GPU; `slowdown` is against the bare model.",
+        brief="Training steps on one GPU, by the build of 15 November 2026 (commit b677cbc), in which a single worker "
+        "compressed too and buckets went through a thread of the host. Neither is so any more: these rows say what "
+        "kernels cost, not what one worker pays today ([above](#gpu-ranks)). `slowdown` is against the bare model.",
         columns=("batch", "method", "iteration_seconds", "slowdown", "against_ddp"),
     ),
     "profile": Section(
@@ -278,8 +295,9 @@ SECTIONS: dict[str, Section] = {
     "fsdp-time": Section(
         "Sharded training",
         "Iterations of a GPT of 32 million parameters, sharded over two ranks of each host and replicated over two "
-        "hosts, on processors. `no traffic between hosts` shards on one host only; `torch's HSDP` is torch's own; ours "
-        "is `fully_shard_with`. Milliseconds; `best` is the shortest iteration.",
+        "hosts, on processors. `no traffic between hosts` is torch's FSDP inside each host, and ours the same by "
+        "`fully_shard_with`, which exchanges shards directly over gloo; `torch's HSDP` is torch's own. Milliseconds; "
+        "`best` is the shortest iteration.",
         hidden=("ms_per_iteration",),
         brief="A GPT of 32 million parameters, sharded over two ranks of each host and replicated over two hosts, on "
         "processors; milliseconds per iteration.",
@@ -287,9 +305,10 @@ SECTIONS: dict[str, Section] = {
     ),
     "fsdp-across": Section(
         "Shards between slow hosts",
-        "The same GPT on two hosts of one rank each, where torch's all-gathers of weights and reduce-scatters of "
-        "gradients cross the slow link: as torch sends them and in fewer bits; beside them two replicas of ours, where "
-        "a host holds all weights.",
+        "The same GPT on two hosts of one rank each. Shards on two hosts: all-gathers of weights and reduce-scatters "
+        "of gradients cross the slow link, as torch sends them, or by `shard_codec`. A replica on each host: ours, "
+        "where a host holds all weights. Older records name the rows `torch's FSDP`, the same with `messages` (by a "
+        "codec of ours), and `ours`.",
         hidden=("ms_per_iteration",),
         brief="A GPT of 32 million parameters sharded over two hosts, on processors; milliseconds per iteration.",
         columns=("method", "median_ms", "best_ms"),

@@ -21,10 +21,11 @@ JOB = fsdp.Job(
 def test_ratios_of_medians_are_compared_with_what_is_wanted(tmp_path):
     job = replace(JOB, out=str(tmp_path / "out.json"))
     rows = {fsdp.NONE: [10.0, 11.0, 90.0], fsdp.NATIVE: [30.0, 31.0, 32.0], fsdp.CODED: [12.0, 12.0, 50.0]}
-    fsdp.write_times(job, rows, rows, {}, 1000)
-    faster, slower = json.loads(Path(job.out).read_text())["claims"]
+    fsdp.write_times(job, rows | {fsdp.ALONE: [9.0, 9.0, 10.0]}, rows | {fsdp.ALONE: [9.0]}, {}, 1000)
+    faster, slower, alone = json.loads(Path(job.out).read_text())["claims"]
     assert (faster["value"], faster["holds"]) == (31 / 12, True)
     assert (slower["value"], slower["holds"]) == (12 / 11, True)
+    assert (alone["value"], alone["holds"]) == (12 / 9, False)
 
 
 def test_held_out_losses_are_compared_once_all_seeds_are_done(tmp_path):

@@ -13,12 +13,9 @@ pytest.importorskip("triton", reason="install penstock[gpu] to test codecs on a 
 
 import gpu_where  # noqa: E402
 from penstock.codecs.registry import make_codec  # noqa: E402
-from penstock.planning import decide  # noqa: E402
-from penstock.runtime import communicator  # noqa: E402
 from penstock.runtime.device.messages import GroupedMessages  # noqa: E402
-from penstock.runtime.device.queued import prepare_waves  # noqa: E402
-from penstock.runtime.request import numel_of_a_wave  # noqa: E402
-from penstock.strategies import Options, build_waves  # noqa: E402
+from penstock.runtime.device.queued import prepare_queued  # noqa: E402
+from penstock.strategies import Options, build_compressed  # noqa: E402
 
 
 class Group:
@@ -41,31 +38,23 @@ class Group:
 
 
 def asked_for(kind):
-    """Return the messages of a bucket in waves, and how many groups of them were noted."""
+    """Return the messages of a bucket, and how many groups of them were noted."""
     codec = make_codec("onebit", defers_nonfinite_check=True)
     messages = kind(Group())
     messages.noted = []
-    waves = build_waves("parameter_server", 3, [0, 9000], Options(block_numel=1, partitions=6))
-    ready = prepare_waves(waves, 0, codec, codec.on_device(torch.device("cpu")), messages)
+    program, batches = build_compressed("parameter_server", 3, [0, 9000], Options(block_numel=9000))
+    ready = prepare_queued(program, 0, codec, codec.on_device(torch.device("cpu")), batches, messages)
     with pytest.MonkeyPatch.context() as patch, gpu_where.without_kernels(wanted=False):
         patch.setattr(gpu_where, "event", lambda: 0.0)
         ready.run(torch.zeros(9000))
         messages.land()
-    return messages._group.asked, len(messages.noted), len(waves)
+    return messages._group.asked, len(messages.noted)
 
 
 def test_watched_messages_are_those_that_are_sent_otherwise_and_none_are_where_none_should_be():
-    sent, _, waves = asked_for(GroupedMessages)
-    watched, groups, _ = asked_for(gpu_where.WatchedMessages)
+    sent, _ = asked_for(GroupedMessages)
+    watched, groups = asked_for(gpu_where.WatchedMessages)
     assert watched == sent
-    assert len(sent) == waves * 2 * 4  # two rounds, to and from two others
-    assert groups == waves + 2  # one more round, and the kernels behind it
+    assert len(sent) == 2 * 4  # two rounds, to and from two others
+    assert groups == 3  # two rounds, and the kernels behind them
     assert asked_for(gpu_where.NoMessages)[0] == []
-
-
-def test_waves_are_as_large_as_a_row_says_and_as_they_ship_otherwise():
-    codec = make_codec("onebit")
-    with gpu_where.waves_of(16):
-        assert {module.numel_of_a_wave(codec, 1) for module in (communicator, decide)} == {4_000_000}
-    with gpu_where.waves_of(None):
-        assert communicator.numel_of_a_wave is decide.numel_of_a_wave is numel_of_a_wave

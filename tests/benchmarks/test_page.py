@@ -83,8 +83,8 @@ def test_every_benchmark_is_on_the_page_with_its_picture_and_its_source(folder):
     pictures = write_page(load_records(folder / "results"), folder / "results", out)
     text = out.read_text()
     assert re.findall(r"^## (.*)", text, flags=re.MULTILINE) == [
-        "GPU ranks", "Training", "Planners on a real network", "More hosts", "Slower and faster links", "Collectives",
-        "Something new",
+        "GPU ranks", "Time to loss", "Training", "Planners on a real network", "More hosts", "Slower and faster links",
+        "Collectives", "Something new",
     ]  # fmt: skip
     assert sorted(path.name for path in pictures) == sorted(f"bench-{name}.png" for name in PICTURES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)

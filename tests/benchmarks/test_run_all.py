@@ -6,7 +6,7 @@ import pytest
 import typer
 
 import run_all
-from penstock.cli.bench import bench
+from penstock.cli.main import bench
 
 RUNS = run_all.RUNS + run_all.LONGER
 VERBS = typer.main.get_command(bench).commands
