@@ -1,7 +1,7 @@
 """NCCL between ranks that share a GPU on emulated hosts: what is run and checked, with pytest or as a script.
 
 PYTHONPATH=src python tests/gpu_hosts.py               all cases on the GPU, a line each; the exit code counts failures
-PYTHONPATH=src python tests/gpu_hosts.py --only=waves  those with this word in their name
+PYTHONPATH=src python tests/gpu_hosts.py --only=queued  those with this word in their name
 PYTHONPATH=src python tests/gpu_hosts.py --cpu         the same over gloo, to try the script itself
 """
 
@@ -119,22 +119,21 @@ def die_as_a_rank(device_name: str, numel: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-WAVE_CASES = tuple(
+QUEUED_CASES = tuple(
     (codec, strategy)
     for codec in ("onebit", "blocks(bits=4)", "terngrad")
     for strategy in ("parameter_server", "ring", "hierarchical(ranks_per_node=2)")
 )
-WAVE_NUMEL = 200_000  # elements of a wave
 
 
-def queue_in_waves(device_name: str, numel: int) -> dict[str, Any]:
-    """Average three buckets by the host, queued as they are, and queued in waves beside one another; return digests."""
+def queue_buckets(device_name: str, numel: int) -> dict[str, Any]:
+    """Average three buckets by the host, queued one after the other, and queued among one another; return digests."""
     import torch
     import torch.distributed as dist
 
     from penstock.codecs.graphs import urgent_stream
     from penstock.codecs.registry import make_codec
-    from penstock.runtime import communicator
+    from penstock.runtime import Communicator
     from penstock.runtime.device.messages import device_messages
     from penstock.runtime.transport.c10d import C10dTransport
 
@@ -143,29 +142,24 @@ def queue_in_waves(device_name: str, numel: int) -> dict[str, Any]:
     dist.init_process_group("nccl")
     gloo, messages = dist.new_group(backend="gloo"), device_messages(dist.group.WORLD, 60.0)
     bounds = [[0, size // 7, size // 7, size - 100, size] for size in (numel, numel // 3 + 5, numel // 2 + 1)]
-    kept = communicator.numel_of_a_wave
-    communicator.numel_of_a_wave = lambda codec, nbytes: WAVE_NUMEL
 
-    def digest(codec_name: str, strategy: str, how: str) -> tuple[str, int]:
+    def digest(codec_name: str, strategy: str, by_host: bool, lands: bool) -> str:
         codec = make_codec(codec_name, rank, defers_nonfinite_check=True)
-        ranks = communicator.Communicator(C10dTransport(gloo), timeout_seconds=60, messages=messages)
-        ranks.gradient_nbytes = 1
-        how_sent = {"by_host": how == "host", "in_waves": how == "waves"}
-        calls = [ranks.prepare_all_reduce(strategy, codec, parts, **how_sent) for parts in bounds]
+        ranks = Communicator(C10dTransport(gloo), timeout_seconds=60, messages=messages)
+        calls = [ranks.prepare_all_reduce(strategy, codec, parts, by_host=by_host) for parts in bounds]
         data, residuals = ([torch.zeros(parts[-1], device=device) for parts in bounds] for _ in range(2))
         for step in range(4):  # launched, captured, and twice replayed
             for number, (call, values, residual) in enumerate(zip(calls, data, residuals, strict=True)):
                 seed = 100 * step + 10 * number + rank
                 values.copy_(torch.randn(len(values), generator=torch.Generator().manual_seed(seed)))
-                call.run(values, residual, 0.25, lands=how != "waves")
+                call.run(values, residual, 0.25, lands=lands)
             messages.land()
         torch.cuda.synchronize()
-        said = b"".join(each.cpu().numpy().tobytes() for each in (*data, *residuals))
-        return hashlib.sha256(said).hexdigest(), max(len(getattr(call._prepared, "_ready", [0])) for call in calls)
+        return hashlib.sha256(b"".join(each.cpu().numpy().tobytes() for each in (*data, *residuals))).hexdigest()
 
     with torch.cuda.stream(urgent_stream(device)):
-        found = {str(case): [digest(*case, how) for how in ("host", "whole", "waves")] for case in WAVE_CASES}
-    communicator.numel_of_a_wave = kept
+        ways = ((True, True), (False, True), (False, False))
+        found = {str(case): [digest(*case, *way) for way in ways] for case in QUEUED_CASES}
     dist.barrier()
     return {"rank": rank, "found": found}
 
@@ -173,7 +167,7 @@ def queue_in_waves(device_name: str, numel: int) -> dict[str, Any]:
 ROLES: Mapping[str, Callable[[str, int], Any]] = {
     "rank": be_a_rank,
     "dying-rank": die_as_a_rank,
-    "waves": queue_in_waves,
+    "queued": queue_buckets,
 }
 
 
@@ -251,18 +245,16 @@ def check_crash(device: str) -> str:
     return f"{running} processes of the service before, none after"
 
 
-def check_waves(device: str) -> str:
-    """Buckets in waves, one among the other, have the bits of one program for each, and of the route by the host."""
+def check_queued(device: str) -> str:
+    """Buckets queued among one another have the bits of each by itself, and of the route through the host."""
     if device == "cpu":
         return "not tried: nothing is queued in host memory"
     with emulated_cluster(4, "10gbit", gpus="shared") as cluster:
-        ranks = run_ranks(cluster, device, 1, 1_500_000, "waves")
-    for case in map(str, WAVE_CASES):
+        ranks = run_ranks(cluster, device, 1, 1_500_000, "queued")
+    for case in map(str, QUEUED_CASES):
         for number, rank in enumerate(ranks):
-            (host, _), (whole, uncut), (waves, count) = rank["found"][case]
-            assert host == whole == waves, f"{case}: bits differ on rank {number}"
-            assert (uncut, count > 2) == (1, True), f"{case}: {uncut} and {count} waves"
-    return f"{len(WAVE_CASES)} codecs and strategies"
+            assert len(set(rank["found"][case])) == 1, f"{case}: bits differ on rank {number}"
+    return f"{len(QUEUED_CASES)} codecs and strategies"
 
 
 def check_command_line(device: str) -> str:
@@ -270,7 +262,8 @@ def check_command_line(device: str) -> str:
     if find_spec("typer") is None:
         return "not tried: typer is not installed"
     run = [sys.executable, "-m", "penstock", "cluster", "run", "--hosts", "2", "--rate", "10gbit"]
-    line = [*run, "--gpus", "shared", "--ranks-per-host", "2", "--", *command("rank", device, 1_000_000)]
+    gpus = ("--gpus", "shared") if device == "cuda" else ()
+    line = [*run, *gpus, "--ranks-per-host", "2", "--", *command("rank", device, 1_000_000)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(one.split(" ", 1)[1]) for one in done.stdout.splitlines() if '"digest"' in one]
@@ -294,7 +287,7 @@ def processes_with(text: str) -> list[int]:
 CHECKS: dict[str, Callable[[str], str]] = {
     **{f"all-reduce, {case}": (lambda device, case=case: check_all_reduce(case, device)) for case in CASES},
     "two ranks inside a host": check_inside_a_host,
-    "buckets in waves": check_waves,
+    "buckets that are queued": check_queued,
     "a rank is killed": check_crash,
     "the command line": check_command_line,
 }

@@ -44,6 +44,26 @@ def test_links_between_pages_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def anchors(page: Path) -> set[str]:
+    """Return what links to a page may name as GitHub makes it of titles, which differs from the site's for `&`."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles} | set(
+        re.findall(r'id="([^"]+)"', text)
+    )
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.name
+)
+def test_links_to_a_part_of_a_page_lead_to_a_title_on_github_too(page):
+    here = page.read_text().replace("https://github.com/penstock/penstock/blob/main/", f"{ROOT}/")
+    for target, anchor in re.findall(r"\]\(([^)#:]*\.md|)#([^)]+)\)", here):
+        there = page.parent / target if target else page
+        if there.name not in GENERATED:
+            assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FILES = [path for folder in ("src", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.*")]
 NAMED_ONLY = ("Missing ", "Option ")  # a verb or an option that is only named, without what it needs
@@ -89,6 +109,13 @@ def complaint_about(text: str) -> str:
         complaint: str = error.format_message()
         return "" if complaint.startswith(NAMED_ONLY) else complaint
     return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_torchrun_on_several_hosts_names_a_rendezvous(page):
+    """Without a backend each host takes itself for the first: it waits for ever, or finds the port in use."""
+    commands = re.findall(r"torchrun (?:\\\n|[^`\n])*--nnodes(?:\\\n|[^`\n])*", page.read_text())
+    assert [each for each in commands if "--rdzv-backend c10d" not in each] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,11 +5,18 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from command import penstock
+from penstock.cost.clusters import CLUSTERS
+from penstock.cost.ways import way_for
+from penstock.planners import PLANNERS
+from penstock.simulator.iteration import predict
+from penstock.traces import load_shipped, shipped
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -38,10 +45,24 @@ def test_what_check_prints_is_shown_below_its_command(monkeypatch):
     assert printed.count("\n") == 12
 
 
-SECTIONS = ("Install", "One line changed", "Will it pay?", "Time to loss", "GPU ranks", "Where we lose")
+def test_what_merging_gains_without_a_codec_is_what_the_simulator_says():
+    gains = [
+        _seconds(trace, network, workers, "threshold") / _seconds(trace, network, workers, "exact")
+        for trace, network, workers in product(shipped(), CLUSTERS, (4, 16, 64))
+    ]
+    assert (len(shipped()), len(CLUSTERS)) == (10, 7)
+    assert f"{median(gains):.2f} times as fast in the median, {max(gains):.2f} times at most" in README
 
 
-def test_the_readme_leads_from_installing_to_where_we_lose():
+def _seconds(trace: str, network: str, workers: int, planner: str) -> float:
+    way = way_for(CLUSTERS[network], "ring", workers)
+    return predict(load_shipped(trace), PLANNERS[planner], [way], workers=workers).iteration_seconds
+
+
+SECTIONS = ("One line changed", "Install", "Will it pay?", "Measured", "Where we lose")
+
+
+def test_the_readme_leads_from_the_one_line_to_where_we_lose():
     titles = re.findall(r"^## (.*)", README, flags=re.MULTILINE)
     assert titles[: len(SECTIONS)] == list(SECTIONS)
     assert "held_seconds" in README.split("## Will it pay?")[0]  # the pause at the start is told beside the diff
