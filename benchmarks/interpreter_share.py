@@ -30,7 +30,7 @@ from penstock.bench.jobs import Done, Place, run_job, serve
 from penstock.bench.record import make_record, save_record
 from penstock.cli.options import JsonOption, RecordOption, split_list
 from penstock.cli.output import format_seconds, print_json, print_table, progress
-from penstock.compll.backends.numba.backend import ARGUMENTS, NumbaKernels
+from penstock.compll.backends.numba.backend import ARGUMENTS, PIECES_ARGUMENTS, NumbaKernels
 from penstock.exchange.exchange import Exchange
 from penstock.program import Instruction
 from penstock.runtime.hosts import processors
@@ -174,8 +174,10 @@ def dispatch_seconds(exchange: Exchange, iterate: Callable[[], None], iterations
 
 def _idle(kernels: NumbaKernels, kind: str, arguments: Any) -> Callable[..., int]:
     """Return a kernel that is called as one of `kind`, says that all went well, and does nothing."""
-    names = [*ARGUMENTS[kind], *(f"own{number}" for number in range(len(kernels.program.arguments)))]
-    result = "out.size" if kind.startswith("encode") else "0"
+    of_one = ARGUMENTS.get(kind)
+    own_names = (f"own{number}" for number in range(len(kernels.program.arguments)))
+    names = [*(of_one or PIECES_ARGUMENTS), *own_names]
+    result = "table.shape[0]" if of_one is None else "out.size" if kind.startswith("encode") else "0"
     kernel, own = njit(nogil=True)(eval(f"lambda {', '.join(names)}: {result}")), kernels._own(arguments)
     return (lambda *operands: kernel(*operands, *own)) if own else kernel
 

@@ -15,12 +15,12 @@ Needs neither torch nor a compiler: a job without codecs imports this file.
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -50,6 +50,24 @@ _SOURCES: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 ADVICE = 'fix the loss, or pass on_nonfinite="skip" if a gradient scaler skips such steps'
 
 
+class Encoded(NamedTuple):
+    """A piece to be encoded."""
+
+    values: Any
+    residual: Any
+    out: Any
+    source: Source | None = None  # where its values are instead; `values` is memory to work in
+
+
+class Decoded(NamedTuple):
+    """A piece to be decoded."""
+
+    payload: Any
+    out: Any
+    factor: float = 1.0  # that its values are multiplied by where they are added
+    source: Source | None = None  # what they are added to; None: `out` itself
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a codec can do beside encode and decode."""
@@ -59,7 +77,7 @@ class Capabilities:
     merging: bool = False  # adds encoded blocks: `merge`
     half_precision: bool = False  # encodes and decodes float16 and bfloat16 (as uint16), not only float32
     scaled_add: bool = False  # `decode_add` takes a factor
-    reads_sources: bool = False  # has `bind_encode_of` and `bind_decode_onto`
+    reads_sources: bool = False  # reads what is elsewhere there, in the pass that encodes it or adds to it
     device_form: bool = False  # has kernels for a GPU: `on_device`
     sums_factors: bool = False  # makes no payloads: ranks sum thin matrices, dense (`low_rank.py`)
     defers_nonfinite_check: bool = False  # on a GPU, values that are not finite may be noted one call later
@@ -155,13 +173,15 @@ class Codec(ABC):
             return partial(self.decode, payload, out)
         return partial(self.decode_add, payload, out, *(() if factor == 1.0 else (factor,)))
 
-    def bind_encode_of(self, source: Source, values: Any, residual: Any, out: Any) -> Bound:
-        """Return `encode` of what `source()` returns then, and leaves as it is; `values` is memory to work in."""
-        raise CodecError(f"{self.name} reads values in one place only")
+    def bind_encodes(self, pieces: Sequence[Encoded]) -> Bound:
+        """Return `encode` of several pieces, one after the other."""
+        calls = [self.bind_encode(*each[:3]) for each in pieces]
+        return _in_turn(from_source(call, each.source, each.values) for call, each in zip(calls, pieces, strict=True))
 
-    def bind_decode_onto(self, source: Source, payload: Any, out: Any, factor: float = 1.0) -> Bound:
-        """Return what writes `source()` and `factor` times the values of a payload, added up, to memory that stays."""
-        raise CodecError(f"{self.name} adds values in one place only")
+    def bind_decodes(self, pieces: Sequence[Decoded], adds: bool) -> Bound:
+        """Return `decode` or `decode_add` of several pieces, one after the other; all with a source, or none."""
+        calls = [self.bind_decode(each.payload, each.out, adds, each.factor) for each in pieces]
+        return _in_turn(from_source(call, each.source, each.out) for call, each in zip(calls, pieces, strict=True))
 
     def bind_encode_into(self, values: Any, residual: Any) -> EncodeInto:
         """Return `encode` of values that stay; payloads differ in size and thus in place."""
@@ -233,7 +253,7 @@ class HeaderCodec(Codec):
     def bind_decode(self, payload: Any, out: Any, adds: bool, factor: float = 1.0) -> Bound:
         """Return a decode of the payload that a buffer begins with; one of values that are not finite is noted."""
         decode: Callable[..., None] = self.decode_add if adds else self.decode
-        scaled = (factor,) if factor != 1.0 else ()
+        scaled = (factor,) if adds and factor != 1.0 else ()
 
         def note_and_decode() -> None:
             if payload.size > FLAGS_OFFSET and payload[FLAGS_OFFSET] & NOT_FINITE:
@@ -339,6 +359,29 @@ def _source(kind: type) -> str:
             except (OSError, TypeError):  # typed in, or compiled
                 _SOURCES[kind] = ""
         return _SOURCES[kind]
+
+
+def from_source(call: Bound, source: Source | None, values: Any) -> Bound:
+    """Return a call that works in `values`: with a source, what is there then is copied to them first."""
+    if source is None:
+        return call
+
+    def copy_and_call() -> Any:
+        np.copyto(values, source())
+        return call()
+
+    return copy_and_call
+
+
+def _in_turn(calls: Iterable[Bound]) -> Bound:
+    """Return what makes calls one after the other."""
+    made = list(calls)
+
+    def call_each() -> None:
+        for call in made:
+            call()
+
+    return made[0] if len(made) == 1 else call_each
 
 
 def not_finite(tensor: str = "the gradient") -> str:

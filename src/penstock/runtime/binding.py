@@ -15,13 +15,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.codecs.codec import Capabilities, Codec, DecodeFrom, EncodeInto, Source
+from penstock.codecs.codec import Capabilities, Codec, Decoded, DecodeFrom, Encoded, EncodeInto, Source
 from penstock.codecs.feedback import DeferredResidual
 from penstock.errors import StrategyError
 from penstock.program import DATA, Instruction, Op, Part, Slice
@@ -243,7 +243,7 @@ class Binder:
         waiting: Collection[int],
         elsewhere: Collection[int],
     ) -> Iterator[Call]:
-        """Yield one call for each piece of a block, and one before it where the piece is still to be multiplied."""
+        """Yield calls that encode or decode the pieces of a block, after those that multiply what is still to be."""
         write, read, codec = instruction.write, instruction.read, self.codec
         assert codec is not None  # `lay_out` refused encoded buffers without one
         assert write is not None
@@ -259,22 +259,20 @@ class Binder:
             yield from self._packed_calls(codec, instruction, coded, other, memories, fresh)
             return
         unscaled, late, far = self._pieces_at(fresh), self._pieces_at(waiting), self._pieces_at(elsewhere)
+        encodes, decodes = list[Encoded](), list[Decoded]()
         for piece, payload, values in zip(pieces, payloads, self._values(other, pieces, memories), strict=True):
             scales = piece in unscaled
             if scales and not (instruction.op is Op.ENCODE and memories.deferred is not None):
                 yield np.multiply, (values, np.float32(memories.scale), values)
             source = memories.sources.of(piece) if memories.sources is not None and piece in far else None
-            factor = 1 / memories.scale if piece in late else 1.0
             if instruction.op is Op.ENCODE:
-                residual = self._residual(piece, memories, scales)
-                if source is None:
-                    yield codec.bind_encode(values, residual, payload), ()
-                else:
-                    yield codec.bind_encode_of(source, values, residual, payload), ()
-            elif source is None:
-                yield codec.bind_decode(payload, values, instruction.op is Op.MERGE, factor), ()
+                encodes.append(Encoded(values, self._residual(piece, memories, scales), payload, source))
             else:
-                yield codec.bind_decode_onto(source, payload, values, factor), ()
+                decodes.append(Decoded(payload, values, 1 / memories.scale if piece in late else 1.0, source))
+        if encodes:
+            yield codec.bind_encodes(encodes), ()
+        for _, group in groupby(decodes, key=lambda each: each.source is None):
+            yield codec.bind_decodes(list(group), instruction.op is Op.MERGE), ()
 
     def _pieces_at(self, positions: Collection[int]) -> set[Piece]:
         return {piece for position in positions for piece in self.layout.pieces(Slice(DATA, position, position + 1))}

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import count
+from itertools import accumulate, count, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.codecs.codec import HeaderCodec
+from penstock.codecs.codec import Decoded, Encoded, HeaderCodec
 from penstock.codecs.dense import bound
 from penstock.codecs.dense.dense_codec import DenseCodec
 from penstock.codecs.feedback import DeferredResidual, Residual
@@ -38,6 +38,131 @@ def test_bound_calls_make_and_read_the_same_bytes(name: str) -> None:
         (usual.decode_add if step else usual.decode)(payloads[1], totals[1])
         assert totals[0].tobytes() == totals[1].tobytes()
     assert kept[0].values().tobytes() == kept[1].values().tobytes()
+
+
+SIZES = (1, 64, 7, 300, 129)
+PLACES = list(pairwise(accumulate(SIZES, initial=0)))
+NOWHERE = (None,) * len(SIZES)
+
+
+class Pieces:
+    """Gradients of several pieces, each with a residual, a payload and a sum, and a codec for them."""
+
+    def __init__(self, name: str) -> None:
+        self.codec, numel = make_codec(name, seed=7, on_nonfinite="note"), sum(SIZES)
+        self.gradient, self.total = np.zeros(numel, np.float32), np.zeros(numel, np.float32)
+        self.residual = DeferredResidual(np.zeros(numel, np.float32))
+        self.payloads = [np.zeros(self.codec.max_nbytes(size), np.uint8) for size in SIZES]
+
+    def to_encode(self, sources=NOWHERE) -> list[Encoded]:
+        """Return all pieces; the one in the middle is scaled."""
+        return [
+            Encoded(self.gradient[a:b], self.residual.piece(a, b, 0.25 if b - a == 7 else 1.0), payload, source)
+            for (a, b), payload, source in zip(PLACES, self.payloads, sources, strict=True)
+        ]
+
+    def to_decode(self, sources=NOWHERE, factor: float = 2.0) -> list[Decoded]:
+        """Return all pieces of the sum."""
+        pieces = zip(PLACES, self.payloads, sources, strict=True)
+        return [Decoded(payload, self.total[a:b], factor, source) for (a, b), payload, source in pieces]
+
+    def state(self) -> tuple[bytes, ...]:
+        """Return all bytes of it."""
+        return (*(each.tobytes() for each in self.payloads), self.total.tobytes(), self.residual.values().tobytes())
+
+
+@pytest.mark.parametrize(
+    "name", ["onebit", "terngrad", "tbq", "fp8", "qsgd(bits=8)", "blocks(bits=4)", "onebit(block=64)"]
+)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_one_call_for_all_pieces_does_what_a_call_for_each_does(name: str, elsewhere: bool) -> None:
+    together, each = Pieces(name), Pieces(name)
+    values, rng = np.zeros_like(together.gradient), np.random.default_rng(1)
+    sources = [(lambda a=a, b=b: values[a:b]) if elsewhere else None for a, b in PLACES]
+    encode = together.codec.bind_encodes(together.to_encode(sources))
+    add = together.codec.bind_decodes(together.to_decode(sources), True)
+    for _ in range(4):
+        values[:] = rng.standard_normal(values.size, np.float32)
+        together.gradient[:], each.gradient[:] = np.nan if elsewhere else values, values
+        encode()
+        for piece in each.to_encode():
+            each.codec.encode(*piece[:3])
+        add()
+        if elsewhere:
+            each.total[:] = values
+        for piece in each.to_decode():
+            each.codec.decode_add(piece.payload, piece.out, 2.0)
+        assert together.payloads[3].tobytes() == each.payloads[3].tobytes()
+    assert together.state() == each.state()
+    together.codec.bind_decodes(together.to_decode(), False)()
+    for piece in each.to_decode():
+        each.codec.decode(piece.payload, piece.out)
+    assert together.state() == each.state()
+
+
+@pytest.mark.parametrize("name", ["onebit", "blocks(bits=4)"])
+def test_a_piece_that_is_not_finite_leaves_the_others_what_they_are(name: str) -> None:
+    found, wanted = Pieces(name), Pieces(name)
+    encode = found.codec.bind_encodes(found.to_encode())
+    calls = [wanted.codec.bind_encode(*piece[:3]) for piece in wanted.to_encode()]
+    rng = np.random.default_rng(2)
+    for step in range(5):
+        found.gradient[:] = wanted.gradient[:] = rng.standard_normal(found.gradient.size, np.float32)
+        if step == 2:
+            found.gradient[70] = wanted.gradient[70] = np.inf
+        encode()
+        for call in calls:
+            call()
+        assert [each.tobytes() for each in found.payloads] == [each.tobytes() for each in wanted.payloads]
+        assert found.codec.saw_nonfinite() == (step == 2)
+        if step == 2:
+            found.codec.bind_decodes(found.to_decode(), False)()
+            places = slice(*PLACES[2])
+            assert np.isnan(found.total[places]).all()
+            assert np.isfinite(np.delete(found.total, np.r_[places])).all()
+            for each in (found, wanted):  # what is left of that piece is of no use
+                each.residual.values()[places] = 0.0
+                each.codec.saw_nonfinite()
+
+
+def test_a_damaged_piece_is_refused_as_by_itself() -> None:
+    pieces = Pieces("onebit")
+    pieces.codec.bind_encodes(pieces.to_encode())()
+    decode = pieces.codec.bind_decodes(pieces.to_decode(), True)
+    pieces.payloads[3][pieces.codec.header_nbytes] ^= 1  # how many bits of the last byte are not used
+    with pytest.raises(CodecError) as together:
+        decode()
+    with pytest.raises(CodecError) as alone:
+        pieces.codec.decode_add(pieces.payloads[3], np.zeros(SIZES[3], np.float32))
+    assert str(together.value) == str(alone.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda values: values.astype(np.float64), lambda values: np.repeat(values, 2)[::2]],
+    ids=["of another type", "not contiguous"],
+)
+def test_values_elsewhere_that_kernels_cannot_read_are_copied_first(make) -> None:
+    found, wanted = Pieces("onebit"), Pieces("onebit")
+    values = np.random.default_rng(3).standard_normal(found.gradient.size, np.float32)
+    sources = [(lambda a=a, b=b: make(values[a:b])) for a, b in PLACES]
+    wanted.gradient[:] = values
+    encode, usual = found.codec.bind_encodes(found.to_encode(sources)), wanted.codec.bind_encodes(wanted.to_encode())
+    for _ in range(3):
+        encode()
+        usual()
+    assert found.state() == wanted.state()
+
+
+def test_a_payload_too_short_for_its_piece_is_refused_before_anything_is_written() -> None:
+    pieces = Pieces("onebit")
+    short = [piece._replace(out=piece.out[:-1]) if piece.values.size == 300 else piece for piece in pieces.to_encode()]
+    with pytest.raises(CodecError, match="room for"):
+        pieces.codec.bind_encodes(short)
+    pieces.codec.bind_encodes(pieces.to_encode())()
+    cut = [each._replace(payload=each.payload[:-1]) if each.out.size == 300 else each for each in pieces.to_decode()]
+    with pytest.raises(CodecError, match="cut short"):
+        pieces.codec.bind_decodes(cut, True)()
 
 
 def test_a_gradient_that_is_not_finite_goes_the_usual_way() -> None:
@@ -75,10 +200,11 @@ def test_a_damaged_payload_is_refused_as_usual() -> None:
 def test_what_varies_or_is_not_float32_or_subtracts_at_once_is_not_bound() -> None:
     codec, values = make_codec("onebit"), np.ones(64, np.float32)
     payload = np.zeros(4096, np.uint8)
-    assert bound.encode(codec, values, values.copy(), payload) is None
-    assert bound.encode(codec, values.astype(np.float16), Residual(values.copy()), payload) is None
-    assert bound.decode(codec, None, payload, values.astype(np.float16), False, 1.0) is None
-    assert bound.decode(make_codec("graddrop"), None, payload, values, True, 1.0) is None
+    halves = values.astype(np.float16)
+    assert bound.encodes(codec, [Encoded(values, values.copy(), payload)]) is None
+    assert bound.encodes(codec, [Encoded(halves, Residual(values.copy()), payload)]) is None
+    assert bound.decodes(codec, [None], [Decoded(payload, halves)], False) is None
+    assert bound.decodes(make_codec("graddrop"), [None], [Decoded(payload, values)], True) is None
 
 
 # Payloads that differ in size

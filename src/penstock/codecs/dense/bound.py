@@ -9,85 +9,104 @@ payloads differ in size took 3.2 to 4.1 ms the usual way (`docs/decisions/0019-b
 Each function returns None where only the usual way will do.
 """
 
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.codecs.codec import Bound, DecodeFrom, EncodeInto, HeaderCodec, Source, not_finite
+from penstock.codecs.codec import (
+    Bound,
+    Decoded,
+    DecodeFrom,
+    Encoded,
+    EncodeInto,
+    HeaderCodec,
+    Source,
+    from_source,
+    not_finite,
+)
 from penstock.codecs.elements import room
 from penstock.codecs.feedback import Residual
 from penstock.codecs.header import FLAGS_OFFSET, Header, pack_header
+from penstock.compll.backends.numba.backend import BODY, LAST, OTHER, PIECES, VALUES
 
 if TYPE_CHECKING:
     from penstock.codecs.dense.dense_codec import DenseCodec
 
 KEPT = 64  # headers, of so many sizes of a payload
+_NOTHING = object()  # in place of a payload that is to be subtracted
 
 
-def encode(codec: "DenseCodec", values: Any, residual: Any, out: Any, source: Source | None = None) -> Bound | None:
-    """Return an encode that scales and keeps what it does not send, where payloads have one size; of a `source`."""
-    if not isinstance(residual, Residual) or not _has_one_size(codec, values) or codec.on_nonfinite == "skip":
+def encodes(codec: "DenseCodec", pieces: Sequence[Encoded]) -> Bound | None:
+    """Return one compiled call that scales and encodes all pieces, where payloads have one size."""
+    if codec.on_nonfinite == "skip" or not all(_keeps(codec, each) for each in pieces):
         return None
-    room(out, codec.max_nbytes(values.size))
-    usual, given = HeaderCodec.bind_encode(codec, values, residual, out), source or (lambda: values)
-    usual = usual if source is None else partial(_with_source, usual, source, values)
-    kernel = codec.kernels.bound("encode_later" if codec.kernels.defers else "encode_feedback", codec.arguments)
-    head, body = out[: codec.header_nbytes], out[codec.header_nbytes : codec.max_nbytes(values.size)]
-    header, seed = np.frombuffer(_header(codec, values.size, body.size), np.uint8), np.uint32(codec.seed)
-    factor, memory, nbytes = np.float32(residual.factor), residual.memory, body.size
+    sizes = [codec.max_nbytes(each.values.size) for each in pieces]
+    bodies = [room(each.out, size)[codec.header_nbytes : size] for each, size in zip(pieces, sizes, strict=True)]
+    table = _Table(codec, [each.values for each in pieces], bodies, [each.source for each in pieces])
+    residuals, defers = [each.residual for each in pieces], codec.kernels.defers
+    table.addresses[:, OTHER] = [_address(each.memory) for each in residuals]
+    table.factors[:] = [each.factor for each in residuals]
+    kernel = codec.kernels.bound(f"encode_{'later' if defers else 'feedback'}{PIECES}", codec.arguments)
+    usual = [from_source(HeaderCodec.bind_encode(codec, *each[:3]), each.source, each.values) for each in pieces]
+    lasts: list[Any] = [_NOTHING if defers else None] * len(pieces)  # what is pending of each, as the table has it
+    high = np.uint32(codec.seed)
 
-    def encode_at_once() -> Any:
-        if residual.pending is not None:
-            return usual()
-        call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
-        if kernel(given(), factor, memory, body, call, seed) != nbytes:
-            return usual()  # which finds what is not finite, in either, and says so
-        head[:] = header
+    def encode_usually() -> None:
+        for call in usual:
+            call()
+        if defers:
+            lasts[:] = [_NOTHING if each.pending is None else each.pending for each in residuals]
+            if all(each is not _NOTHING for each in lasts):
+                table.addresses[:, LAST] = [_address(each) for each in lasts]
+
+    def encode() -> None:
+        for residual, last in zip(residuals, lasts, strict=True):
+            if residual.pending is not last or (defers and residual.codec is not codec):
+                encode_usually()
+                return
+        if table.sources and not table.find_sources():
+            encode_usually()
+            return
+        seed = np.uint32(codec.next_seeds(len(pieces)) & 0xFFFFFFFF)
+        done = kernel(table.addresses, table.factors, table.headers, 0, seed, high)
+        while done < len(pieces):
+            residuals[done].pending = None
+            usual[done]()  # which finds what is not finite, in either, and says so
+            lasts[done] = _NOTHING if defers else None
+            done = kernel(table.addresses, table.factors, table.headers, done + 1, seed, high)
+
+    return encode
+
+
+def decodes(codec: "DenseCodec", usual: Sequence[Bound], pieces: Sequence[Decoded], adds: bool) -> Bound | None:
+    """Return one compiled call that decodes all pieces or, `factor` times, adds them, where payloads have one size.
+
+    Either all of them have a source, which is added to, or none has.
+    """
+    if not all(_has_one_size(codec, each.out) for each in pieces):
         return None
-
-    def encode() -> Any:
-        last = residual.pending
-        if last is None or residual.codec is not codec:
-            return usual()
-        call = np.uint32(next(codec._calls) & 0xFFFFFFFF)
-        if kernel(given(), factor, memory, last, body, call, seed) != nbytes:
-            residual.pending = None
-            return usual()  # which finds what is not finite, in either, and says so
-        last[:] = body
-        head[:] = header
+    start, sizes = codec.header_nbytes, [codec.max_nbytes(each.out.size) for each in pieces]
+    if any(not _is_memory(each.payload) or each.payload.size < size for each, size in zip(pieces, sizes, strict=True)):
         return None
-
-    return encode if codec.kernels.defers else encode_at_once
-
-
-def decode(
-    codec: "DenseCodec",
-    usual: Bound,
-    payload: Any,
-    out: Any,
-    adds: bool,
-    factor: float,
-    source: Source | None = None,  # what it adds to; None: `out` itself
-) -> Bound | None:
-    """Return a decode that writes or, `factor` times, adds, where payloads have one size."""
-    if not _has_one_size(codec, out):
-        return None
-    kernel = codec.kernels.bound("decode_add" if adds else "decode", codec.arguments)
-    head, body = payload[: codec.header_nbytes], payload[codec.header_nbytes : codec.max_nbytes(out.size)]
-    header, scaled = _header(codec, out.size, body.size), (np.float32(factor),) if adds else ()
-    if source is not None:
-        onto = codec.kernels.bound("decode_add_to", codec.arguments)
-
-        def decode_onto() -> None:
-            if head.tobytes() != header or onto(body, source(), out, *scaled) != 0:
-                _with_source(usual, source, out)
-
-        return decode_onto
+    bodies = [each.payload[start:size] for each, size in zip(pieces, sizes, strict=True)]
+    sources = [each.source for each in pieces]
+    table = _Table(codec, [each.out for each in pieces], bodies, sources, OTHER)
+    table.factors[:] = [each.factor for each in pieces]
+    kind = "decode" if not adds else "decode_add" if sources[0] is None else "decode_add_to"
+    kernel = codec.kernels.bound(f"{kind}{PIECES}", codec.arguments)
+    usual = [from_source(decode, each.source, each.out) for decode, each in zip(usual, pieces, strict=True)]
+    zero = np.uint32(0)
 
     def decode() -> None:
-        if head.tobytes() != header or kernel(body, out, *scaled) != 0:
-            usual()
+        done = 0
+        if table.sources and not table.find_sources():
+            for each in usual:
+                each()
+            return
+        while (done := kernel(table.addresses, table.factors, table.headers, done, zero, zero)) < len(pieces):
+            usual[done]()  # which says what is damaged
+            done += 1
 
     return decode
 
@@ -149,10 +168,45 @@ def decode_from(codec: "DenseCodec", usual: DecodeFrom, out: Any, adds: bool) ->
     return decode_from
 
 
-def _with_source(usual: Bound, source: Source, values: Any) -> Any:
-    """Go the usual way, which works in `values`."""
-    np.copyto(values, source())
-    return usual()
+class _Table:
+    """What a kernel for several pieces is given: their sizes, addresses, factors and headers. It keeps their memory."""
+
+    def __init__(
+        self,
+        codec: "DenseCodec",
+        values: Sequence[Any],
+        bodies: Sequence[Any],
+        sources: Sequence[Source | None],
+        column: int = VALUES,
+    ) -> None:
+        """`column`: that of the addresses of sources, which are found anew for each call."""
+        self.addresses = np.zeros((len(values), LAST + 1), np.int64)
+        self.addresses[:, 0] = [each.size for each in values]
+        self.addresses[:, 1] = [each.size for each in bodies]
+        self.addresses[:, BODY] = [_address(each) for each in bodies]
+        self.addresses[:, VALUES] = [_address(each) for each in values]
+        self.factors = np.ones(len(values), np.float32)
+        headers = [_header(codec, each.size, body.size) for each, body in zip(values, bodies, strict=True)]
+        self.headers = np.frombuffer(b"".join(headers), np.uint8).reshape(len(values), codec.header_nbytes)
+        self._column, self._memory = column, (*values, *bodies)
+        self.sources = [(row, each) for row, each in enumerate(sources) if each is not None]
+
+    def find_sources(self) -> bool:
+        """Note where sources are in this iteration; False where one is not memory that kernels can read."""
+        for row, source in self.sources:
+            found = source()
+            if not _is_plain(found) or found.size != self.addresses[row, 0]:
+                return False
+            self.addresses[row, self._column] = _address(found)
+        return True
+
+
+def _keeps(codec: "DenseCodec", piece: Encoded) -> bool:
+    """Whether what a piece leaves can be kept in the pass that encodes it."""
+    values, residual, out, _ = piece
+    if not isinstance(residual, Residual) or not _has_one_size(codec, values) or not _is_memory(out):
+        return False
+    return _is_plain(residual.memory) and residual.memory.size == values.size
 
 
 def _has_one_size(codec: "DenseCodec", values: Any) -> bool:
@@ -161,7 +215,17 @@ def _has_one_size(codec: "DenseCodec", values: Any) -> bool:
 
 def _is_plain(values: Any) -> bool:
     """Whether kernels take the values as they are."""
-    return isinstance(values, np.ndarray) and values.dtype == np.float32 and values.size > 0
+    return _is_memory(values) and values.dtype == np.float32 and values.size > 0
+
+
+def _is_memory(values: Any) -> bool:
+    """Whether an array is all that lies between its first byte and its last."""
+    return isinstance(values, np.ndarray) and values.flags.c_contiguous and values.flags.aligned
+
+
+def _address(values: Any) -> int:
+    address: int = values.__array_interface__["data"][0]
+    return address
 
 
 def _header(codec: "DenseCodec", numel: int, body_nbytes: int) -> bytes:

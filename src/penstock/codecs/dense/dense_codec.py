@@ -11,11 +11,11 @@ Gradients are float32, float16 or bfloat16: numpy arrays, or torch tensors on th
 float32. A codec may be used from several threads at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import count
+from itertools import count as numbers
 from typing import Any, Self
 
 import numpy as np
@@ -26,11 +26,12 @@ from penstock.codecs.codec import (
     Bound,
     Bytes,
     Capabilities,
+    Decoded,
     DecodeFrom,
+    Encoded,
     EncodeInto,
     Floats,
     HeaderCodec,
-    Source,
     not_finite,
 )
 from penstock.codecs.dense import bound
@@ -63,7 +64,7 @@ class DenseCodec(HeaderCodec):
     seed: int = 0  # differs between ranks, so that their rounding is independent
     on_nonfinite: str = "raise"  # what a gradient with NaN or infinity does: raise, skip the step (AMP), or note
     defers_nonfinite_check: bool = False  # on a GPU it may be noted one call later
-    _calls: Any = field(default_factory=count, repr=False)
+    _calls: Any = field(default_factory=numbers, repr=False)
     _devices: dict[str, DeviceCodec] = field(default_factory=dict, repr=False)
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
     _forms: dict[Any, Any] = field(default_factory=dict, repr=False)  # on each device, for programs
@@ -147,7 +148,7 @@ class DenseCodec(HeaderCodec):
 
     def count_from(self, number: int) -> None:
         """Let random numbers go on from encode number `number`: with the same seed, the same calls draw the same."""
-        self._calls = count(number)
+        self._calls = numbers(number)
 
     def next_seed(self) -> int:
         """Return what the next encode draws its random numbers from."""
@@ -156,7 +157,7 @@ class DenseCodec(HeaderCodec):
     def next_seeds(self, count: int) -> int:
         """Return the first of so many seeds, one after the other, for encodes that are queued together."""
         first = int(next(self._calls))
-        self.count_from(first + count)
+        self._calls = numbers(first + count)
         return self.seed << 32 | first & 0xFFFFFFFF
 
     def encode(self, gradient: Any, residual: Any, out: Any, tensor: str = "the gradient") -> int:
@@ -196,24 +197,21 @@ class DenseCodec(HeaderCodec):
 
     def bind_encode(self, values: Any, residual: Any, out: Any) -> Bound:
         """Return an encode of memory that stays; quick where feedback is put off."""
-        return bound.encode(self, values, residual, out) or super().bind_encode(values, residual, out)
+        return bound.encodes(self, [Encoded(values, residual, out)]) or super().bind_encode(values, residual, out)
 
     def bind_decode(self, payload: Any, out: Any, adds: bool, factor: float = 1.0) -> Bound:
         """Return a decode of memory that stays."""
         usual = super().bind_decode(payload, out, adds, factor)
-        return bound.decode(self, usual, payload, out, adds, factor) or usual
+        return bound.decodes(self, [usual], [Decoded(payload, out, factor)], adds) or usual
 
-    def bind_encode_of(self, source: Source, values: Any, residual: Any, out: Any) -> Bound:
-        """Return an encode of what is elsewhere."""
-        return bound.encode(self, values, residual, out, source) or super().bind_encode_of(
-            source, values, residual, out
-        )
+    def bind_encodes(self, pieces: Sequence[Encoded]) -> Bound:
+        """Return an encode of pieces that stay: one compiled call, where feedback is put off."""
+        return bound.encodes(self, pieces) or super().bind_encodes(pieces)
 
-    def bind_decode_onto(self, source: Source, payload: Any, out: Any, factor: float = 1.0) -> Bound:
-        """Return a decode that adds to what is elsewhere."""
-        usual = super().bind_decode(payload, out, True, factor)
-        found = bound.decode(self, usual, payload, out, True, factor, source)
-        return found or super().bind_decode_onto(source, payload, out, factor)
+    def bind_decodes(self, pieces: Sequence[Decoded], adds: bool) -> Bound:
+        """Return a decode of pieces that stay: one compiled call."""
+        usual = [super(DenseCodec, self).bind_decode(each.payload, each.out, adds, each.factor) for each in pieces]
+        return bound.decodes(self, usual, pieces, adds) or super().bind_decodes(pieces, adds)
 
     def bind_encode_into(self, values: Any, residual: Any) -> EncodeInto:
         """Return an encode of values that stay, for payloads that may be anywhere."""

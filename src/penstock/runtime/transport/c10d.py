@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from copy import copy
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import inf
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -58,7 +58,8 @@ class C10dTransport:
         self.sent_nbytes = 0
         self._first_tag = 0  # of this lane
         self.store = _store(group)  # where the ranks met
-        self.group_name: str = _known(group).group_name
+        self._messages = _known(group)  # what torch's `isend` and `irecv` call, after checks that take as long
+        self.group_name: str = self._messages.group_name
         timeout = group_timeout(_known(group))
         self._most_seconds = most_seconds or (inf if timeout is None else timeout.total_seconds())
         _wider.update((each, ref(self)) for each in beside)
@@ -82,16 +83,14 @@ class C10dTransport:
     def isend(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start sending."""
         self.sent_nbytes += view.nbytes
-        tag += self._first_tag
         return _Work(
-            dist.isend, torch.from_numpy(view), most=self._most_seconds, group=self._group, tag=tag, group_dst=peer
+            self._messages.send, [torch.from_numpy(view)], peer, tag + self._first_tag, most=self._most_seconds
         )
 
     def irecv(self, view: Bytes, peer: int, tag: int) -> "_Work":
         """Start receiving."""
-        tag += self._first_tag
         return _Work(
-            dist.irecv, torch.from_numpy(view), most=self._most_seconds, group=self._group, tag=tag, group_src=peer
+            self._messages.recv, [torch.from_numpy(view)], peer, tag + self._first_tag, most=self._most_seconds
         )
 
     def leave_note(self, text: str, gives_up: bool = True) -> None:
@@ -330,9 +329,14 @@ class _Work:
 
     def wait(self, seconds: float) -> None:
         try:
-            self._work.wait(timedelta(seconds=min(seconds, self._most)))
+            self._work.wait(_duration(min(seconds, self._most)))
         except RuntimeError as error:
             raise named(error) from error
+
+
+@lru_cache(maxsize=64)
+def _duration(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
 
 
 def named(error: RuntimeError) -> Exception:

@@ -141,7 +141,10 @@ class NumbaKernels:
         return self._defers
 
     def bound(self, kind: str, arguments: Arguments) -> Callable[..., int]:
-        """Return a kernel, the program's parameters bound; it returns a number, below 0 for an error."""
+        """Return a kernel, the program's parameters bound; it returns a number, below 0 for an error.
+
+        One for several pieces (`<kind>_pieces`) returns how many are done: it stops before one that is not ordinary.
+        """
         kernel, own = self.kernel(kind), self._own(arguments)
         return (lambda *operands: kernel(*operands, *own)) if own else kernel
 
@@ -353,6 +356,25 @@ ARGUMENTS = {
     "decode_add": ["payload", "out", "factor"],
     "decode_add_to": ["payload", "source", "out", "factor"],
 }
+# A kernel for several pieces, `<kind>_pieces`, goes through a table with a row for each: elements, bytes of the body of
+# its payload, and addresses. The header of a piece stands before its body: encode writes it, decode compares it.
+PIECES = "_pieces"
+BODY, VALUES, OTHER, LAST = 2, 3, 4, 5  # columns of addresses; VALUES: the gradient, or what decode writes
+COLUMNS = {
+    "encode_feedback": {"out": BODY, "gradient": VALUES, "residual": OTHER},
+    "encode_later": {"out": BODY, "gradient": VALUES, "residual": OTHER, "last": LAST},
+    "decode": {"payload": BODY, "out": VALUES},
+    "decode_add": {"payload": BODY, "out": VALUES},
+    "decode_add_to": {"payload": BODY, "out": VALUES, "source": OTHER},
+}
+PIECES_ARGUMENTS = {
+    "table": "int64[:, ::1]",
+    "factors": "float32[::1]",  # one for each piece
+    "headers": "Array(uint8, 2, 'C', readonly=True)",
+    "first": "int64",  # piece to begin with
+    "seed": "uint32",  # low word of that of piece 0; one more for each piece after it
+    "seed_high": "uint32",
+}
 TYPES = {
     "gradient": "Array(float32, 1, 'C', readonly=True)",
     "source": "Array(float32, 1, 'C', readonly=True)",
@@ -368,6 +390,6 @@ TYPES = {
 def signature(program: Program, kind: str) -> str:
     """Return the signature of a kernel in numba's notation; the program's parameters come last."""
     out = "uint8[::1]" if kind.startswith("encode") else "float32[::1]"
-    types = [out if name == "out" else TYPES[name] for name in ARGUMENTS[kind]]
+    types = [out if name == "out" else TYPES[name] for name in ARGUMENTS.get(kind, ())] or [*PIECES_ARGUMENTS.values()]
     types += ["float32" if parameter.type.is_float else "int32" for parameter in program.arguments]
     return f"int64({', '.join(types)})"

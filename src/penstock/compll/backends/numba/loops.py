@@ -438,7 +438,7 @@ class PassWriter:
     def _scatter(self, output: Scatter) -> None:
         body = self._body(first=False)
         index, value = body.vector(output.indices), body.vector(output.values)
-        body.lines += [f"index = {index}", "if index < 0 or index >= numel:", "    return DAMAGED"]
+        body.lines += [f"index = {index}", "if index < 0 or index >= numel:", f"    {self.kernel.refuse('DAMAGED')}"]
         add = f"out[index] + factor * {value}"
         body.lines.append(f"out[index] = {add if self.kernel.source else value}")
         self.kernel.block("for i in range(size):", body.lines)
@@ -447,7 +447,7 @@ class PassWriter:
         """Return lines that turn accumulators into values, and refuse what is not finite."""
         lines: list[str] = []
         if self.places.checked():
-            lines += ["if worst >= INFINITY_BITS:", "    return NONFINITE"]
+            lines += ["if worst >= INFINITY_BITS:", f"    {self.kernel.refuse('NONFINITE')}"]
         for output in self.step.outputs:
             if isinstance(output, Reduce):
                 lines += final_lines(output, self.names.of(output.name), self.kernel.length(self.step.length))

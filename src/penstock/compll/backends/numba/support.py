@@ -7,14 +7,14 @@ known trip counts inside, no calls, 32-bit arithmetic. Only `add` may be reorder
 instructions, so allowing it there lets a sum run in vector lanes and changes no bit anywhere else.
 """
 
-# mypy: disable-error-code="call-arg,call-overload,arg-type,var-annotated"
+# mypy: disable-error-code="call-arg,call-overload,arg-type,var-annotated,attr-defined,no-untyped-call"
 # numba's types are called as functions inside compiled code, which its annotations do not know.
 
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, int32, int64, njit, types, uint8, uint16, uint32, uint64
+from numba import carray, float32, int32, int64, njit, types, uint8, uint16, uint32, uint64
 from numba.extending import intrinsic
 
 from penstock.compll.philox import philox4x32
@@ -72,6 +72,43 @@ def half_value(typingctx: Any, x: Any) -> Any:
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return float32(types.uint16), generate
+
+
+def _pointer(type_: Any) -> Any:
+    """Return what makes a pointer to elements of a type from an address."""
+
+    @intrinsic
+    def pointer(typingctx: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(type_)(int64), generate
+
+    return pointer
+
+
+_float_pointer, _byte_pointer = _pointer(float32), _pointer(uint8)
+
+
+@helper
+def floats_at(address: Any, size: Any) -> Any:
+    """The float32 numbers at an address: the caller sees to it that so many are there."""
+    return carray(_float_pointer(address), size)
+
+
+@helper
+def bytes_at(address: Any, size: Any) -> Any:
+    """The bytes at an address: the caller sees to it that so many are there."""
+    return carray(_byte_pointer(address), size)
+
+
+@helper
+def same_bytes(one: Any, other: Any) -> Any:
+    """Whether two arrays of one size hold the same bytes."""
+    for i in range(one.size):  # noqa: SIM110  # compiled
+        if one[i] != other[i]:
+            return False
+    return True
 
 
 @njit(fastmath={"reassoc", "nsz"})

@@ -3,10 +3,11 @@
 `KernelWriter` writes one of them: passes (`loops.py`) and scalars in the order of the schedule, and payload fields.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from penstock.compll.backends.numba.backend import ARGUMENTS
+from penstock.compll.backends.numba.backend import ARGUMENTS, BODY, COLUMNS, PIECES, PIECES_ARGUMENTS
 from penstock.compll.backends.numba.loops import write_passes
 from penstock.compll.backends.numba.numba_expr import Body, Names, bare
 from penstock.compll.functions import Function
@@ -41,6 +42,7 @@ from penstock.compll.backends.numba.support import *
 
 '''
 KINDS = ("encode", "encode_feedback", "encode_later", "decode", "decode_add")
+OF_PIECES = {"piece", "size", "nbytes", "header"}  # identifiers of kernels that go through pieces
 
 
 def generate(
@@ -54,7 +56,7 @@ def generate(
     constants = [f"{item.name} = {item.value}" for item in program.parameters if item.is_constant]
     title = f"{program.name}" + (f" with {', '.join(constants)}" if constants else "") + "."
     text = HEAD.format(title=title, name=program.name)
-    schedules = {kind: _schedule(program, kind) for kind in kinds}
+    schedules = {kind: _schedule(program, kind.removesuffix(PIECES)) for kind in kinds}
     text += _lowerings(program, schedules, functions, operators)
     reserved = frozenset(functions) | frozenset(operators) | _support_names()
     for kind in kinds:
@@ -98,17 +100,46 @@ def _support_names() -> frozenset[str]:
 def _kernel(
     program: Program, kind: str, schedule: Schedule, reserved: frozenset[str], operators: Mapping[str, Operator]
 ) -> str:
-    names = Names(reserved, {GRADIENT: GRADIENT, RESIDUAL: RESIDUAL, TOTAL: RESIDUAL})  # where the total is kept
-    source = {"decode_add": "out", "decode_add_to": "source"}.get(kind, "")
-    scales = kind in ("encode_feedback", "encode_later")
+    of_one = kind.removesuffix(PIECES)
+    arguments = PIECES_ARGUMENTS if kind != of_one else ARGUMENTS[kind]
+    taken = reserved | {*arguments, *ARGUMENTS[of_one], *OF_PIECES}
+    names = Names(taken, {GRADIENT: GRADIENT, RESIDUAL: RESIDUAL, TOTAL: RESIDUAL})  # where the total is kept
+    source = {"decode_add": "out", "decode_add_to": "source"}.get(of_one, "")
+    scales = of_one in ("encode_feedback", "encode_later")
     writer = KernelWriter(program, schedule, names, operators, source, scales)
     own = [writer.names.of(parameter.name) for parameter in program.arguments]
-    arguments = ", ".join([*ARGUMENTS[kind], *own])
-    if kind.startswith("encode"):
-        writer.encode(later=kind == "encode_later")
+    write = partial(writer.encode, later=of_one == "encode_later") if kind.startswith("encode") else writer.decode
+    if kind == of_one:
+        write()
     else:
-        writer.decode()
-    return f"\ndef {kind}({arguments}):\n" + "\n".join(writer.lines) + "\n"
+        _write_for_pieces(writer, of_one, write)
+    return f"\ndef {kind}({', '.join([*arguments, *own])}):\n" + "\n".join(writer.lines) + "\n"
+
+
+def _write_for_pieces(writer: "KernelWriter", kind: str, write: Callable[[], None]) -> None:
+    """Write a loop over the rows of a table with the kernel of one piece inside: it ends at what is not ordinary."""
+    writer.refusal = "return piece"
+    writer.line("for piece in range(first, table.shape[0]):")
+    writer.depth += 1
+    writer.line("size, nbytes = table[piece, 0], table[piece, 1]")
+    writer.line(f"header = bytes_at(table[piece, {BODY}] - headers.shape[1], headers.shape[1])")
+    if not kind.startswith("encode"):
+        writer.block("if not same_bytes(header, headers[piece]):", [writer.refusal])
+    for name, column in COLUMNS[kind].items():
+        is_body = name in ("payload", "last") or (name == "out" and kind.startswith("encode"))
+        place = f"bytes_at(table[piece, {column}], nbytes)" if is_body else f"floats_at(table[piece, {column}], size)"
+        writer.line(f"{name} = {place}")
+    if "factor" in ARGUMENTS[kind]:
+        writer.line("factor = factors[piece]")
+    if "seed_low" in ARGUMENTS[kind]:
+        writer.line("seed_low = uint32(seed + piece)")
+    write()
+    if kind == "encode_later":
+        writer.line("last[:] = out")
+    if kind.startswith("encode"):
+        writer.line("header[:] = headers[piece]")
+    writer.depth -= 1
+    writer.line("return table.shape[0]")
 
 
 @dataclass(slots=True)
@@ -121,6 +152,7 @@ class KernelWriter:
     operators: Mapping[str, Operator]
     source: str = ""  # decode: what the values are added to, instead of being written alone
     scales: bool = False  # encode: multiply the gradient by `factor` wherever it is read
+    refusal: str = ""  # what is done about values that are not finite and damaged payloads; "": return why
     lines: list[str] = field(default_factory=list)
     depth: int = 1
     fields: dict[int, str] = field(default_factory=dict)  # decode's scalar fields
@@ -129,6 +161,10 @@ class KernelWriter:
     def line(self, text: str = "") -> None:
         """Write one line at the present depth."""
         self.lines.append("    " * self.depth + text if text else "")
+
+    def refuse(self, why: str) -> str:
+        """Return text that ends the kernel for a reason."""
+        return self.refusal or f"return {why}"
 
     def block(self, head: str, body: list[str]) -> None:
         """Write a compound statement."""
@@ -223,19 +259,24 @@ class KernelWriter:
                 text = body.value(source)
                 self.flush(body)
                 if kind.is_float and source.op != "param":
-                    self.block(f"if not is_finite({text}):", ["return NONFINITE"])
+                    self.block(f"if not is_finite({text}):", [self.refuse("NONFINITE")])
                 self.line(f"store_{kind.storage}(out, {self.offset(number)}, {text})")
-        self.line(f"return {self.offset(len(self.program.layout.fields))}")
+        written = self.offset(len(self.program.layout.fields))
+        if self.refusal:
+            self.block(f"if {written} != nbytes:", [self.refusal])
+        else:
+            self.line(f"return {written}")
 
     def decode(self) -> None:
         """Write the body of decode: find and check the fields, then run the passes."""
         self.line("numel = out.size")
         self._find_fields("payload", "", dict(self.program.decode.checks))
-        self.block(f"if payload.size != {self.offset(len(self.program.layout.fields))}:", ["return DAMAGED"])
+        self.block(f"if payload.size != {self.offset(len(self.program.layout.fields))}:", [self.refuse("DAMAGED")])
         if any(node.op == "random" for item in self.program.decode.statements for node in nodes(item)):
             self.line("seed_low = seed_high = uint32(0)")  # decode draws from the stream of seed 0
         self.steps()
-        self.line("return 0")
+        if not self.refusal:
+            self.line("return 0")
 
     def _find_fields(self, payload: str, prefix: str, checks: Mapping[int, Expr] | None = None) -> None:
         """Write where the fields of a payload are; with `checks`, only what encode can have written is let through."""
@@ -251,7 +292,7 @@ class KernelWriter:
                     self.line(f"{place} = {payload}[{offset} : {offset} + {width}]")
                 continue
             if checks is not None:
-                self.block(f"if payload.size < {offset} + {item.type.nbytes}:", ["return DAMAGED"])
+                self.block(f"if payload.size < {offset} + {item.type.nbytes}:", [self.refuse("DAMAGED")])
             name = self.fields[number] = self.names.unique(prefix + item.name.replace(".", "_"))
             self.line(f"{name} = load_{item.type.storage}({payload}, {offset})")
             if checks is not None:
@@ -262,16 +303,16 @@ class KernelWriter:
     def _refuse(self, number: int, kind: Scalar, name: str, checks: Mapping[int, Expr]) -> None:
         """Write the tests a scalar field must pass."""
         if self.program.layout.fields[number].counts:
-            self.block(f"if {name} < 0 or {name} > numel:", ["return DAMAGED"])
+            self.block(f"if {name} < 0 or {name} > numel:", [self.refuse("DAMAGED")])
         elif number in checks:
             body = self.scalar_body()
             text = body.value(checks[number])
             self.flush(body)
-            self.block(f"if {name} != {text}:", ["return DAMAGED"])
+            self.block(f"if {name} != {text}:", [self.refuse("DAMAGED")])
         elif kind.is_float:
-            self.block(f"if not is_finite({name}):", ["return DAMAGED"])
+            self.block(f"if not is_finite({name}):", [self.refuse("DAMAGED")])
         elif kind.bits < 8:
-            self.block(f"if {name} > {kind.high}:", ["return DAMAGED"])
+            self.block(f"if {name} > {kind.high}:", [self.refuse("DAMAGED")])
 
 
 def nodes(statement: Statement) -> list[Expr]:
